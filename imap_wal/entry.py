@@ -1,0 +1,54 @@
+"""DataEntry: one change of one key, and the order that says which of two changes is newer.
+
+On disk and on the wire a DataEntry is one msgpack array of ten. In hot paths it stays the plain tuple msgpack gives back; the
+indices below name its fields. `DataEntry` is the same tuple with names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack
+
+Order: TypeAlias = tuple[int, int, int, int]
+"""(incarnation, partition_version, session, request). The greater tuple is the newer change. No clock takes part."""
+
+MAP, KEY, KEY_CLASS, VALUE, VALUE_CLASS, DELETED, TIMESTAMP_MS, EXPIRES_AT_MS, PARTITION, ORDER = range(10)
+
+
+class DataEntry(NamedTuple):
+    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix time, 0 for never."""
+
+    map: str
+    key: bytes
+    key_class: str
+    value: bytes | None
+    value_class: str
+    deleted: bool
+    timestamp_ms: int
+    expires_at_ms: int
+    partition: int
+    order: Order
+
+
+Row: TypeAlias = tuple[str, bytes, str, bytes | None, str, bool, int, int, int, Order]
+"""A DataEntry as msgpack gives it back: a plain tuple."""
+
+
+def pack(entry: Row | DataEntry) -> bytes:
+    """The msgpack array of one entry."""
+    packed: bytes = msgpack.packb(tuple(entry), use_bin_type=True)
+    return packed
+
+
+def rows(payload: bytes | memoryview, max_bytes: int = 2**32 - 1) -> Iterator[Row]:
+    """The entries of a msgpack stream, in order. Raises ValueError where it is not one."""
+    unpacker = msgpack.Unpacker(use_list=False, raw=False, max_buffer_size=max_bytes, strict_map_key=False)
+    unpacker.feed(payload)
+    return iter(unpacker)
+
+
+def values(payload: bytes | memoryview) -> list[Any]:
+    """All values of a msgpack stream."""
+    return list(rows(payload))

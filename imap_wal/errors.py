@@ -1,0 +1,98 @@
+"""Every error a user of imap-wal can meet. Few classes; each says whose fault it is and what to do.
+
+    ImapWalError
+    ├── NotAppended           the change is certainly not in the log and not in memory: safe to try again
+    │   ├── NotSerializable   your key or value: also a TypeError
+    │   └── TooLarge          your key or value: also a ValueError
+    ├── OutcomeUnknown        the change may be in the log: read before you try again
+    ├── WriterLocked          somebody else writes this node's log
+    ├── Fenced                somebody else took this node's log over
+    ├── Closed                you closed it
+    ├── LogError              a file of the log is not what it should be; names file and position
+    │   ├── CorruptLog        bytes changed
+    │   ├── ShortLog          bytes missing
+    │   └── UnsupportedVersion  written by a newer imap-wal
+    ├── OrderConflict         two nodes claim the same change of a key
+    ├── MissingNode           the log of a node that belongs to the cluster is not there
+    ├── LostRace              another process published first
+    ├── InvalidSetting        your setting: also a ValueError
+    └── StorageUnavailable    the storage: unreachable, full, read-only
+"""
+
+from __future__ import annotations
+
+
+class ImapWalError(Exception):
+    """Base of all errors that imap-wal raises on purpose."""
+
+
+class NotAppended(ImapWalError):
+    """The change is certainly not in the log, and memory is unchanged. Mend the cause that the text names, then try again."""
+
+
+class NotSerializable(NotAppended, TypeError):
+    """The key or value is not something the serializer can write. Pass another type, or a serializer of your own."""
+
+
+class TooLarge(NotAppended, ValueError):
+    """The key and value together exceed `max_value_bytes`. Store less, or raise the setting."""
+
+
+class OutcomeUnknown(ImapWalError):
+    """A write or sync failed half-way: after the next open the change may be there or not. Reopen, read the key, decide."""
+
+
+class WriterLocked(ImapWalError):
+    """Another process holds this node's log; `holder` names it. Stop it, give this one another node name, or take over."""
+
+    def __init__(self, node: str, holder: str) -> None:
+        super().__init__(f"the log of node {node!r} is being written by {holder}; stop that process, use another node name, or open with takeover=True")
+        self.node, self.holder = node, holder
+
+
+class Fenced(ImapWalError):
+    """Another process took this node's log over with a higher epoch; nothing more is acknowledged here. Close this one."""
+
+
+class Closed(ImapWalError):
+    """The store was closed by its own program. Open it again."""
+
+
+class LogError(ImapWalError):
+    """A file of the log cannot be used. `file` is relative to the root, `offset` in bytes. Run `imap-wal verify` for the whole picture."""
+
+    def __init__(self, file: str, offset: int, what: str, advice: str = "run `imap-wal verify` on the log, and restore the file from a copy or use `imap-wal repair`") -> None:
+        super().__init__(f"{file} at byte {offset}: {what}; {advice}")
+        self.file, self.offset, self.what = file, offset, what
+
+
+class CorruptLog(LogError):
+    """Bytes that were once whole have changed. The storage's fault; nothing after `offset` in that file is used silently."""
+
+
+class ShortLog(LogError):
+    """The file ends before what must be there. A copy was cut, or the storage lost synced bytes."""
+
+
+class UnsupportedVersion(LogError):
+    """The file was written by a newer version. Upgrade imap-wal; the file is untouched."""
+
+
+class OrderConflict(ImapWalError):
+    """Two nodes' logs hold the same order for one key: two clusters shared one log at once, or a node directory was copied."""
+
+
+class MissingNode(ImapWalError):
+    """A node registered in the cluster manifest has no log, or another disk stands under its name. Bring it back, or restore with recovery_policy="partial"."""
+
+
+class LostRace(ImapWalError):
+    """Another process published the next manifest first, and what this one wanted no longer fits. Run the command again."""
+
+
+class InvalidSetting(ImapWalError, ValueError):
+    """A setting has an impossible value; the text names it and what it takes."""
+
+
+class StorageUnavailable(ImapWalError):
+    """The storage failed, is full, or cannot be reached; the text carries its own words. Mend it and try again."""

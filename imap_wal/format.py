@@ -1,0 +1,171 @@
+"""The bytes of a segment: drawn here, read and written here, and nowhere else. Integers are little-endian.
+
+A segment is a header and then frames, without gaps:
+
+    segment header                                   frame
+    0        8 magic "IMAPWAL\\0"                     0   4 body length, bytes
+    8        2 format version (1)                    4   4 CRC-32C
+    10       2 n, length of the next part            8   1 type
+    12       n msgpack array, see SegmentHeader      9   3 count of entries in the body
+    12 + n   4 CRC-32C of all before it              12  8 last synced offset        ┐ body
+                                                     20    msgpack stream            ┘
+
+The CRC of a frame covers, in this order: the segment's random id, the frame's offset in the segment (8 bytes), its length, its type and
+count (4 bytes, as written), its body. So a frame of another segment, or of another place in this one, does not verify, and every byte of a segment is
+under a CRC. A preallocated rest of a segment is zeros: a frame header of twelve zeros ends it.
+
+`last synced offset` is where this segment was known to be safe on storage when the frame was written: damage below it is corruption; above
+it, with nothing valid after, it is the torn tail of a crash.
+
+The first twelve bytes of the header and the place of its CRC stay the same in every version, so that a flipped bit and a newer version can be told apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, Self
+
+import google_crc32c
+import msgpack
+
+from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
+
+MAGIC = b"IMAPWAL\0"
+VERSION = 1
+
+ENTRIES, METADATA, CLEAN_SHUTDOWN, LOW_WATER_MARK = 1, 2, 3, 4
+TYPES = {ENTRIES: "entries", METADATA: "metadata", CLEAN_SHUTDOWN: "clean shutdown", LOW_WATER_MARK: "low-water mark"}
+
+FRAME_HEADER = struct.Struct("<III")
+FRAME_HEADER_BYTES = 12
+COUNT_MAX = 2**24 - 1
+BODY_BYTES_MAX = 2**31 - 1
+_SEED = struct.Struct("<QII")
+_SYNCED = struct.Struct("<Q")
+SYNCED_BYTES = 8
+_PREFIX = struct.Struct("<8sHH")
+
+
+class Position(NamedTuple):
+    """A place in a node's log: which entry of which frame of which segment. Monotone: a later entry has the greater position,
+    as a tuple and as text. `frame` is the frame's byte offset in its segment."""
+
+    epoch: int
+    segment: int
+    frame: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch:08d}.{self.segment:08d}.{self.frame:012d}.{self.index:08d}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The position a text stands for; ValueError where it is none."""
+        parts = text.split(".")
+        if len(parts) != 4:
+            raise ValueError(f"{text!r} is not a position: expected epoch.segment.frame.index")
+        return cls(*(int(part) for part in parts))
+
+
+START = Position(0, 0, 0, 0)
+"""Before everything."""
+
+
+class SegmentHeader(NamedTuple):
+    """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the segment before (0: none);
+    `directory` is the node's log-directory UUID."""
+
+    segment_id: bytes
+    namespace: str
+    cluster: str
+    node: str
+    epoch: int
+    number: int
+    previous_checksum: int
+    created_ms: int
+    directory: str
+
+    def encode(self) -> bytes:
+        fields = msgpack.packb(tuple(self), use_bin_type=True)
+        start = _PREFIX.pack(MAGIC, VERSION, len(fields)) + fields
+        return start + struct.pack("<I", google_crc32c.value(start))
+
+    @property
+    def checksum_seed(self) -> int:
+        """Where every frame's CRC of this segment starts."""
+        return int(google_crc32c.value(self.segment_id))
+
+
+def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
+    """The header at the start of `data` and its length in bytes. `ShortLog`, `CorruptLog`, `UnsupportedVersion`."""
+    if len(data) < _PREFIX.size:
+        raise ShortLog(file, len(data), f"the file ends inside the segment header ({len(data)} bytes)")
+    magic, version, length = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptLog(file, 0, "this is not a segment of imap-wal (wrong magic)", "move a foreign file away; if it was a segment, restore it from a copy")
+    end = _PREFIX.size + length
+    if len(data) < end + 4:
+        raise ShortLog(file, len(data), "the file ends inside the segment header")
+    if struct.unpack_from("<I", data, end)[0] != google_crc32c.value(data[:end]):
+        raise CorruptLog(file, 0, "the segment header does not match its checksum")
+    if version != VERSION:
+        raise UnsupportedVersion(file, 8, f"format version {version}; this imap-wal reads version {VERSION}", "upgrade imap-wal; the file was not touched")
+    return SegmentHeader(*msgpack.unpackb(data[_PREFIX.size : end], use_list=False)), end + 4
+
+
+def header_bytes_needed(data: bytes) -> int:
+    """How many bytes of a file its header takes, told from its first twelve."""
+    return _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) + 4 if len(data) >= _PREFIX.size else _PREFIX.size
+
+
+def encode_frame(seed: int, offset: int, kind: int, count: int, synced: int, payload: list[bytes]) -> tuple[list[bytes], int, int]:
+    """The chunks of one frame at `offset`, their total length and the frame's CRC. `payload` is the msgpack stream in pieces."""
+    body_length = SYNCED_BYTES + sum(map(len, payload))
+    type_count = kind | count << 8
+    start = _SYNCED.pack(synced)
+    extend = google_crc32c.extend
+    checksum = extend(extend(seed, _SEED.pack(offset, body_length, type_count)), start)
+    for piece in payload:
+        checksum = extend(checksum, piece)
+    return [FRAME_HEADER.pack(body_length, checksum, type_count), start, *payload], FRAME_HEADER_BYTES + body_length, checksum
+
+
+class Frame(NamedTuple):
+    """One group commit: it counts whole or not at all. `end` is the offset after it."""
+
+    offset: int
+    end: int
+    kind: int
+    count: int
+    synced: int
+    checksum: int
+    payload: bytes
+
+
+class NoFrame(NamedTuple):
+    """Why there is no frame at an offset. `reason`: "end" (nothing more), "zeros" (never written), "short" (`needed` bytes are), "bad"."""
+
+    reason: str
+    needed: int = 0
+
+
+def decode_frame(seed: int, data: bytes, at: int, offset: int) -> Frame | NoFrame:
+    """The frame that starts at `data[at]`, which is `offset` in its segment."""
+    if len(data) == at:
+        return NoFrame("end")
+    if len(data) - at < FRAME_HEADER_BYTES:
+        return NoFrame("short", FRAME_HEADER_BYTES)
+    length, checksum, type_count = FRAME_HEADER.unpack_from(data, at)
+    if length == checksum == type_count == 0:
+        return NoFrame("zeros")
+    if not SYNCED_BYTES <= length <= BODY_BYTES_MAX:
+        return NoFrame("bad")
+    body = at + FRAME_HEADER_BYTES
+    end = body + length
+    if len(data) < end:
+        return NoFrame("short", FRAME_HEADER_BYTES + length)
+    extend = google_crc32c.extend
+    if extend(extend(seed, _SEED.pack(offset, length, type_count)), data[body:end]) != checksum:
+        return NoFrame("bad")
+    synced = _SYNCED.unpack_from(data, body)[0]
+    return Frame(offset, offset + FRAME_HEADER_BYTES + length, type_count & 0xFF, type_count >> 8, synced, checksum, data[body + SYNCED_BYTES : end])

@@ -1,0 +1,64 @@
+"""Names on storage. Every user-chosen name is percent-encoded, so a map may be called "../a b".
+
+    {namespace}/{cluster}/manifest/{number}.json
+    {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
+    {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
+    {namespace}/{cluster}/nodes/{node}/writer.lock
+    {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal        ({epoch}.fenced beside it after a takeover)
+    {namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.parquet
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, unquote
+
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import Position
+
+_WAL = re.compile(r"(\d{8,})-(\d{8,})\.wal$")
+
+
+def encode(name: str) -> str:
+    """A name as one path component: everything but letters, digits, `_` and `-` is percent-encoded, dots too."""
+    if not name:
+        raise InvalidSetting("a namespace, cluster, node or map name must not be empty")
+    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+
+
+def decode(component: str) -> str:
+    """The name a path component stands for."""
+    return unquote(component)
+
+
+def cluster_folder(namespace: str, cluster: str) -> str:
+    return f"{encode(namespace)}/{encode(cluster)}"
+
+
+def node_folder(cluster: str, node: str) -> str:
+    """`cluster` is a cluster folder, `node` a name."""
+    return f"{cluster}/nodes/{encode(node)}"
+
+
+def wal_path(node: str, epoch: int, segment: int) -> str:
+    """`node` is a node folder."""
+    return f"{node}/wal/{epoch:08d}-{segment:08d}.wal"
+
+
+def parse_wal_path(path: str) -> tuple[int, int] | None:
+    """(epoch, segment), or None for a foreign file."""
+    found = _WAL.search(path)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def fence_path(node: str, epoch: int) -> str:
+    """The file whose existence tells the writer of `epoch` that it was replaced."""
+    return f"{node}/wal/{epoch:08d}.fenced"
+
+
+def archive_path(node: str, map_name: str, first: Position, last: Position) -> str:
+    return f"{node}/archive/{encode(map_name)}/{first}-{last}.parquet"
+
+
+def snapshot_folder(cluster: str, map_name: str, generation: int) -> str:
+    return f"{cluster}/snapshot/{encode(map_name)}/{generation:08d}"

@@ -1,0 +1,261 @@
+"""Manifests: numbered JSON files; the highest number is the truth, and publishing is the exclusive create of the next one.
+
+Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins the compare-and-swap, and a node's (epoch, sessions,
+archives), written by the node's owner and by `prune`.
+
+A writer that slept may find its number free again because old ones were cleaned; so after every create it looks whether a higher number exists, and if so
+it lost. Cleaning stays below a floor that the newest manifest names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import google_crc32c
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
+from imap_wal.format import START, Position
+from storage_backends import AlreadyExists, NotFound, SegmentStore
+
+FORMAT = 1
+KEEP = 8
+"""How many manifests stay for readers that are slow, and for people who look."""
+
+
+class Content(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self: ...
+
+
+C = TypeVar("C", bound=Content)
+
+
+class ManifestLog(Generic[C]):
+    """The manifests of one folder. Thread-safe as far as its store is: all state is on storage."""
+
+    def __init__(self, store: SegmentStore, folder: str, kind: type[C], empty: C, clock: Clock, randomness: Randomness) -> None:
+        self.folder = f"{folder}/manifest"
+        self._store, self._kind, self._empty, self._clock, self._randomness = store, kind, empty, clock, randomness
+
+    def read(self) -> tuple[int, C]:
+        """The newest manifest and its number; (0, the empty one) where there is none yet."""
+        while True:
+            numbers = self._numbers()
+            if not numbers:
+                return 0, self._empty
+            try:
+                return numbers[-1], self._decode(numbers[-1])[1]
+            except NotFound:
+                continue  # cleaned between listing and reading: a newer one is there
+
+    def update(self, change: Callable[[C], C | None], attempts: int = 50) -> C:
+        """Publish `change(newest)` as the next manifest, again with the newer one whenever another writer was first. `change` may run several times; it returns
+        None (or an equal value) to leave things as they are, and raises to give up. `LostRace` after `attempts`."""
+        for _ in range(attempts):
+            number, current = self.read()
+            wanted = change(current)
+            if wanted is None or (wanted == current and number > 0):
+                return current
+            if self._publish(number + 1, wanted):
+                return wanted
+        raise LostRace(f"{self.folder}: other writers published first {attempts} times in a row; try again when they are done")
+
+    def _publish(self, number: int, content: C) -> bool:
+        nonce = self._randomness.token().hex()
+        floor = max(1, number - KEEP)
+        body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
+        text = json.dumps({"checksum": _checksum(body), **body}, indent=1).encode()
+        try:
+            self._store.create(self._path(number), text)
+        except AlreadyExists:
+            try:
+                if self._decode(number)[0] != nonce:  # ours is there if our create succeeded and only its answer was lost
+                    return False
+            except NotFound:
+                return False
+        if self._numbers()[-1:] != [number]:
+            return False  # we slept: the number was free only because it had been cleaned
+        for old in self._numbers():
+            if old < floor:
+                self._store.delete(self._path(old))
+        return True
+
+    def _numbers(self) -> list[int]:
+        names = (file.path.removeprefix(f"{self.folder}/") for file in self._store.list(self.folder))
+        return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}/{number:010d}.json"
+
+    def _decode(self, number: int) -> tuple[str, C]:
+        path = self._path(number)
+        try:
+            data: dict[str, Any] = json.loads(self._store.read(path))
+            if not isinstance(data, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", "restore it from a copy, or remove it to fall back on the number before") from error
+        if data.get("format", FORMAT) != FORMAT and data.pop("checksum", None) == _checksum(data):
+            raise UnsupportedVersion(path, 0, f"manifest format {data['format']}; this imap-wal reads {FORMAT}", "upgrade imap-wal; the file was not touched")
+        if data.pop("checksum", None) != _checksum(data):
+            raise CorruptLog(path, 0, "this manifest does not match its checksum", "restore it from a copy, or remove it to fall back on the number before")
+        return data["nonce"], self._kind.from_json(data)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
+
+
+# ---- a node's manifest ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """One Parquet file made of sealed segments: the entries of one map from position `first` to `last`."""
+
+    map: str
+    path: str
+    first: Position
+    last: Position
+    records: int
+    tombstones: int
+    bytes: int
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(**{**data, "first": Position(*data["first"]), "last": Position(*data["last"])})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeManifest:
+    """What the owner of a node's log knows. Which segments exist is told by listing `wal/`, those at or below `archived` apart, whose
+    entries are in `archives` and whose files are about to go."""
+
+    directory: str = ""
+    """UUID of this log directory; a new disk under an old node name has another."""
+    epoch: int = 0
+    session: int = 0
+    """The last session number given."""
+    plugins: Mapping[str, int] = field(default_factory=dict)
+    """Plug-in UUID → session, for plug-ins of the newest incarnation."""
+    requests: Mapping[int, int] = field(default_factory=dict)
+    """Session → last durable request, as it stood at `checkpoint`."""
+    checkpoint: Position = START
+    """Recovery scans from here."""
+    clean: bool = True
+    """The last writer closed the log; nothing is to be scanned behind `checkpoint`."""
+    archived: tuple[int, int] = (0, 0)
+    """(epoch, segment): segments up to this one are archived."""
+    archives: tuple[Archive, ...] = ()
+    metadata: tuple[tuple[Any, ...], ...] = ()
+    """Metadata carried over from archived segments: schemas as ("schema", id, hex)."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "requests": {str(session): request for session, request in self.requests.items()}}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(
+            directory=data["directory"],
+            epoch=data["epoch"],
+            session=data["session"],
+            plugins=data["plugins"],
+            requests={int(session): request for session, request in data["requests"].items()},
+            checkpoint=Position(*data["checkpoint"]),
+            clean=data["clean"],
+            archived=(data["archived"][0], data["archived"][1]),
+            archives=tuple(Archive.from_json(archive) for archive in data["archives"]),
+            metadata=tuple(tuple(item) for item in data["metadata"]),
+        )
+
+
+# ---- the cluster's manifest ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Low-water mark: of the log directory `directory`, positions at or below `position` are covered by a snapshot."""
+
+    directory: str
+    position: Position
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(data["directory"], Position(*data["position"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a rewrite published for one map: `files` hold the newest change of every key up to `marks`. A map that was dropped has no files."""
+
+    generation: int
+    files: tuple[str, ...]
+    marks: Mapping[str, Mark]
+    live: int
+    tombstones: int
+    bytes: int
+    created_ms: int
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        marks = {node: Mark.from_json(mark) for node, mark in data["marks"].items()}
+        return cls(**{**data, "files": tuple(data["files"]), "marks": marks})
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended before it. What an older
+    incarnation appended behind its cut is void."""
+
+    cluster_id: str
+    incarnation: int
+    cuts: Mapping[str, Position]
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(data["cluster_id"], data["incarnation"], {node: Position(*cut) for node, cut in data["cuts"].items()})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterManifest:
+    """What all nodes of a cluster share."""
+
+    incarnation: int = 0
+    """The last incarnation given, to a cluster lifetime or an embedded open."""
+    lifetimes: tuple[Lifetime, ...] = ()
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
+    snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
+    """By map name."""
+    generation: int = 0
+    """The last snapshot generation given."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(
+            incarnation=data["incarnation"],
+            lifetimes=tuple(Lifetime.from_json(lifetime) for lifetime in data["lifetimes"]),
+            nodes=data["nodes"],
+            snapshots={name: Snapshot.from_json(snapshot) for name, snapshot in data["snapshots"].items()},
+            generation=data["generation"],
+        )
+
+    def with_snapshot(self, name: str, snapshot: Snapshot) -> ClusterManifest:
+        return replace(self, snapshots={**self.snapshots, name: snapshot}, generation=max(self.generation, snapshot.generation))
+
+
+def cluster_manifests(store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[ClusterManifest]:
+    return ManifestLog(store, cluster_folder, ClusterManifest, ClusterManifest(), clock, randomness)
+
+
+def node_manifests(store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[NodeManifest]:
+    return ManifestLog(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)

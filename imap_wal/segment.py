@@ -1,0 +1,180 @@
+"""One segment on storage: a writer that appends frames, and a reader that yields them and says why it stopped.
+
+The reader keeps at most one window of the file (or one frame, if that is larger) in memory, and may be used on a segment that is being written: it stops at
+the last whole frame.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from imap_wal import format
+from imap_wal.errors import CorruptLog, ShortLog
+from imap_wal.format import Frame, NoFrame, SegmentHeader
+from storage_backends import SegmentStore
+
+WINDOW_BYTES = 4 * 1024 * 1024
+
+
+class SegmentWriter:
+    """Appends frames to a new segment. Not thread-safe: the committer owns it.
+
+    After any error of `append` or `sync` the segment is poisoned: the caller must not use it again but to `close` it.
+    """
+
+    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader, preallocate_bytes: int = 0) -> None:
+        self.path = path
+        self.header = header
+        self._seed = header.checksum_seed
+        self._appender = store.open_append(path, preallocate_bytes)
+        self.checksum = 0
+        """CRC of the last frame; the next segment's header carries it on."""
+        self.synced = 0
+        self.records = 0
+        try:
+            self._appender.append(header.encode())
+        except BaseException:
+            self._appender.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._appender.size
+
+    def append(self, kind: int, count: int, payload: list[bytes]) -> int:
+        """Write one frame at the end; returns its offset. Not yet safe: see `sync`."""
+        offset = self._appender.size
+        chunks, _, checksum = format.encode_frame(self._seed, offset, kind, count, self.synced, payload)
+        self._appender.append(*chunks)
+        self.checksum = checksum
+        self.records += count if kind == format.ENTRIES else 0
+        return offset
+
+    def sync(self) -> None:
+        """Return when all frames are safe on storage."""
+        self._appender.sync()
+        self.synced = self._appender.size
+
+    def rewind(self, size: int) -> None:
+        """After a failed `append`: cut what it may have left behind. An error means that nobody knows."""
+        self._appender.truncate(size)
+
+    def seal(self) -> None:
+        """Give back preallocated space, sync, close."""
+        self._appender.truncate(self._appender.size)
+        self.close()
+
+    def close(self) -> None:
+        self._appender.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """How a segment ends. `status`: "clean", "torn-tail" (an incomplete last commit), "corrupt" (damage with synced or valid frames after it).
+
+    `end` is the offset after the last whole frame; `size` the file's; `frames_after` counts valid frames beyond the damage.
+    """
+
+    status: str
+    end: int
+    size: int
+    frames_after: int = 0
+
+
+class SegmentReader:
+    """Reads a segment front to back. Construction reads the header: `ShortLog`, `CorruptLog`, `UnsupportedVersion`."""
+
+    def __init__(self, store: SegmentStore, path: str) -> None:
+        self._store = store
+        self.path = path
+        start = store.read(path, 0, 4096)
+        needed = format.header_bytes_needed(start)
+        if needed > len(start):
+            start = store.read(path, 0, needed)
+        self.header, self.first = format.decode_header(start, path)
+        self._seed = self.header.checksum_seed
+        self.end = self.first
+        """Offset after the last whole frame that was read."""
+        self.checksum = 0
+        self.synced = 0
+        """The highest last-synced offset that a frame carried."""
+
+    def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
+        """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends without an error at the first place that is no frame;
+        `tail` then tells why. A frame of a type this version does not know raises CorruptLog: it is never skipped."""
+        offset = self.first if start is None else max(start, self.first)
+        self.end = offset
+        window, base = b"", offset
+        wanted = WINDOW_BYTES
+        while stop is None or offset < stop:
+            frame = format.decode_frame(self._seed, window, offset - base, offset)
+            if isinstance(frame, NoFrame):
+                if frame.reason not in ("short", "end"):
+                    return
+                wanted = max(WINDOW_BYTES, frame.needed)
+                held = len(window) - (offset - base)
+                window, base = self._store.read(self.path, offset, wanted), offset
+                if len(window) <= held or len(window) < frame.needed:
+                    return
+                continue
+            if frame.kind not in format.TYPES:
+                raise CorruptLog(self.path, offset, f"a frame of unknown type {frame.kind}", "upgrade imap-wal if a newer version wrote it")
+            offset = self.end = frame.end
+            self.checksum = frame.checksum
+            self.synced = max(self.synced, frame.synced)
+            yield frame
+
+    def tail(self) -> Tail:
+        """What stands behind the last frame that `frames` yielded."""
+        size = self._store.size(self.path)
+        if size <= self.end:
+            return Tail("clean", self.end, size)
+        last = self._last_written(size)
+        if last <= self.end:
+            return Tail("clean", self.end, size)
+        found = list(self._frames_beyond(last))
+        synced = max([self.synced, *(frame.synced for frame in found)])
+        if found or synced > self.end:
+            return Tail("corrupt", self.end, size, len(found))
+        return Tail("torn-tail", self.end, size)
+
+    def _last_written(self, size: int) -> int:
+        """Offset after the last byte that is not zero (a preallocated rest is zeros), at least `self.end`."""
+        at = size
+        while at > self.end:
+            start = max(self.end, at - WINDOW_BYTES)
+            window = self._store.read(self.path, start, at - start).rstrip(b"\0")
+            if window:
+                return start + len(window)
+            at = start
+        return self.end
+
+    # A header's four bytes of length below 2**28, any four of CRC, a known type.
+    _PLAUSIBLE = re.compile(rb"(?s)(?=...[\x00-\x0f]....[\x01-\x04])")
+
+    def _frames_beyond(self, last: int) -> Iterator[Frame]:
+        """Valid frames after the damage at `self.end`. The offset in the CRC makes a chance match a one in four thousand million affair."""
+        data = self._store.read(self.path, self.end, last - self.end + format.FRAME_HEADER_BYTES)
+        skip_to = 1
+        for match in self._PLAUSIBLE.finditer(data, 1):
+            if match.start() < skip_to:
+                continue
+            frame = format.decode_frame(self._seed, data, match.start(), self.end + match.start())
+            if isinstance(frame, Frame):
+                skip_to = frame.end - self.end
+                yield frame
+
+
+def read_header(store: SegmentStore, path: str) -> SegmentHeader | None:
+    """The header, or None where a crash left the newest segment without a whole one."""
+    try:
+        return SegmentReader(store, path).header
+    except ShortLog:
+        return None
+
+
+def joined_size(payload: Sequence[bytes]) -> int:
+    return sum(map(len, payload))

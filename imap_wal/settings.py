@@ -1,0 +1,72 @@
+"""Settings of a log, as one frozen value. Nothing here reads the environment; the CLI and the agent do, and hand the result in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+
+from imap_wal.errors import InvalidSetting
+
+
+class Durability(StrEnum):
+    """When a change is acknowledged. `docs/durability.md` has the table of what each survives."""
+
+    ALWAYS = "always"
+    INTERVAL = "interval"
+    OS = "os"
+    ASYNC = "async"
+
+
+class RecoveryPolicy(StrEnum):
+    """What restore does when the log of a registered node is missing."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a log is written, kept and restored. Units are in the names; `InvalidSetting` names what is wrong."""
+
+    durability: Durability = Durability.ALWAYS
+    sync_interval_ms: int = 1000
+    """`interval` only: no acknowledged byte stays unsynced for longer."""
+    segment_bytes: int = 64 * 1024 * 1024
+    """A segment that has reached this size is sealed and the next one begins."""
+    preallocate: bool = True
+    """Reserve a segment's space at its start, where the storage can: a sync then does not change the file's size."""
+    ring_slots: int = 4096
+    """Batches that may wait for the committer; a power of two."""
+    ring_bytes: int = 256 * 1024 * 1024
+    """Bytes that may wait for the committer; a larger single batch waits for an empty ring."""
+    commit_bytes_max: int = 16 * 1024 * 1024
+    """A group commit takes what is ready up to this size (at least one batch)."""
+    max_value_bytes: int = 128 * 1024 * 1024
+    """Key and value of one change together; more is refused with `TooLarge`."""
+    restore_memory_bytes: int = 512 * 1024 * 1024
+    """Memory for the index of a restore or rewrite; what does not fit goes to `scratch`."""
+    scratch: Path | None = None
+    """Folder for what does not fit in memory; default: the system's temporary folder."""
+    recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL
+    archive_interval_s: float = 0
+    """Archive sealed segments this often; 0: only by size, or by hand."""
+    archive_bytes: int = 0
+    """Archive when sealed segments take this much; 0: only by time, or by hand."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("durability", Durability), ("recovery_policy", RecoveryPolicy)):
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError:
+                raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(kind)}") from None
+        if self.ring_slots < 2 or self.ring_slots & (self.ring_slots - 1):
+            raise InvalidSetting(f"ring_slots is {self.ring_slots}; it takes a power of two, 2 or more")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                least = 0 if field.name.startswith("archive_") else 1
+                if value < least:
+                    raise InvalidSetting(f"{field.name} is {value}; it takes {least} or more")
+        if self.max_value_bytes > 2**31 - 2**20:
+            raise InvalidSetting(f"max_value_bytes is {self.max_value_bytes}; a frame holds at most 2 GiB")
