@@ -6,6 +6,7 @@ them. No store caches a listing: what one process published, another sees at onc
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self, runtime_checkable
@@ -46,7 +47,8 @@ class Appender(Protocol):
     """Bytes written so far; preallocated space does not count."""
 
     def append(self, *chunks: bytes) -> None:
-        """Write all chunks, in order, at the end. Raises `NoSpace` or `Unavailable`; then `size` is unchanged and what stands beyond it is undefined."""
+        """Write all chunks, in order, at the end. Raises `NoSpace` or `Unavailable`; then `size` is unchanged and what stands beyond it
+        is undefined."""
 
     def sync(self) -> None:
         """Return when all that was appended survives a power loss. After an error the file must not be trusted again."""
@@ -79,7 +81,7 @@ class SegmentStore(Protocol):
     def list(self, folder: str) -> list[StoredFile]:
         """All files at any depth below `folder` ("" is the root), sorted by path; temporary files left out. A missing folder is empty."""
 
-    def folders(self, folder: str) -> list[str]:
+    def folders(self, folder: str) -> builtins.list[str]:
         """Names (not paths) of the folders directly in `folder`, sorted; a missing folder has none."""
 
     def exists(self, path: str) -> bool:

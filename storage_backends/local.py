@@ -1,0 +1,533 @@
+"""A directory of this machine, through the operating system and nothing else.
+
+What returns is on disk: file contents by `fdatasync`, names by a sync of the directory that holds them and of every directory that
+had to be made for them. A new file is written under a temporary name and then hard-linked, because a link, unlike a rename, refuses a
+name that is taken. fsspec is of no use here: its local file system has no sync, and its exclusive create is a look and then a write.
+
+Temporary names hold a `#`, which percent-encoding never leaves standing, so that no name of a caller can be taken for one. Whoever
+writes a temporary file holds a `flock` on it; one that can be locked belongs to a dead process and is swept away when a store first
+writes into that folder.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import BinaryIO, ClassVar, NoReturn, Self, TypeVar
+
+from storage_backends.errors import AlreadyExists, Locked, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.paths import check_path, folder_prefix, one_line
+
+TEMPORARY_PREFIX = ".#tmp-"
+COPY_BYTES = 1 << 20
+HOLDER_BYTES_MAX = 4096
+_IOV_MAX = 1024
+_RACES_MAX = 100
+"""How often a lost race against a deletion of the folder, or a change of the lock file, is tried again before it is an error."""
+
+T = TypeVar("T")
+
+
+def translate(error: OSError, path: str) -> StorageError:
+    """The error of a store that stands for one of the operating system; `path` is relative to the root."""
+    text = f"{os.strerror(error.errno)} [{errno.errorcode.get(error.errno, error.errno)}]" if error.errno else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(text, path)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(text, path)
+    if error.errno == errno.EEXIST:
+        return AlreadyExists(text, path)
+    return Unavailable(text, path)
+
+
+if sys.platform == "darwin":
+
+    def _sync_data(fd: int) -> None:
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there stops at the drive's cache
+
+else:
+    _sync_data = os.fdatasync
+
+
+def _sync_folder(folder: str) -> os.stat_result:
+    """Make the names in an (absolute) folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def read_local(local_file: str) -> bytes:
+    """The content of a file of this machine, outside any store."""
+    try:
+        with open(local_file, "rb") as source:
+            return source.read()
+    except OSError as error:
+        raise translate(error, local_file) from error
+
+
+def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(fd, rest, offset)
+        offset += written
+        rest = rest[written:]
+
+
+class _Descriptor:
+    """Something that owns a file descriptor. A forked child lets go of all of them: a child must neither keep the lock of a parent
+    that died, nor write into its segment."""
+
+    _open: ClassVar[set[_Descriptor]] = set()
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        _Descriptor._open.add(self)
+
+    def _forget(self) -> int:
+        """The descriptor, which is the caller's to close; -1 when it was let go before."""
+        fd, self._fd = self._fd, -1
+        _Descriptor._open.discard(self)
+        return fd
+
+    @staticmethod
+    def _after_fork_in_child() -> None:
+        for held in list(_Descriptor._open):
+            os.close(held._forget())  # closing a copy leaves the parent's flock in place; LOCK_UN would not
+
+
+os.register_at_fork(after_in_child=_Descriptor._after_fork_in_child)
+
+
+class LocalAppender(_Descriptor):
+    """A segment being written. It keeps its own offset: with preallocated space the end of the file is not the end of the data."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        super().__init__(fd)
+        self.path = path
+        self.size = 0
+        self._why_closed = "closed"
+
+    def append(self, *chunks: bytes) -> None:
+        size = self.size
+        try:
+            if len(chunks) == 1:
+                data = chunks[0]
+                written = os.pwrite(self._fd, data, size)
+                total = len(data)
+            else:
+                total = sum(map(len, chunks))
+                written = os.pwritev(self._fd, chunks[:_IOV_MAX], size) if total else 0
+            if written != total:
+                _write_all(self._fd, memoryview(b"".join(chunks))[written:], size + written)
+        except OSError as error:
+            self._fail(error)
+        self.size = size + total
+
+    def sync(self) -> None:
+        try:
+            _sync_data(self._fd)
+        except OSError as error:
+            if self._fd >= 0:
+                # Linux reports a lost page once and then answers that all is well, so a second sync must not be possible.
+                self._why_closed = f"an earlier sync failed: {os.strerror(error.errno or 0)}"
+                os.close(self._forget())
+                raise translate(error, self.path) from error
+            self._fail(error)
+
+    def truncate(self, size: int) -> None:
+        if size > self.size:
+            raise StorageError(f"cannot cut {self.size} bytes to {size}", self.path)
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            self._fail(error)
+        self.size = size
+        self.sync()
+
+    def close(self) -> None:
+        fd = self._forget()
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise translate(error, self.path) from error
+
+    def _fail(self, error: OSError) -> NoReturn:
+        if self._fd < 0:
+            raise Unavailable(self._why_closed, self.path) from error
+        raise translate(error, self.path) from error
+
+
+class LocalLock(_Descriptor):
+    """A held `flock`; the kernel lets go of it when the process dies."""
+
+    def release(self) -> None:
+        fd = self._forget()
+        if fd >= 0:
+            try:
+                os.ftruncate(fd, 0)  # nobody is to be told of a holder that is gone
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough while a child between fork and exec has a copy
+            except OSError:
+                pass  # closing lets go as well
+            finally:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+class LocalStore:
+    """A `SegmentStore` over the directory `root`, which is made when something is first written."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        self.url = f"file://{self.root}"
+        self.capabilities = Capabilities(
+            durable_append=True,
+            durable_sync=True,
+            exclusive_create=True,
+            atomic_replace=True,
+            preallocate=hasattr(os, "posix_fallocate"),
+            locks=True,
+        )
+        self._prefix = self.root.rstrip("/") + "/"
+        self._known: dict[str, tuple[int, int]] = {}
+        """Folders whose own name is durable (device and inode: one that was removed and made again is another one)."""
+        self._swept: set[str] = set()
+
+    # reading
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        found = [
+            StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000)
+            for path, status in self._walk(folder_prefix(folder))
+        ]
+        found.sort(key=lambda file: file.path)
+        return found
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        try:
+            with os.scandir(self._folder(folder)) as entries:
+                return sorted(entry.name for entry in entries if entry.name != "lost+found" and entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise translate(error, folder) from error
+
+    def exists(self, path: str) -> bool:
+        try:
+            return not stat.S_ISDIR(os.stat(self._file(path)).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise translate(error, path) from error
+
+    def size(self, path: str) -> int:
+        return self._guard(path, lambda: self._regular(os.stat(self._file(path)), path).st_size)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        def read() -> bytes:
+            fd = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                left = max(self._regular(os.fstat(fd), path).st_size - offset, 0)
+                if length is not None:
+                    left = min(left, length)
+                parts, at = [], offset
+                while left > 0 and (part := os.pread(fd, left, at)):
+                    parts.append(part)
+                    at += len(part)
+                    left -= len(part)
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            finally:
+                os.close(fd)
+
+        return self._guard(path, read)
+
+    def open_input(self, path: str) -> BinaryIO:
+        def input_() -> BinaryIO:
+            self._regular(os.stat(self._file(path)), path)
+            return open(self._file(path), "rb")
+
+        return self._guard(path, input_)
+
+    # writing
+
+    def create(self, path: str, data: bytes) -> None:
+        self._publish(path, (data,), os.link)
+
+    def create_from(self, path: str, local_file: str) -> None:
+        try:
+            with open(local_file, "rb", buffering=0) as source:
+                self._publish(path, iter(lambda: source.read(COPY_BYTES), b""), os.link)
+        except OSError as error:  # of the source: those of the target are translated inside
+            raise translate(error, local_file) from error
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._publish(path, (data,), os.replace)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        target = self._file(path)
+
+        def make() -> Appender:
+            fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                if preallocate_bytes:
+                    self._preallocate(fd, preallocate_bytes)
+                os.fsync(fd)
+                self._sync_name(target)
+            except BaseException:
+                os.unlink(target)
+                os.close(fd)
+                raise
+            return LocalAppender(fd, path)
+
+        return self._guard(path, lambda: self._in_folder(target, make))
+
+    def truncate(self, path: str, size: int) -> None:
+        def cut() -> None:
+            fd = os.open(self._file(path), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                present = self._regular(os.fstat(fd), path).st_size
+                if size > present:
+                    raise StorageError(f"cannot cut {present} bytes to {size}", path)
+                os.ftruncate(fd, size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+        self._guard(path, cut)
+
+    def delete(self, path: str) -> None:
+        target = self._file(path)
+
+        def remove() -> None:
+            folder = os.path.dirname(target)
+            try:
+                os.unlink(target)
+                _sync_folder(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            while folder != self.root and folder.startswith(self._prefix):
+                try:
+                    os.rmdir(folder)
+                except OSError:
+                    return  # not empty, gone already, or not ours to remove
+                folder = os.path.dirname(folder)
+                _sync_folder(folder)
+
+        self._guard(path, remove)
+
+    def close(self) -> None:
+        pass
+
+    # lock
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        target = self._file(path)
+        text = one_line(holder).encode()[: HOLDER_BYTES_MAX - 1] + b"\n"
+        return self._guard(path, lambda: self._take(target, text) if take else self._acquire(target, path, text))
+
+    def _acquire(self, target: str, path: str, text: bytes) -> Lock:
+        def open_() -> int:
+            return os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+        for _ in range(_RACES_MAX):
+            fd = self._in_folder(target, open_)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                here = os.fstat(fd)
+                there = os.stat(target)
+                if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+                    raise FileNotFoundError  # the file was exchanged since it was opened: this lock keeps nobody out
+                # Longer old text is cut after the new line stands: a reader takes the first line and finds the one or the other.
+                os.pwrite(fd, text, 0)
+                os.ftruncate(fd, len(text))
+            except FileNotFoundError:
+                os.close(fd)
+            except BlockingIOError:
+                present = os.pread(fd, HOLDER_BYTES_MAX, 0)
+                os.close(fd)
+                raise Locked(path, present.partition(b"\n")[0].decode(errors="replace")) from None
+            except OSError as error:
+                os.close(fd)
+                if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise Unsupported(f"this file system has no flock: {os.strerror(error.errno)}", path) from error
+                raise
+            else:
+                return LocalLock(fd)
+        raise Unavailable("the lock file changes without end", path)
+
+    def _take(self, target: str, text: bytes) -> Lock:
+        """Put a new, already locked file in the place of the old one: in between nobody finds the name free."""
+        fd, temporary = self._temporary(target)
+        try:
+            os.pwrite(fd, text, 0)
+            os.replace(temporary, target)
+        except BaseException:
+            os.close(fd)
+            raise
+        return LocalLock(fd)
+
+    # parts
+
+    def _file(self, path: str) -> str:
+        return self._prefix + check_path(path)
+
+    def _folder(self, folder: str) -> str:
+        return self._file(folder.rstrip("/")) if folder else self.root
+
+    @staticmethod
+    def _regular(status: os.stat_result, path: str) -> os.stat_result:
+        if stat.S_ISDIR(status.st_mode):
+            raise NotFound("is a folder", path)
+        return status
+
+    @staticmethod
+    def _guard(path: str, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except OSError as error:
+            raise translate(error, path) from error
+
+    def _walk(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+        try:
+            with os.scandir(self._folder(folder)) as entries:
+                present = builtins.list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise translate(error, folder) from error
+        for entry in present:
+            if entry.name.startswith(TEMPORARY_PREFIX) or (entry.name == "lost+found" and not folder):
+                continue  # ext4 puts lost+found into the root of a disk; only root may read it
+            path = folder + entry.name
+            try:
+                if entry.is_dir():
+                    yield from self._walk(f"{path}/")
+                else:
+                    yield path, entry.stat()
+            except FileNotFoundError:
+                continue  # deleted since
+            except OSError as error:
+                raise translate(error, path) from error
+
+    def _in_folder(self, target: str, action: Callable[[], T]) -> T:
+        """Do what needs the folder of `target`; make the folder when it is missing, again if another process just removed it as empty."""
+        for _ in range(_RACES_MAX):
+            try:
+                return action()
+            except FileNotFoundError:
+                self._make_folder(os.path.dirname(target))
+        return action()
+
+    def _make_folder(self, folder: str) -> None:
+        parent = os.path.dirname(folder)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self._make_folder(parent)
+            self._make_folder(folder)
+            return
+        try:
+            _sync_folder(parent)
+        except FileNotFoundError:
+            pass  # a deletion removed both as empty: the caller tries again
+
+    def _sync_name(self, target: str) -> None:
+        """Make the entry of `target` durable, and those of the folders above it, once each: another process may have made them and
+        not yet have synced them."""
+        folder = os.path.dirname(target)
+        status = _sync_folder(folder)
+        identity = (status.st_dev, status.st_ino)
+        if folder != self.root and self._known.get(folder) != identity:
+            self._sync_name(folder)
+            self._known[folder] = identity
+
+    def _publish(self, path: str, chunks: Iterable[bytes], place: Callable[[str, str], None]) -> None:
+        target = self._file(path)
+
+        def publish() -> None:
+            fd, temporary = self._temporary(target)
+            try:
+                offset = 0
+                for chunk in chunks:
+                    _write_all(fd, chunk, offset)
+                    offset += len(chunk)
+                os.fsync(fd)
+                place(temporary, target)
+            finally:
+                try:
+                    os.unlink(temporary)
+                except FileNotFoundError:
+                    pass  # a replace has moved it
+                os.close(fd)
+            self._sync_name(target)
+
+        self._guard(path, publish)
+
+    def _temporary(self, target: str) -> tuple[int, str]:
+        """A new file beside `target`, locked by this process for as long as it is open."""
+        folder = os.path.dirname(target)
+
+        def make() -> tuple[int, str]:
+            temporary = f"{folder}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            except OSError:
+                pass  # without flock nothing is swept either
+            if os.fstat(fd).st_nlink == 0:  # swept between open and flock
+                os.close(fd)
+                raise FileNotFoundError
+            return fd, temporary
+
+        if folder not in self._swept:
+            self._swept.add(folder)
+            self._sweep(folder)
+        return self._in_folder(target, make)
+
+    @staticmethod
+    def _sweep(folder: str) -> None:
+        """Remove what killed processes left half-written. A temporary file that cannot be looked at is left alone."""
+        try:
+            names = [name for name in os.listdir(folder) if name.startswith(TEMPORARY_PREFIX)]
+        except OSError:
+            return
+        for name in names:
+            try:
+                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(f"{folder}/{name}")
+            except OSError:
+                pass
+            finally:
+                os.close(fd)
+
+    @staticmethod
+    def _preallocate(fd: int, length: int) -> None:
+        try:
+            os.posix_fallocate(fd, 0, length)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+        except AttributeError:
+            pass  # macOS

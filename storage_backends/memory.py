@@ -1,0 +1,178 @@
+"""Files in the memory of this process, for tests and trials. Two stores of one name see the same files."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import threading
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
+from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.local import read_local
+from storage_backends.paths import check_path, folder_prefix, one_line
+
+
+class _Medium:
+    """What all stores of one name share."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        self.files: dict[str, bytearray] = {}
+        self.locks: dict[str, tuple[str, object]] = {}
+
+
+_media: dict[str, _Medium] = {}
+_media_mutex = threading.Lock()
+
+
+def forget(name: str) -> None:
+    """Drop the files of `memory://name`; stores that are open keep theirs."""
+    with _media_mutex:
+        _media.pop(name, None)
+
+
+class MemoryAppender:
+    """A growing file in memory."""
+
+    def __init__(self, medium: _Medium, path: str, data: bytearray) -> None:
+        self.path = path
+        self.size = 0
+        self._medium = medium
+        self._data = data
+        self._closed = False
+
+    def append(self, *chunks: bytes) -> None:
+        self._check()
+        data = b"".join(chunks)
+        with self._medium.mutex:
+            self._data[self.size : self.size + len(data)] = data
+        self.size += len(data)
+
+    def sync(self) -> None:
+        self._check()
+
+    def truncate(self, size: int) -> None:
+        self._check()
+        if size > self.size:
+            raise StorageError(f"cannot cut {self.size} bytes to {size}", self.path)
+        with self._medium.mutex:
+            del self._data[size:]
+        self.size = size
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Unavailable("closed", self.path)
+
+
+class MemoryLock:
+    """A lock among the threads of this process."""
+
+    def __init__(self, medium: _Medium, path: str, token: object) -> None:
+        self._medium = medium
+        self._path = path
+        self._token = token
+
+    def release(self) -> None:
+        with self._medium.mutex:
+            present = self._medium.locks.get(self._path)
+            if present is not None and present[1] is self._token:
+                del self._medium.locks[self._path]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+class MemoryStore:
+    """A `SegmentStore` whose medium is the process: it promises durability for as long as that lives, which is all its users ask."""
+
+    capabilities = Capabilities(
+        durable_append=True, durable_sync=True, exclusive_create=True, atomic_replace=True, preallocate=True, locks=True
+    )
+
+    def __init__(self, name: str = "") -> None:
+        self.url = f"memory://{name}"
+        with _media_mutex:
+            self._medium = _media.setdefault(name, _Medium())
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        prefix = folder_prefix(folder)
+        with self._medium.mutex:
+            return [StoredFile(path, len(data)) for path, data in sorted(self._medium.files.items()) if path.startswith(prefix)]
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        prefix = folder_prefix(folder)
+        with self._medium.mutex:
+            below = [path[len(prefix) :] for path in self._medium.files if path.startswith(prefix)]
+        return sorted({path.partition("/")[0] for path in below if "/" in path})
+
+    def exists(self, path: str) -> bool:
+        return path in self._medium.files
+
+    def size(self, path: str) -> int:
+        return len(self._get(path))
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        with self._medium.mutex:
+            return bytes(self._get(path)[offset : None if length is None else offset + length])
+
+    def open_input(self, path: str) -> BinaryIO:
+        return io.BytesIO(self.read(path))
+
+    def create(self, path: str, data: bytes) -> None:
+        with self._medium.mutex:
+            self._add(path, bytearray(data))
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self.create(path, read_local(local_file))
+
+    def replace(self, path: str, data: bytes) -> None:
+        with self._medium.mutex:
+            self._medium.files[check_path(path)] = bytearray(data)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        data = bytearray(preallocate_bytes)
+        with self._medium.mutex:
+            self._add(path, data)
+        return MemoryAppender(self._medium, path, data)
+
+    def truncate(self, path: str, size: int) -> None:
+        with self._medium.mutex:
+            data = self._get(path)
+            if size > len(data):
+                raise StorageError(f"cannot cut {len(data)} bytes to {size}", path)
+            del data[size:]
+
+    def delete(self, path: str) -> None:
+        with self._medium.mutex:
+            self._medium.files.pop(check_path(path), None)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        token = object()
+        with self._medium.mutex:
+            present = self._medium.locks.get(check_path(path))
+            if present is not None and not take:
+                raise Locked(path, present[0])
+            self._medium.locks[path] = (one_line(holder), token)
+        return MemoryLock(self._medium, path, token)
+
+    def close(self) -> None:
+        pass
+
+    def _add(self, path: str, data: bytearray) -> None:
+        if check_path(path) in self._medium.files:
+            raise AlreadyExists("there is one already", path)
+        self._medium.files[path] = data
+
+    def _get(self, path: str) -> bytearray:
+        try:
+            return self._medium.files[path]
+        except KeyError:
+            raise NotFound("no such file", path) from None

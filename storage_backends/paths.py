@@ -1,0 +1,27 @@
+"""What a path inside a store looks like; the same rule for every store."""
+
+from __future__ import annotations
+
+import re
+
+from storage_backends.errors import StorageError
+
+_BAD_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\0-\x1f]")
+"""Empty, `.` and `..` components would leave the root or give one file two names; control characters end a name for some systems."""
+
+
+def check_path(path: str) -> str:
+    """The path itself, or `StorageError` when a store must not touch it."""
+    if _BAD_PATH.search(path):
+        raise StorageError("not a path inside the store", path)
+    return path
+
+
+def folder_prefix(folder: str) -> str:
+    """What the paths of all files below `folder` ("" is the root) begin with."""
+    return f"{check_path(folder.rstrip('/'))}/" if folder else ""
+
+
+def one_line(text: str) -> str:
+    """A holder's text on one line."""
+    return " ".join(text.split())
