@@ -1,0 +1,91 @@
+# Each target sets up what it needs. Needs python3.11 and make; Java 17 and Maven for all but `demo` and `docs`.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/constraints.txt
+MVN := mvn -q -B -f hazelcast_plugin
+JAR := hazelcast_plugin/target/imap-wal-hazelcast.jar
+JAVA_SOURCES := hazelcast_plugin/pom.xml $(shell find hazelcast_plugin/src/main -type f 2>/dev/null)
+PACKAGING := pyproject.toml hatch_build.py requirements/constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage torture bench bench-quick docs lint format constraints wheel clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: python jar ## .venv with everything, and the plug-in's jar
+python: $(VENV)/.everything
+jar: $(JAR)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are empty files that say when pip last ran; pip itself is slow even with nothing to do.
+$(VENV)/.everything: $(PACKAGING) | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.demo $@
+
+$(VENV)/.demo: $(PACKAGING) | $(BIN)/python
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.docs: $(PACKAGING) | $(BIN)/python
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
+$(JAR): $(JAVA_SOURCES)
+	$(MVN) package -DskipTests
+	@touch $@
+
+demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a report and out/demo.png (Python only)
+	$(BIN)/imap-wal demo --picture out/demo.png
+
+demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
+	$(BIN)/imap-wal demo --cluster-members 2 --picture out/demo-cluster.png
+
+test: setup lint test-java test-python ## everything: lint, Java tests, Python tests with real members and real Spark
+
+test-java: setup
+	$(MVN) verify
+
+test-python: setup
+	$(PYTEST) -m 'not torture'
+
+test-storage: setup ## conformance of every storage backend
+	$(PYTEST) -m storage
+
+torture: setup ## long runs with kills and faults
+	$(PYTEST) -m torture --timeout 3600
+
+bench: setup ## all numbers, as ratios in one run
+	$(BIN)/python -m benchmarks
+
+bench-quick: setup ## the same, shorter
+	$(BIN)/python -m benchmarks --quick
+
+docs: $(VENV)/.docs ## the documentation as a site in site/
+	$(BIN)/mkdocs build --strict --quiet
+
+lint: python ## ruff, mypy --strict, import arrows
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: python ## write what ruff would
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+constraints: ## versions of a fresh install of everything, without old pins
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
+	(echo '# Versions that the tests ran with; regenerate with `make constraints`.'; build/fresh/bin/python -m pip freeze --exclude-editable) > requirements/constraints.txt
+
+wheel: setup ## a wheel with the jar in it, in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove what was built; .venv stays
+	rm -rf build dist site out hazelcast_plugin/target .mypy_cache .ruff_cache .pytest_cache .hypothesis

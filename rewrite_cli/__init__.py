@@ -1,0 +1,1 @@
+"""The command line `imap-wal`, the rewrite engines behind it, and the demo."""
