@@ -1,0 +1,175 @@
+"""The embedded store for asyncio: thousands of operations in flight share commits; reads are memory.
+
+Operations gather while a commit is under way, and the next commit takes them all. The event loop never waits for the disk: one thread commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from imap_wal import store as embedded
+from imap_wal.serializer import Serializer
+from imap_wal.store import Change, DurableMap, Store, StoreStatistics
+
+EARLY = 100000
+"""Start a commit at once when this many operations wait: the disk then works while the loop goes on gathering."""
+COMMIT_BYTES_MAX = 64 * 1024 * 1024
+"""What waits beyond this goes into the next commit."""
+
+
+class AsyncStore:
+    """Made by `aopen`; an async context manager. For one event loop."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, "imap-wal-commit")
+        self._waiting: list[Change] = []
+        self._futures: list[tuple[asyncio.Future[None], int]] = []
+        self._scheduled = False
+        self._committing = False
+
+    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False) -> AsyncMap:
+        """The durable map of that name; see `Store.map`."""
+        return AsyncMap(self, self._store.map(name, serializer=serializer, raw=raw))
+
+    def maps(self) -> list[str]:
+        return self._store.maps()
+
+    async def sync(self) -> None:
+        """Durability barrier, see `Store.sync`."""
+        await self._loop.run_in_executor(None, self._store.sync)
+
+    async def archive(self) -> int:
+        """See `Store.archive`."""
+        return await self._loop.run_in_executor(None, self._store.archive)
+
+    @property
+    def statistics(self) -> StoreStatistics:
+        return self._store.statistics
+
+    async def close(self) -> None:
+        """Wait for all operations, then close the store."""
+        while self._futures or self._committing:
+            await asyncio.wait([future for future, _ in self._futures]) if self._futures else await asyncio.sleep(0)
+        await self._loop.run_in_executor(None, self._store.close)
+        self._thread.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def enqueue(self, changes: list[Change]) -> asyncio.Future[None]:
+        """Have the changes committed with whatever else waits; the future ends when they are durable."""
+        future = self._loop.create_future()
+        self._waiting += changes
+        self._futures.append((future, len(changes)))
+        if not self._scheduled and not self._committing:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._committing or not self._futures:
+            return
+        self._committing = True
+        changes, futures = self._take()
+        self._thread.submit(self._commit, changes, futures)
+
+    def _take(self) -> tuple[list[Change], list[tuple[asyncio.Future[None], int]]]:
+        """All that waits, or as many whole operations as one commit should hold."""
+        changes, futures = self._waiting, self._futures
+        size = sum(len(value) for _, _, value, _ in changes if value is not None)
+        if size > COMMIT_BYTES_MAX and len(futures) > 1:
+            operations, end, taken = 0, 0, 0
+            for _, count in futures:
+                taken += sum(len(key) + len(value or b"") for _, key, value, _ in changes[end : end + count])
+                if operations and taken > COMMIT_BYTES_MAX:
+                    break
+                operations, end = operations + 1, end + count
+            self._waiting, self._futures = changes[end:], futures[operations:]
+            return changes[:end], futures[:operations]
+        self._waiting, self._futures = [], []
+        return changes, futures
+
+    def _commit(self, changes: list[Change], futures: list[tuple[asyncio.Future[None], int]]) -> None:
+        error: BaseException | None = None
+        try:
+            self._store.change(changes)
+        except BaseException as caught:  # carried to the callers, whatever it is
+            error = caught
+        self._loop.call_soon_threadsafe(self._finish, changes, futures, error)
+
+    def _finish(self, changes: list[Change], futures: list[tuple[asyncio.Future[None], int]], error: BaseException | None) -> None:
+        self._committing = False
+        for future, _ in futures:
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+        if self._futures and not self._scheduled:
+            self._flush()
+
+
+class AsyncMap:
+    """One map of an AsyncStore. `set`, `delete` and `update` return awaitables that end when the change is durable; reads are plain calls."""
+
+    def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
+        self._store, self._inner = store, inner
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
+        """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at once."""
+        return self._store.enqueue([self._inner.prepare(key, value, ttl)])
+
+    def delete(self, key: Any) -> asyncio.Future[None]:
+        """Delete the key; an absent one is fine."""
+        return self._store.enqueue([self._inner.prepare_delete(key)])
+
+    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]]) -> asyncio.Future[None]:
+        """All of them in one commit."""
+        pairs = other.items() if isinstance(other, Mapping) else other
+        changes = [self._inner.prepare(key, value) for key, value in pairs]
+        if not changes:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return self._store.enqueue(changes)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._inner.get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._inner[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def keys(self) -> Iterable[Any]:
+        return self._inner.keys()
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        return self._inner.items()
+
+    def values(self) -> Iterable[Any]:
+        return self._inner.values()
+
+
+async def aopen(url: str, **options: Any) -> AsyncStore:
+    """`imap_wal.open` for asyncio: the same options, opened off the event loop."""
+    store = await asyncio.get_running_loop().run_in_executor(None, lambda: embedded.open(url, **options))
+    return AsyncStore(store)

@@ -1,0 +1,430 @@
+"""The embedded store: durable maps in one process, on the same ring, committer, segments and restore as a cluster's.
+
+    put ─▶ serialise ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ memory ─▶ return
+    open ─▶ lock, recover the tail ─▶ merge all logs, newest first, once ─▶ memory
+
+Memory holds serialised values; `get` gives a fresh object each time, the same that a reopen would give.
+"""
+
+from __future__ import annotations
+
+import heapq
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import msgpack
+
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.committer import Batch, Committer, CommitStatistics
+from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE
+from imap_wal.errors import Closed, ImapWalError, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
+from imap_wal.format import BODY_BYTES_MAX
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.ring import RingBuffer, RingStatistics
+from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
+from imap_wal.settings import Durability, Settings
+from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
+from storage_backends import SegmentStore, StorageError, open_store
+
+FRAME_OVERHEAD_BYTES = 1024 * 1024
+
+Change: TypeAlias = "tuple[MapState, bytes, bytes | None, int]"
+"""One serialised change: map, key, value (None: a deletion), expires_at_ms (0: never). A plain tuple, since one is made per operation."""
+
+
+class MapState:
+    """What memory knows of one map: serialised keys and values, and who expires when."""
+
+    __slots__ = ("_deadlines", "expires", "name", "serializer", "values")
+
+    def __init__(self, name: str, serializer: Serializer) -> None:
+        self.name, self.serializer = name, serializer
+        self.values: dict[bytes, bytes] = {}
+        self.expires: dict[bytes, int] = {}
+        self._deadlines: list[tuple[int, bytes]] = []
+
+    def set(self, key: bytes, value: bytes | None, expires_at_ms: int = 0) -> None:
+        """Apply one change."""
+        if value is None:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+        if expires_at_ms and value is not None:
+            self.expires[key] = expires_at_ms
+            heapq.heappush(self._deadlines, (expires_at_ms, key))
+        elif self.expires:
+            self.expires.pop(key, None)
+
+    def get(self, key: bytes, now_ms: int) -> bytes | None:
+        value = self.values.get(key)
+        if value is not None and self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
+            return None
+        return value
+
+    def purge(self, now_ms: int) -> None:
+        """Forget what has expired."""
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            deadline, key = heapq.heappop(self._deadlines)
+            if self.expires.get(key) == deadline:
+                del self.expires[key]
+                self.values.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """A snapshot of a store since it was opened."""
+
+    commits: CommitStatistics
+    ring: RingStatistics
+    recovery: Recovery
+    restore_seconds: float
+    entries: int
+
+
+class Store:
+    """An open log and its maps. Made by `imap_wal.open`; a context manager; safe for many threads."""
+
+    def __init__(self, log: NodeLog, view: LiveView, settings: Settings, incarnation: int, serializer: Serializer) -> None:
+        self._log, self._settings, self._incarnation, self._serializer = log, settings, incarnation, serializer
+        self._clock: Clock = log.clock
+        self.max_value_bytes = settings.max_value_bytes
+        self._session = log.new_session()
+        self._request = 0
+        self._order_lock = threading.Lock()
+        self._maps: dict[str, MapState] = {}
+        self._row_packer = msgpack.Packer(use_bin_type=True, autoreset=False)
+        self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
+        self.committer = Committer(self.ring, log, settings, self._clock, self._sealed)
+        self._sealed_bytes = 0
+        self._stop = threading.Event()
+        self._closed = False
+        start = self._clock.monotonic()
+        self._load(view)
+        self._restore_seconds = self._clock.monotonic() - start
+        self._keeper: threading.Thread | None = None
+        self._archive_due = threading.Event()
+        if settings.durability in (Durability.INTERVAL, Durability.ASYNC) or settings.archive_interval_s or settings.archive_bytes:
+            self._keeper = threading.Thread(target=self._keep, name="imap-wal-keeper", daemon=True)
+            self._keeper.start()
+
+    # ---- maps ----
+
+    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False) -> DurableMap:
+        """The durable map of that name: created empty, or as the log has it. `raw=True`: keys and values are bytes.
+        A map is read with the serializer it was written with; asking for another raises InvalidSetting."""
+        self._check_open()
+        wanted = RawSerializer() if raw else serializer
+        with self._order_lock:
+            state = self._maps.get(name)
+            if state is None:
+                state = self._maps[name] = MapState(name, wanted or self._serializer)
+        if wanted is not None and wanted.name != state.serializer.name:
+            if state.values:
+                raise InvalidSetting(f"map {name!r} holds entries written by serializer {state.serializer.name!r}, not {wanted.name!r}")
+            state.serializer = wanted
+        elif wanted is not None:
+            state.serializer = wanted
+        elif isinstance(state.serializer, _Label):
+            raise InvalidSetting(f"map {name!r} was written by serializer {state.serializer.name!r}; pass it to map()")
+        return DurableMap(self, state)
+
+    def maps(self) -> list[str]:
+        """Names of all maps that were asked for or are in the log."""
+        return sorted(self._maps)
+
+    # ---- the log ----
+
+    def sync(self) -> None:
+        """Durability barrier: all that returned before is safe on storage when this returns."""
+        self._check_open()
+        self.committer.sync()
+
+    def archive(self) -> int:
+        """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved."""
+        from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
+
+        self._check_open()
+        self.committer.rotate()
+        with self._archive_lock:
+            self._sealed_bytes = 0
+            return archive_sealed(
+                self._log.store, self._log.identity.node_folder, self._log.identity.node, self._log.manifests, writing=self._log.current_segment
+            ).records
+
+    @property
+    def statistics(self) -> StoreStatistics:
+        entries = sum(len(state.values) for state in self._maps.values())
+        return StoreStatistics(self.committer.statistics, self.ring.statistics, self._log.recovery, self._restore_seconds, entries)
+
+    def close(self) -> None:
+        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop.set()
+        self._archive_due.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        try:
+            self.committer.close()
+        except StorageError as error:
+            raise StorageUnavailable(f"closing the log of node {self._log.identity.node!r}: {error}") from error
+        finally:
+            self._log.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- changes ----
+
+    def change(self, changes: list[Change]) -> None:
+        """Log the changes as one commit, then apply them; returns as the durability says."""
+        batch = self.submit(changes)
+        if self._settings.durability is Durability.ASYNC:
+            if self.committer.failure is not None:
+                raise self.committer.failure
+            return
+        self.committer.wait(batch)
+        if batch.error is not None:
+            raise batch.error
+
+    def submit(self, changes: list[Change]) -> Batch:
+        """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
+        self._check_open()
+        now = self._clock.now_ms()
+        incarnation, session = self._incarnation, self._session
+        pack = self._row_packer.pack
+        with self._order_lock:
+            request = self._request
+            try:
+                for state, key, value, expires in changes:
+                    request += 1
+                    label = state.serializer.name
+                    pack((state.name, key, label, value, label, value is None, now, expires, 0, (incarnation, 0, session, request)))
+                payload = self._row_packer.bytes()
+            finally:
+                self._row_packer.reset()
+            if len(payload) > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
+                raise TooLarge(f"one commit of {len(payload)} bytes; it takes less than 2 GiB, split the update")
+            self._request = request
+            batch = Batch([payload], len(changes), lambda: _apply(changes), session=session, request=request)
+            self.committer.submit(batch)
+            if self._settings.durability is Durability.ASYNC:
+                _apply(changes)
+        return batch
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    # ---- inside ----
+
+    def _load(self, view: LiveView) -> None:
+        view.catch_up()
+        known: dict[str, Serializer] = {kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)}
+        for name in view.maps():
+            state: MapState | None = None
+            for rows in view.rows(name):
+                if state is None:
+                    label = rows[0][KEY_CLASS]
+                    state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
+                for row in rows:
+                    state.set(row[KEY], row[VALUE], row[EXPIRES_AT_MS])
+        view.close()
+
+    def _sealed(self) -> None:
+        self._sealed_bytes += self._settings.segment_bytes
+        if self._settings.archive_bytes and self._sealed_bytes >= self._settings.archive_bytes:
+            self._archive_due.set()
+
+    _archive_lock = threading.Lock()
+
+    def _keep(self) -> None:
+        """The background thread, for durabilities and archives that need a clock."""
+        settings = self._settings
+        tick = settings.sync_interval_ms / 4000 if settings.durability is Durability.INTERVAL else 0.005 if settings.durability is Durability.ASYNC else 1.0
+        archived_at = self._clock.monotonic()
+        while not self._stop.is_set():
+            self._archive_due.wait(tick)
+            if self._stop.is_set():
+                return
+            if settings.durability is Durability.ASYNC:
+                self.committer.commit_ready()
+            if settings.durability is Durability.INTERVAL:
+                self.committer.sync_if_due()
+            due = settings.archive_interval_s and self._clock.monotonic() - archived_at >= settings.archive_interval_s
+            if due or self._archive_due.is_set():
+                self._archive_due.clear()
+                archived_at = self._clock.monotonic()
+                try:
+                    self.archive()
+                except (ImapWalError, StorageError) as error:
+                    self.archive_error = error
+
+    archive_error: Exception | None = None
+    """Why the last archive by the background thread failed; segments stay, nothing is lost."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this store was closed; open it again")
+
+
+class _Label:
+    """Stands for a serializer whose name is in the log but which nobody passed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def dump(self, value: Any) -> bytes:
+        raise NotAppended(f"this map was written by serializer {self.name!r}; pass it to map()")
+
+    def load(self, data: bytes) -> Any:
+        raise InvalidSetting(f"this map was written by serializer {self.name!r}; pass it to map()")
+
+    dump_key = dump
+    load_key = load
+
+
+def _apply(changes: list[Change]) -> None:
+    for state, key, value, expires in changes:
+        if value is None or expires or state.expires:
+            state.set(key, value, expires)
+        else:
+            state.values[key] = value
+
+
+class DurableMap(MutableMapping[Any, Any]):
+    """One map of a store. Every change returns when it is as durable as the store was told; an error means memory is unchanged.
+    Single operations are atomic among threads; `pop`, `popitem` and `setdefault` are a read and then a write, as two operations."""
+
+    def __init__(self, store: Store, state: MapState) -> None:
+        self._store, self._state = store, state
+
+    @property
+    def name(self) -> str:
+        return self._state.name
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._state.get(self._state.serializer.dump_key(key), self._store.now_ms())
+        if value is None:
+            raise KeyError(key)
+        return self._state.serializer.load(value)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
+        """Set the key; with `ttl`, for that many seconds (to the millisecond, also across restarts); without, for ever."""
+        self._store.change([self.prepare(key, value, ttl)])
+
+    def prepare(self, key: Any, value: Any, ttl: float | None = None) -> Change:
+        """The change that `put` would make, serialised."""
+        if ttl is not None and ttl <= 0:
+            raise InvalidSetting(f"ttl is {ttl}; it takes more than 0 seconds, or None")
+        expires = self._store.now_ms() + max(1, round(ttl * 1000)) if ttl is not None else 0
+        return self._change(key, value, expires)
+
+    def _change(self, key: Any, value: Any, expires_at_ms: int = 0) -> Change:
+        state = self._state
+        serializer = state.serializer
+        key_data, data = serializer.dump_key(key), serializer.dump(value)
+        if len(key_data) + len(data) > self._store.max_value_bytes:
+            size = len(key_data) + len(data)
+            raise TooLarge(f"map {state.name!r}: key and value take {size} bytes, max_value_bytes is {self._store.max_value_bytes}")
+        return state, key_data, data, expires_at_ms
+
+    def __delitem__(self, key: Any) -> None:
+        change = self.prepare_delete(key)
+        if self._state.get(change[1], self._store.now_ms()) is None:
+            raise KeyError(key)
+        self._store.change([change])
+
+    def prepare_delete(self, key: Any) -> Change:
+        return self._state, self._state.serializer.dump_key(key), None, 0
+
+    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> None:
+        """All of them in one commit: after a crash all are there or none."""
+        pairs: Iterable[tuple[Any, Any]] = other.items() if isinstance(other, Mapping) else other
+        changes = [self._change(key, value) for key, value in pairs]
+        changes += [self._change(key, value) for key, value in more.items()]
+        if changes:
+            self._store.change(changes)
+
+    def clear(self) -> None:
+        """Delete all keys, in one commit."""
+        changes: list[Change] = [(self._state, key, None, 0) for key in list(self._state.values)]
+        if changes:
+            self._store.change(changes)
+
+    def ttl(self, key: Any) -> float | None:
+        """Seconds left of a key, None for ever. KeyError where there is none."""
+        data = self._state.serializer.dump_key(key)
+        now = self._store.now_ms()
+        if self._state.get(data, now) is None:
+            raise KeyError(key)
+        expires = self._state.expires.get(data)
+        return None if expires is None else (expires - now) / 1000
+
+    def __contains__(self, key: object) -> bool:
+        return self._state.get(self._state.serializer.dump_key(key), self._store.now_ms()) is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._state.purge(self._store.now_ms())
+        return iter([self._state.serializer.load_key(key) for key in list(self._state.values)])
+
+    def __len__(self) -> int:
+        self._state.purge(self._store.now_ms())
+        return len(self._state.values)
+
+    def __repr__(self) -> str:
+        return f"<DurableMap {self.name!r} of {len(self)}>"
+
+
+def open(  # noqa: A001  # the public name, as in design.md: imap_wal.open
+    url: str,
+    *,
+    namespace: str = "default",
+    cluster: str = "embedded",
+    node: str | None = None,
+    takeover: bool = False,
+    serializer: Serializer | None = None,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    storage: SegmentStore | None = None,
+    **settings: Any,
+) -> Store:
+    """Open (or create) the durable maps under `url`, any fsspec URL; `settings` are the fields of `Settings`.
+
+    `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
+    `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
+    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
+    try:
+        chosen = Settings(**settings)
+    except TypeError as error:
+        raise InvalidSetting(f"no such setting: {error}") from error
+    identity = Identity(namespace, cluster, node or socket.gethostname())
+    try:
+        store = storage or open_store(url)
+        log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover)
+        try:
+            incarnation = next_incarnation(log)
+            view = LiveView(ClusterLog(store, namespace, cluster, clock, randomness), chosen)
+            return Store(log, view, chosen, incarnation, serializer or MsgpackSerializer())
+        except BaseException:
+            log.close(clean=False)
+            raise
+    except StorageError as error:
+        raise StorageUnavailable(f"{url}: {error}") from error
+
+
+def next_incarnation(log: NodeLog) -> int:
+    """Claim the next incarnation for an embedded open, by compare-and-swap."""
+    from dataclasses import replace
+
+    return log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation

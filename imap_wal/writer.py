@@ -1,0 +1,383 @@
+"""The log of one node, open for writing: lock, manifest, tail, segments, rotation, fencing, close.
+
+    open    lock ─▶ newest manifest ─▶ scan what follows its checkpoint, cut a torn tail ─▶ publish epoch + 1
+    write   frame ─▶ current segment (a new one when there is none or it is full)
+    sync    segment sync ─▶ was this epoch fenced meanwhile? then nothing is acknowledged
+    close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
+
+Where the storage can append, a segment is a file that grows; where it cannot, every sync is one immutable object (`ObjectSegment`), a segment of its own.
+Not thread-safe, except `new_session`, `manifests` and `requests`: the committer owns it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgpack
+
+from imap_wal import entry, format, layout
+from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import CorruptLog, Fenced, MissingNode, ShortLog, StorageUnavailable, WriterLocked
+from imap_wal.format import Position, SegmentHeader
+from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.segment import SegmentReader, SegmentWriter
+from imap_wal.settings import RecoveryPolicy, Settings
+from storage_backends import AlreadyExists, Locked, NotFound, SegmentStore, StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose log it is."""
+
+    namespace: str
+    cluster: str
+    node: str
+
+    @property
+    def cluster_folder(self) -> str:
+        return layout.cluster_folder(self.namespace, self.cluster)
+
+    @property
+    def node_folder(self) -> str:
+        return layout.node_folder(self.cluster_folder, self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete, never acknowledged commit."""
+
+    clean: bool
+    frames: int = 0
+    records: int = 0
+    torn_file: str = ""
+    torn_bytes: int = 0
+
+
+class ObjectSegment:
+    """A segment for storages that cannot append: collects frames, and `sync` publishes them as one object. Same surface as `SegmentWriter`."""
+
+    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader) -> None:
+        self._store, self.path, self.header = store, path, header
+        self._seed = header.checksum_seed
+        self._chunks = [header.encode()]
+        self.size = len(self._chunks[0])
+        self.checksum = 0
+
+    def append(self, kind: int, count: int, payload: list[bytes]) -> int:
+        offset = self.size
+        chunks, length, self.checksum = format.encode_frame(self._seed, offset, kind, count, 0, payload)
+        self._chunks += chunks
+        self.size += length
+        return offset
+
+    def sync(self) -> None:
+        data = b"".join(self._chunks)
+        try:
+            self._store.create(self.path, data)
+        except AlreadyExists as error:
+            if self._store.read(self.path) != data:  # else: our own create, whose answer was lost
+                raise Fenced(f"{self.path} exists already: another process took this log over; close this one") from error
+
+    def rewind(self, size: int) -> None:
+        raise StorageUnavailable(f"{self.path}: nobody knows whether the object was created")
+
+    def seal(self) -> None:
+        """Sealed by its sync."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NodeLog:
+    """See the module. Made by `open_node_log`."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        identity: Identity,
+        settings: Settings,
+        clock: Clock,
+        randomness: Randomness,
+        manifests: ManifestLog[NodeManifest],
+        clusters: ManifestLog[ClusterManifest],
+        manifest: NodeManifest,
+        recovery: Recovery,
+        next_segment: int,
+        checksum: int,
+        release: object,
+    ) -> None:
+        self.store, self.identity, self.settings, self.clock, self.randomness = store, identity, settings, clock, randomness
+        self.manifests, self.clusters = manifests, clusters
+        self.epoch, self.directory, self.recovery = manifest.epoch, manifest.directory, recovery
+        self.requests: dict[int, int] = dict(manifest.requests)
+        """Session → last durable request, kept by whoever commits."""
+        self.end = manifest.checkpoint
+        """Position of the last frame written."""
+        self._folder = identity.node_folder
+        self._fence = layout.fence_path(self._folder, self.epoch)
+        self._next_segment, self._checksum = next_segment, checksum
+        self._segment: SegmentWriter | ObjectSegment | None = None
+        self._lock_held = release
+        self._appends = store.capabilities.durable_append
+        self._mutex = threading.Lock()
+        self.bytes_written = 0
+        self._closed = False
+
+    # ---- writing ----
+
+    def write(self, kind: int, count: int, payload: list[bytes]) -> Position:
+        """Append one frame; returns the position of its first entry. Not safe before `sync`. A StorageError poisons this log, see `rewind`."""
+        segment = self._segment or self._begin()
+        before = segment.size
+        offset = segment.append(kind, count, payload)
+        self.bytes_written += segment.size - before
+        self.end = Position(self.epoch, segment.header.number, offset, max(count - 1, 0))
+        return Position(self.epoch, segment.header.number, offset, 0)
+
+    def sync(self) -> None:
+        """Make all frames safe, and refuse to go on when another process took over (`Fenced`)."""
+        if self._segment is not None:
+            self._segment.sync()
+        self.check_fence()
+        if self._segment is not None and not self._appends:
+            self._finish()
+
+    def check_fence(self) -> None:
+        """`Fenced` if the epoch was raised by another process. One stat on a local file system."""
+        if self._appends and self.store.exists(self._fence):
+            raise Fenced(f"another process took over the log of node {self.identity.node!r}; what it did not see acknowledged is void, close this one")
+
+    def rewind(self) -> bool:
+        """After a failed `write`: True when it is certain that nothing of it is left behind."""
+        if self._segment is None:
+            return True
+        try:
+            self._segment.rewind(self._segment.size)
+        except (StorageError, StorageUnavailable):
+            return False
+        return True
+
+    @property
+    def full(self) -> bool:
+        return self._segment is not None and self._segment.size >= self.settings.segment_bytes
+
+    def rotate(self) -> None:
+        """Seal the current segment (a sync); the next write begins another."""
+        if self._segment is not None:
+            if not self._appends:
+                self._segment.sync()
+            self._segment.seal()
+            self.check_fence()
+            self._finish()
+
+    @property
+    def current_segment(self) -> int | None:
+        """Number of the segment being written; None between two."""
+        return self._segment.header.number if self._segment else None
+
+    def _begin(self) -> SegmentWriter | ObjectSegment:
+        number = self._next_segment
+        path = layout.wal_path(self._folder, self.epoch, number)
+        who = self.identity
+        header = SegmentHeader(
+            self.randomness.token(), who.namespace, who.cluster, who.node, self.epoch, number, self._checksum, self.clock.now_ms(), self.directory
+        )
+        segment: SegmentWriter | ObjectSegment
+        if self._appends:
+            room = self.settings.segment_bytes if self.settings.preallocate and self.store.capabilities.preallocate else 0
+            segment = SegmentWriter(self.store, path, header, room)
+        else:
+            segment = ObjectSegment(self.store, path, header)
+        self._segment = segment
+        self._next_segment = number + 1
+        return segment
+
+    def _finish(self) -> None:
+        if self._segment is not None:
+            self._checksum = self._segment.checksum
+            self._segment = None
+
+    # ---- sessions ----
+
+    def new_session(self, plugin: str = "") -> int:
+        """The session of a plug-in (the one it had, if it is known), or a new one."""
+        with self._mutex:
+
+            def change(manifest: NodeManifest) -> NodeManifest | None:
+                self._own(manifest)
+                if plugin in manifest.plugins:
+                    return None
+                session = manifest.session + 1
+                return replace(manifest, session=session, plugins={**manifest.plugins, plugin: session} if plugin else manifest.plugins)
+
+            manifest = self.manifests.update(change)
+            return manifest.plugins.get(plugin, manifest.session)
+
+    def _own(self, manifest: NodeManifest) -> None:
+        if manifest.epoch != self.epoch:
+            raise Fenced(f"node {self.identity.node!r} is at epoch {manifest.epoch}, this writer at {self.epoch}: another process took over")
+
+    # ---- the end ----
+
+    def close(self, clean: bool = True) -> None:
+        """Seal and, if `clean`, say so in the log and in the manifest; then let go of the lock. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if clean:
+                if self._segment is not None:
+                    self.write(format.CLEAN_SHUTDOWN, 1, [msgpack.packb([self.clock.now_ms(), dict(self.requests)])])
+                    self.sync()
+                    self.rotate()
+                requests, end = dict(self.requests), self.end
+
+                def change(manifest: NodeManifest) -> NodeManifest:
+                    self._own(manifest)
+                    return replace(manifest, clean=True, requests=requests, checkpoint=max(end, manifest.checkpoint))
+
+                self.manifests.update(change)
+        finally:
+            if self._segment is not None:
+                self._segment.close()
+            self._lock_held.release()  # type: ignore[attr-defined]
+
+
+def holder_text(what: str) -> str:
+    """How this process names itself in a lock: what it is, its number, its machine."""
+    return f"{what} (process {os.getpid()} on {socket.gethostname()})"
+
+
+def open_node_log(
+    store: SegmentStore,
+    identity: Identity,
+    settings: Settings,
+    clock: Clock,
+    randomness: Randomness,
+    *,
+    what: str = "imap-wal",
+    takeover: bool = False,
+) -> NodeLog:
+    """Become the writer of a node's log. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    folder = identity.node_folder
+    manifests = node_manifests(store, folder, clock, randomness)
+    clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
+    try:
+        lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
+    except Locked as error:
+        raise WriterLocked(identity.node, error.holder) from error
+    try:
+        _, before = manifests.read()
+        if takeover and before.epoch and store.capabilities.durable_append:
+            try:
+                store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
+            except AlreadyExists:
+                pass  # an earlier takeover stopped half-way
+        recovery, requests, end, next_segment, checksum = _recover(store, identity, before)
+        if before.epoch and not store.capabilities.durable_append:
+            # Occupies the name the old writer would create next: it then fails, and knows.
+            next_segment = _occupy(store, identity, before, next_segment, clock, randomness)
+
+        def change(manifest: NodeManifest) -> NodeManifest:
+            if manifest.epoch != before.epoch:
+                raise WriterLocked(identity.node, "a process that opened it at the same moment")
+            directory = manifest.directory or randomness.name()
+            return replace(manifest, directory=directory, epoch=before.epoch + 1, requests=requests, checkpoint=end, clean=False)
+
+        manifest = manifests.update(change)
+        _register(clusters, identity, manifest.directory, settings)
+    except BaseException:
+        lock.release()
+        raise
+    return NodeLog(store, identity, settings, clock, randomness, manifests, clusters, manifest, recovery, next_segment, checksum, lock)
+
+
+def _register(clusters: ManifestLog[ClusterManifest], identity: Identity, directory: str, settings: Settings) -> None:
+    def change(manifest: ClusterManifest) -> ClusterManifest | None:
+        known = manifest.nodes.get(identity.node)
+        if known == directory:
+            return None
+        if known is not None and settings.recovery_policy is RecoveryPolicy.FULL:
+            raise MissingNode(
+                f"node {identity.node!r} was known with log directory {known}, here stands {directory}: its log was lost or replaced; "
+                "bring the old directory back, or open with recovery_policy='partial' to go on without it"
+            )
+        return replace(manifest, nodes={**manifest.nodes, identity.node: directory})
+
+    clusters.update(change)
+
+
+def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = (0, 0)) -> list[tuple[int, int, str]]:
+    """(epoch, segment, path) of a node folder's segments above `archived`, in order; foreign files are left out."""
+    found = []
+    for file in store.list(f"{folder}/wal"):
+        name = layout.parse_wal_path(file.path)
+        if name and name > archived:
+            found.append((*name, file.path))
+    return sorted(found, key=lambda item: item[1])
+
+
+def _recover(store: SegmentStore, identity: Identity, manifest: NodeManifest) -> tuple[Recovery, Mapping[int, int], Position, int, int]:
+    """Read what follows the checkpoint: (recovery, requests, end, next segment number, checksum of the last frame)."""
+    files = segment_files(store, identity.node_folder, manifest.archived)
+    last_archived = manifest.archived[1]
+    next_segment = files[-1][1] + 1 if files else max(last_archived, manifest.checkpoint.segment) + 1
+    if manifest.clean:
+        return Recovery(True), manifest.requests, manifest.checkpoint, next_segment, 0
+    requests = dict(manifest.requests)
+    end = manifest.checkpoint
+    frames = records = torn = checksum = 0
+    torn_file = ""
+    newest = files[-1][2] if files else ""
+    for epoch, number, path in files:
+        if number < end.segment:
+            continue
+        try:
+            reader = SegmentReader(store, path)
+        except ShortLog:
+            if path != newest:
+                raise
+            torn_file, torn = path, store.size(path)
+            store.delete(path)  # a crash before the first commit of this segment: nothing was acknowledged
+            next_segment = number
+            break
+        for frame in reader.frames(end.frame if number == end.segment else None):
+            frames += 1
+            if frame.kind == format.ENTRIES:
+                records += frame.count
+                for row in entry.rows(frame.payload):
+                    _, _, session, request = row[entry.ORDER]
+                    if request > requests.get(session, 0):
+                        requests[session] = request
+            end = Position(epoch, number, frame.offset, max(frame.count - 1, 0))
+            checksum = frame.checksum
+        tail = reader.tail()
+        if tail.status == "corrupt" or (tail.status == "torn-tail" and path != newest):
+            raise CorruptLog(
+                path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes that were synced have changed"
+            )
+        if tail.size > tail.end:
+            if tail.status == "torn-tail":
+                torn_file, torn = path, tail.size - tail.end
+            if store.capabilities.durable_append:
+                store.truncate(path, tail.end)
+    return Recovery(False, frames, records, torn_file, torn), requests, end, next_segment, checksum
+
+
+def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, number: int, clock: Clock, randomness: Randomness) -> int:
+    while True:
+        header = SegmentHeader(
+            randomness.token(), identity.namespace, identity.cluster, identity.node, manifest.epoch, number, 0, clock.now_ms(), manifest.directory
+        )
+        try:
+            store.create(layout.wal_path(identity.node_folder, manifest.epoch, number), header.encode())
+            return number + 1
+        except AlreadyExists:
+            number += 1  # the old writer committed once more since we looked: recovery of the next open reads it
+
+
+__all__ = ["Identity", "NodeLog", "NotFound", "Recovery", "holder_text", "open_node_log", "segment_files"]
