@@ -68,12 +68,21 @@ class CommitStatistics:
 
 
 class Committer:
-    """Owns the node's log and the ring's committing consumer. `on_rotate` is called after a segment was sealed."""
+    """Owns the node's log and the ring's committing consumer. `on_rotate` is called after a segment was sealed; `before_ack` between sync and
+    acknowledgement: what it raises (`OutcomeUnknown`) is what the callers of that commit get."""
 
-    def __init__(self, ring: RingBuffer[Batch], log: NodeLog, settings: Settings, clock: Clock, on_rotate: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        ring: RingBuffer[Batch],
+        log: NodeLog,
+        settings: Settings,
+        clock: Clock,
+        on_rotate: Callable[[], None] | None = None,
+        before_ack: Callable[[], None] | None = None,
+    ) -> None:
         self.ring, self.log = ring, log
         self._settings, self._clock = settings, clock
-        self._on_rotate = on_rotate
+        self._on_rotate, self._before_ack = on_rotate, before_ack
         self._consumer = ring.consumer()
         self._lock = threading.Lock()
         self._failure: ImapWalError | None = None
@@ -190,6 +199,11 @@ class Committer:
                 and (self._clock.monotonic() - self._unsynced_since) * 1000 >= self._settings.sync_interval_ms
             ):
                 self._timed_sync()
+            if self._before_ack is not None:
+                self._before_ack()
+        except OutcomeUnknown as error:
+            for batch in batches:
+                batch.error = error
         except Fenced as error:
             self._failure = error
             for batch in batches:

@@ -22,7 +22,7 @@ from imap_wal.format import START, Position
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 FORMAT = 1
-KEEP = 8
+KEEP = 64
 """How many manifests stay for readers that are slow, and for people who look."""
 
 
@@ -85,6 +85,10 @@ class ManifestLog(Generic[C]):
             if old < floor:
                 self._store.delete(self._path(old))
         return True
+
+    def next_path(self, number: int) -> str:
+        """The file whose existence says that manifest `number` is no longer the newest."""
+        return self._path(number + 1)
 
     def _numbers(self) -> list[int]:
         names = (file.path.removeprefix(f"{self.folder}/") for file in self._store.list(self.folder))
@@ -228,6 +232,9 @@ class ClusterManifest:
 
     incarnation: int = 0
     """The last incarnation given, to a cluster lifetime or an embedded open."""
+    claims: Mapping[str, int] = field(default_factory=dict)
+    """Cluster id → incarnation claimed for it. From the moment a newer claim is here, agents acknowledge nothing for an older one; only then are
+    the cuts read and the lifetime published, so no acknowledged change lies behind a cut."""
     lifetimes: tuple[Lifetime, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
@@ -243,6 +250,7 @@ class ClusterManifest:
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(
             incarnation=data["incarnation"],
+            claims=data["claims"],
             lifetimes=tuple(Lifetime.from_json(lifetime) for lifetime in data["lifetimes"]),
             nodes=data["nodes"],
             snapshots={name: Snapshot.from_json(snapshot) for name, snapshot in data["snapshots"].items()},

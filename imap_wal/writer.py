@@ -28,6 +28,9 @@ from imap_wal.segment import SegmentReader, SegmentWriter
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import AlreadyExists, Locked, NotFound, SegmentStore, StorageError
 
+PLUGINS_KEPT = 64
+"""Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -212,7 +215,10 @@ class NodeLog:
                 if plugin in manifest.plugins:
                     return None
                 session = manifest.session + 1
-                return replace(manifest, session=session, plugins={**manifest.plugins, plugin: session} if plugin else manifest.plugins)
+                if not plugin:
+                    return replace(manifest, session=session)
+                newest = sorted({**manifest.plugins, plugin: session}.items(), key=lambda item: item[1])[-PLUGINS_KEPT:]
+                return replace(manifest, session=session, plugins=dict(newest))
 
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)

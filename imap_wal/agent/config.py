@@ -1,0 +1,64 @@
+"""Settings of an agent, from a TOML file; `docs/reference/agent.toml` lists them all with comments."""
+
+from __future__ import annotations
+
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from imap_wal.errors import InvalidSetting
+from imap_wal.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """`url`: root of all logs. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `clock_offset_ms` shifts this agent's clock (for tests)."""
+
+    url: str
+    namespace: str = "default"
+    cluster: str = "dev"
+    node: str = field(default_factory=socket.gethostname)
+    endpoint: str = "tcp://127.0.0.1:7701"
+    clock_offset_ms: int = 0
+    takeover: bool = False
+    log: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        if not self.endpoint.startswith(("ipc://", "tcp://")):
+            raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], file: str = "the configuration", **overrides: Any) -> Self:
+        """`InvalidSetting` names the first key that is unknown or wrong."""
+        table = dict(data)
+        log = table.pop("log", {})
+        _refuse_unknown(table, {each.name for each in fields(cls)} - {"takeover"}, file, "")
+        _refuse_unknown(log, {each.name for each in fields(Settings)}, file, "log.")
+        if "url" not in table:
+            raise InvalidSetting(f"{file}: url is missing")
+        if "scratch" in log:
+            log = {**log, "scratch": Path(log["scratch"])}
+        try:
+            return cls(log=Settings(**log), **{**table, **overrides})
+        except (TypeError, InvalidSetting) as error:
+            raise InvalidSetting(f"{file}: {error}") from error
+
+    @classmethod
+    def from_toml(cls, path: str | Path, **overrides: Any) -> Self:
+        """Read a file; `overrides` win over it."""
+        try:
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidSetting(f"{path}: {error.strerror}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidSetting(f"{path}: not TOML: {error}") from error
+        return cls.from_mapping(data, str(path), **overrides)
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: set[str], file: str, prefix: str) -> None:
+    for key in table:
+        if key not in known:
+            raise InvalidSetting(f"{file}: unknown setting {prefix}{key}; known are {', '.join(sorted(known))}")

@@ -1,0 +1,326 @@
+"""The agent's loop: receive all that waits, put the appends in the ring, commit once, answer.
+
+While a commit is under way, requests gather in the socket; so the busier the members, the larger the commits. No thread is handed anything on the
+write path.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any
+
+import msgpack
+import structlog
+
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.reads import Reads
+from imap_wal.agent.sessions import Sessions
+from imap_wal.agent.transport import Message, Router
+from imap_wal.archive import archive_sealed
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.committer import Batch, Committer
+from imap_wal.entry import ORDER, rows
+from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable
+from imap_wal.format import METADATA
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.ring import RingBuffer
+from imap_wal.settings import Durability
+from imap_wal.writer import Identity, open_node_log
+from storage_backends import StorageError, open_store
+
+PROTOCOL = 1
+VERSION = "0.1.0"
+TICK_MS = 200
+REOPEN_S = 1.0
+"""How long a poisoned log rests before it is opened again with a new epoch."""
+
+_log = structlog.get_logger("imap_wal.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An append that is in the ring: whom to answer, and how."""
+
+    sender: bytes
+    number: int
+    first: int
+    count: int
+    batch: Batch
+
+
+class Agent:
+    """One run of the agent. `serve` returns after `stop`."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self._clock = SystemClock(config.clock_offset_ms)
+        self._randomness = SystemRandomness()
+        self._identity = Identity(config.namespace, config.cluster, config.node)
+        self._store = open_store(config.url)
+        self._stopping = False
+        self._appends = self._duplicates = 0
+        self._started = self._clock.monotonic()
+        self._failed_at: float | None = None
+        self._sealed_bytes = 0
+        self._archived_at = self._started
+        self._archive_error = ""
+        self._open(config.takeover)
+        try:
+            self._router = Router(config.endpoint)
+        except ImapWalError:
+            self._committer.close()
+            raise
+        cluster = ClusterLog(self._store, config.namespace, config.cluster, self._clock, self._randomness)
+        self._reads = Reads(LiveView(cluster, config.log), self._router.outbox)
+
+    def _open(self, takeover: bool = False) -> None:
+        settings = self.config.log
+        what = f"imap-wal agent at {self.config.endpoint}"
+        self._node_log = open_node_log(self._store, self._identity, settings, self._clock, self._randomness, what=what, takeover=takeover)
+        cluster = ClusterLog(self._store, self.config.namespace, self.config.cluster, self._clock, self._randomness)
+        self._sessions = Sessions(self._node_log, cluster)
+        self._ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
+        self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._sealed, self._sessions.check_newest)
+        recovery = self._node_log.recovery
+        _log.info("log open", node=self.config.node, epoch=self._node_log.epoch, clean=recovery.clean, frames=recovery.frames, torn_bytes=recovery.torn_bytes)
+
+    def stop(self) -> None:
+        """Have `serve` return after the commit under way. Safe from a signal handler."""
+        self._stopping = True
+
+    def serve(self, ready: Callable[[], None] | None = None) -> None:
+        """Answer until `stop`; then commit what waits and write the clean-shutdown frame."""
+        if ready is not None:
+            ready()
+        clean = False
+        try:
+            while not self._stopping:
+                self._turn(TICK_MS)
+            self._turn(0)  # what arrived before the signal
+            clean = True
+        finally:
+            self._reads.close()
+            self._committer.close(clean)
+            self._router.close()
+            self._store.close()
+        _log.info("stopped", node=self.config.node, appends=self._appends)
+
+    # ---- one turn ----
+
+    def _turn(self, timeout_ms: int) -> None:
+        pending: list[Pending] = []
+        wait = min(timeout_ms, self.config.log.sync_interval_ms // 4) if self.config.log.durability is Durability.INTERVAL else timeout_ms
+        for message in self._router.receive(wait):
+            self._handle(message, pending)
+        if pending:
+            acks_before = self.config.log.durability is Durability.ASYNC
+            if acks_before:
+                self._answer(pending)
+            self._committer.commit_ready()
+            if not acks_before:
+                self._answer(pending)
+        if self.config.log.durability is Durability.INTERVAL:
+            self._committer.sync_if_due()
+        self._mend()
+        self._archive_if_due()
+
+    def _handle(self, message: Message, pending: list[Pending]) -> None:
+        if message.header is None:
+            self._router.send(message.sender, ["error", 0, "bad-request", "a message has a header [kind, number, ...] and a payload"])
+            return
+        kind, number, *fields = message.header
+        try:
+            if kind == "hello":
+                self._hello(message.sender, number, *fields)
+            elif kind == "stat":
+                self._router.send(message.sender, ["stat", number, self.statistics()])
+            elif kind in ("append", "metadata"):
+                self._append(message, kind, pending)
+            elif kind not in ("keys", "load", "schemas"):
+                self._error(message.sender, number, "bad-request", f"unknown request {kind!r}")
+            elif not self._sessions.knows(message.sender):
+                self._error(message.sender, number, "not-ready", "say hello first")
+            else:
+                self._reads.ask(message)
+        except (TypeError, ValueError, KeyError) as error:
+            self._error(message.sender, number, "bad-request", f"{kind}: {error!r}")
+        except (ImapWalError, StorageError) as error:
+            _log.error("request failed", kind=kind, error=str(error))
+            self._error(message.sender, number, "not-ready", str(error))
+
+    def _hello(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
+        if about.get("protocol") != PROTOCOL:
+            self._error(sender, number, "unsupported-version", f"this agent speaks protocol {PROTOCOL}, not {about.get('protocol')!r}; use plug-in and agent of one release")
+            return
+        if self._committer.failure is not None:
+            self._error(sender, number, "not-ready", str(self._committer.failure))
+            return
+        session, new = self._sessions.hello(sender, about)
+        if new:
+            member = ["member", session.cluster_id, str(about.get("member_uuid", "")), self.config.node, session.number, session.incarnation]
+            batch = Batch([msgpack.packb(member)], 1, kind=METADATA)
+            self._committer.submit(batch)
+            self._committer.wait(batch)
+            batch.result()
+            _log.info("plug-in connected", session=session.number, incarnation=session.incarnation, cluster=session.cluster_id)
+        welcome = {
+            "protocol": PROTOCOL,
+            "node": self.config.node,
+            "session": session.number,
+            "incarnation": session.incarnation,
+            "last_request": self._node_log.requests.get(session.number, 0),
+            "max_value_bytes": self.config.log.max_value_bytes,
+            "agent_version": VERSION,
+        }
+        self._router.send(sender, ["welcome", number, welcome])
+
+    def _append(self, message: Message, kind: str, pending: list[Pending]) -> None:
+        assert message.header is not None
+        if kind == "append":
+            _, number, session, first, count = message.header
+        else:
+            (_, number, session, count), first = message.header, 0
+        refusal = self._sessions.refusal(message.sender, session)
+        if refusal is None and self._committer.failure is not None:
+            refusal = "not-ready", str(self._committer.failure)
+        if refusal is not None:
+            self._error(message.sender, number, *refusal)
+            return
+        self._appends += count
+        if kind == "metadata":
+            _check_stream(message.payload, count)
+            batch = Batch([message.payload], count, kind=METADATA)
+        else:
+            last = first + count - 1
+            known = self._node_log.requests.get(session, 0)
+            if last <= known:
+                self._duplicates += count
+                self._router.send(message.sender, ["ack", number, first, count])
+                return
+            self._check_entries(message.payload, count, session)
+            payload, entries = message.payload, count
+            if first <= known:  # the front of it is in the log already
+                payload, entries = _without_front(payload, known - first + 1), last - known
+                self._duplicates += count - entries
+            batch = Batch([payload], entries, session=session, request=last)
+        pending.append(Pending(message.sender, number, first, count, batch))
+        self._committer.submit(batch)
+
+    def _check_entries(self, payload: bytes, count: int, session: int) -> None:
+        """The message is a stream of so many entries, the first of them of this session. (Each is checked for its shape when it is read.)"""
+        _check_stream(payload, count)
+        first = next(iter(rows(payload)))
+        if len(first) != 10 or first[ORDER][2] != session or first[ORDER][0] != self._sessions.session(session).incarnation:
+            raise ValueError("the first entry is not a DataEntry of this session and incarnation")
+
+    def _answer(self, pending: list[Pending]) -> None:
+        for each in pending:
+            error = each.batch.error
+            if error is None:
+                self._router.send(each.sender, ["ack", each.number, each.first, each.count])
+            else:
+                self._error(each.sender, each.number, "full" if isinstance(error, NotAppended) else "outcome-unknown", str(error))
+
+    def _error(self, to: bytes, number: int, code: str, text: str) -> None:
+        self._router.send(to, ["error", number, code, f"{text} (agent of node {self.config.node!r} at {self.config.endpoint})"])
+
+    # ---- keeping ----
+
+    def _mend(self) -> None:
+        """After a failed write or sync: let the failed epoch go and open the next, as soon as the storage lets us."""
+        failure = self._committer.failure
+        if failure is None:
+            return
+        if isinstance(failure, Fenced):
+            raise failure
+        now = self._clock.monotonic()
+        if self._failed_at is None:
+            _log.error("log failed", node=self.config.node, error=str(failure))
+            self._failed_at = now
+            self._committer.close(clean=False)
+        if now - self._failed_at < REOPEN_S:
+            return
+        self._failed_at = now
+        try:
+            self._open()
+        except (ImapWalError, StorageError) as error:
+            _log.error("log still fails", node=self.config.node, error=str(error))
+            return
+        self._failed_at = None
+
+    def _sealed(self) -> None:
+        self._sealed_bytes += self.config.log.segment_bytes
+
+    def _archive_if_due(self) -> None:
+        settings = self.config.log
+        now = self._clock.monotonic()
+        by_time = settings.archive_interval_s and now - self._archived_at >= settings.archive_interval_s
+        by_size = settings.archive_bytes and self._sealed_bytes >= settings.archive_bytes
+        if not (by_time or by_size) or self._committer.failure is not None:
+            return
+        self._archived_at, self._sealed_bytes = now, 0
+        try:
+            if by_time:
+                self._committer.rotate()
+            done = archive_sealed(
+                self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.current_segment
+            )
+            if done.records:
+                _log.info("archived", records=done.records)
+            self._archive_error = ""
+        except (ImapWalError, StorageError) as error:
+            self._archive_error = str(error)
+            _log.error("archive failed; segments stay", error=str(error))
+
+    def statistics(self) -> dict[str, Any]:
+        """What `stat` answers: plain values, a snapshot."""
+        return {
+            "healthy": self._committer.failure is None,
+            "failure": str(self._committer.failure or ""),
+            "node": self.config.node,
+            "epoch": self._node_log.epoch,
+            "durability": str(self.config.log.durability),
+            "uptime_seconds": self._clock.monotonic() - self._started,
+            "appends": self._appends,
+            "duplicates": self._duplicates,
+            "reads": self._reads.served,
+            "position": str(self._node_log.end),
+            "archive_error": self._archive_error,
+            "commit": asdict(self._committer.statistics),
+            "ring": asdict(self._ring.statistics),
+        }
+
+
+def _check_stream(payload: bytes, count: int) -> None:
+    unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
+    unpacker.feed(payload)
+    for _ in range(count):
+        unpacker.skip()
+    if unpacker.tell() != len(payload):
+        raise ValueError(f"{count} values announced, the payload holds more")
+
+
+def _without_front(payload: bytes, count: int) -> bytes:
+    unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
+    unpacker.feed(payload)
+    for _ in range(count):
+        unpacker.skip()
+    return payload[unpacker.tell() :]
+
+
+def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises what opening the log raises; `StorageUnavailable` when the storage fails."""
+    try:
+        agent = Agent(config)
+    except StorageError as error:
+        raise StorageUnavailable(f"{config.url}: {error}") from error
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        agent.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    agent.serve(lambda: ready(agent) if ready else None)

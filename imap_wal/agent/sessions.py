@@ -1,0 +1,109 @@
+"""Who is connected: plug-ins, the incarnation their cluster lives in, the session their changes are numbered by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from imap_wal.errors import OutcomeUnknown
+from imap_wal.format import Position
+from imap_wal.manifest import ClusterManifest, Lifetime
+from imap_wal.restore import ClusterLog, pin_cuts
+from imap_wal.writer import NodeLog
+
+READ_AGAIN_S = 1.0
+"""The cluster manifest is read again this often even if the next number does not exist: it may have come and been cleaned away."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One plug-in start. `writer` is the connection that may append: the last that said hello with purpose `write`."""
+
+    number: int
+    incarnation: int
+    cluster_id: str
+    plugin: str
+    writer: bytes = b""
+
+
+class Sessions:
+    """All sessions of one agent run over one NodeLog. Used by the serving thread."""
+
+    def __init__(self, log: NodeLog, view_of: ClusterLog) -> None:
+        self._log, self._cluster = log, view_of
+        self._by_plugin: dict[str, Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._connections: dict[bytes, str] = {}
+        self._manifest_number, self._manifest = log.clusters.read()
+        self._read_at = log.clock.monotonic()
+
+    def hello(self, sender: bytes, about: dict[str, Any]) -> tuple[Session, bool]:
+        """The session of a plug-in that says hello, and whether it is new here. Claims an incarnation for a cluster id that has none, or an older one than the newest."""
+        cluster_id, plugin, purpose = str(about["cluster_id"]), str(about["plugin_uuid"]), about["purpose"]
+        session = self._by_plugin.get(plugin)
+        incarnation = self._incarnation(cluster_id)
+        new = session is None or session.incarnation != incarnation
+        if session is None:
+            session = Session(self._log.new_session(plugin), incarnation, cluster_id, plugin)
+            self._by_plugin[plugin] = self._by_number[session.number] = session
+        session.incarnation, session.cluster_id = incarnation, cluster_id
+        if purpose == "write":
+            session.writer = sender
+        self._connections[sender] = plugin
+        return session, new
+
+    def knows(self, sender: bytes) -> bool:
+        return sender in self._connections
+
+    def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
+        """Why this connection may not append for the session, as (code, text); None when it may."""
+        session = self._by_number.get(number)
+        if session is None or not self.knows(sender):
+            return "not-ready", "say hello first"
+        if session.writer != sender:
+            return "superseded", "a later connection of this plug-in has taken over"
+        newest = self._newest()
+        if session.incarnation != newest:
+            return "void-incarnation", f"this cluster's incarnation {session.incarnation} was followed by {newest}; say hello again"
+        return None
+
+    def session(self, number: int) -> Session:
+        return self._by_number[number]
+
+    def check_newest(self) -> None:
+        """Between sync and acknowledgement: did another cluster claim the log meanwhile? One stat on a local file system."""
+        now = self._log.clock.monotonic()
+        moved = self._log.store.exists(self._log.clusters.next_path(self._manifest_number))
+        if not moved and now - self._read_at < READ_AGAIN_S:
+            return
+        self._read_at = now
+        before = self._newest()
+        self._manifest_number, self._manifest = self._log.clusters.read()
+        if self._newest() != before:
+            raise OutcomeUnknown(f"another cluster claimed this log (incarnation {self._newest()}); say hello again")
+
+    def _newest(self) -> int:
+        return max(self._manifest.claims.values(), default=0)
+
+    def _incarnation(self, cluster_id: str) -> int:
+        def claim(manifest: ClusterManifest) -> ClusterManifest | None:
+            claimed = manifest.claims.get(cluster_id)
+            if claimed is not None and claimed == max(manifest.claims.values()):
+                return None
+            number = manifest.incarnation + 1
+            return replace(manifest, incarnation=number, claims={**manifest.claims, cluster_id: number})
+
+        incarnation = self._log.clusters.update(claim).claims[cluster_id]
+        cuts: dict[str, Position] | None = None
+
+        def publish(manifest: ClusterManifest) -> ClusterManifest | None:
+            nonlocal cuts
+            if any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes):
+                return None
+            if cuts is None:
+                cuts = pin_cuts(self._cluster)  # after the claim is public: what is acknowledged for an older one lies before
+            return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(cluster_id, incarnation, cuts)))
+
+        self._log.clusters.update(publish)
+        self._manifest_number, self._manifest = self._log.clusters.read()
+        return incarnation
