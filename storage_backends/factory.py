@@ -9,32 +9,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from storage_backends.errors import StorageError
 from storage_backends.interface import SegmentStore
+from storage_backends.lease import system_clock_ms
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 
 
-def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> SegmentStore:
+def open_store(
+    url: str, storage_options: Mapping[str, Any] | None = None, *, clock_ms: Callable[[], int] = system_clock_ms
+) -> SegmentStore:
     """The store at `url`. Nothing is created before the first write. Options in `storage_options` win over those of the URL, and may
     hold what does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. `StorageError` for a URL that no
-    store serves, or whose driver is not installed (the text says what to install)."""
+    store serves, or whose driver is not installed (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""
     protocol, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)  # a plain path may hold a question mark
     rest, _, query = rest.partition("?")
-    options: dict[str, Any] = {**dict(parse_qsl(query, keep_blank_values=True)), **(storage_options or {})}
+    options = {**_query_options(query), **(storage_options or {})}
     if protocol in ("file", "local", "memory", "objects+file") and options:
         raise StorageError(f"{protocol}:// takes no options, found {', '.join(sorted(options))}")
     if protocol in ("file", "local"):
         return LocalStore(_local_path(url, rest))
     if protocol == "memory":
         return MemoryStore(rest.strip("/"))
-    raise StorageError(f"no store serves {protocol}://")
+    # The rest is imported when it is asked for: fsspec and its drivers cost more than all of the log.
+    if protocol == "objects+file":
+        from storage_backends.objects import LocalObjects
+
+        return LocalObjects(_local_path(url, rest), clock_ms=clock_ms)
+    from storage_backends.objects import ObjectStore
+
+    return ObjectStore(f"{protocol}://{rest}", options, clock_ms=clock_ms)
+
+
+def _query_options(query: str) -> dict[str, Any]:
+    """`a=1&anon=true&client_kwargs={"region_name": "eu"}`: text, except for true, false and JSON objects. No numbers: a secret key may
+    look like one."""
+    options: dict[str, Any] = {}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if value in ("true", "false"):
+            options[key] = value == "true"
+        elif value.startswith("{"):
+            try:
+                options[key] = json.loads(value)
+            except ValueError as error:
+                raise StorageError(f"option {key} of the URL is not JSON: {error}") from error
+        else:
+            options[key] = value
+    return options
 
 
 def _local_path(url: str, rest: str) -> str:

@@ -135,19 +135,21 @@ class LocalAppender(_Descriptor):
         self.size = size + total
 
     def sync(self) -> None:
+        if self._fd < 0:
+            self._fail(None)
         try:
             _sync_data(self._fd)
         except OSError as error:
-            if self._fd >= 0:
-                # Linux reports a lost page once and then answers that all is well, so a second sync must not be possible.
-                self._why_closed = f"an earlier sync failed: {os.strerror(error.errno or 0)}"
-                os.close(self._forget())
-                raise translate(error, self.path) from error
-            self._fail(error)
+            # Linux reports a lost page once and then answers that all is well, so a second sync must not be possible.
+            self._why_closed = f"an earlier sync failed: {error}"
+            os.close(self._forget())
+            raise translate(error, self.path) from error
 
     def truncate(self, size: int) -> None:
         if size > self.size:
             raise StorageError(f"cannot cut {self.size} bytes to {size}", self.path)
+        if self._fd < 0:
+            self._fail(None)
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
@@ -163,14 +165,20 @@ class LocalAppender(_Descriptor):
             except OSError as error:
                 raise translate(error, self.path) from error
 
-    def _fail(self, error: OSError) -> NoReturn:
-        if self._fd < 0:
+    def _fail(self, error: OSError | None) -> NoReturn:
+        if self._fd < 0 or error is None:
             raise Unavailable(self._why_closed, self.path) from error
         raise translate(error, self.path) from error
 
 
 class LocalLock(_Descriptor):
     """A held `flock`; the kernel lets go of it when the process dies."""
+
+    expires_ms = 0
+    """Never: there is nothing to renew (see `storage_backends.lease`)."""
+
+    def renew(self) -> None:
+        pass
 
     def release(self) -> None:
         fd = self._forget()

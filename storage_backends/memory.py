@@ -72,10 +72,16 @@ class MemoryAppender:
 class MemoryLock:
     """A lock among the threads of this process."""
 
+    expires_ms = 0
+    """Never: there is nothing to renew (see `storage_backends.lease`)."""
+
     def __init__(self, medium: _Medium, path: str, token: object) -> None:
         self._medium = medium
         self._path = path
         self._token = token
+
+    def renew(self) -> None:
+        pass
 
     def release(self) -> None:
         with self._medium.mutex:

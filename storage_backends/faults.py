@@ -1,0 +1,334 @@
+"""A store that fails on purpose: a wrapper of the same protocol around any other, following a plan.
+
+    plan = Plan((Fault("kill", at=7),), seed=42)             # the process dies before its 7th storage operation
+    store = FaultyStore(MemoryStore("test"), plan)
+
+Operations are counted from 1 over all kinds: list, folders, exists, size, read, open_input, create, create_from, replace, open_append,
+append, sync, truncate, delete, lock, renew. To try every place of a workload: run it once without faults, look at `store.count`, and run it
+again with `Fault("kill", at=k)` for each k. Whatever a fault raises says the plan with its seed, which replays it.
+
+`kill` and `power-loss` raise a `BaseException`, as no handler of the code under test may catch its own death; after it every
+operation of this wrapper raises the same, locks are let go of as an operating system would, and the wrapped store holds what survived.
+After a power loss that is all that was synced, and of each open segment's unsynced bytes what the seed decides. All other operations
+of the interface are durable on return, so there are no directory entries to be forgotten: an operation is done or it is not.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from random import Random
+from types import TracebackType
+from typing import BinaryIO, Literal, NoReturn, Self, TypeVar
+
+from storage_backends.errors import NoSpace, StorageError, Unavailable
+from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
+
+SECTOR_BYTES = 512
+
+T = TypeVar("T")
+
+
+class Killed(BaseException):
+    """The process was killed here: what it wrote to the operating system survives."""
+
+
+class PowerLoss(Killed):
+    """The machine lost its power here: what was synced survives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    action: Literal["error", "short-write", "kill", "power-loss"]
+    """`error` raises `error`; `short-write` is an append that writes a part and raises `NoSpace`."""
+    at: int = 1
+    """The first matching operation that it hits, counted from 1."""
+    kind: str = "*"
+    """Glob over the kind of operation, or several divided by `|`."""
+    path: str = "*"
+    """Glob over the path; `*` goes over slashes."""
+    when: Literal["before", "after"] = "before"
+    """Whether the operation is done before its failure is told. After: the caller cannot know."""
+    times: int = 1
+    """How many matching operations in a row are hit; 0: all from then on."""
+    error: type[StorageError] = Unavailable
+
+    def matches(self, kind: str, path: str) -> bool:
+        return any(fnmatchcase(kind, pattern) for pattern in self.kind.split("|")) and fnmatchcase(path, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes wrong, and the seed of all that is left to chance."""
+
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    tear: Literal["prefix", "sectors"] = "prefix"
+    """What a power loss leaves of unsynced bytes: a beginning of them, or any of their sectors, the others being zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation that was asked for."""
+
+    number: int
+    kind: str
+    path: str
+
+
+class FaultyStore:
+    """A `SegmentStore` around another one. `operations` tells what was asked for, in order."""
+
+    def __init__(self, inner: SegmentStore, plan: Plan = Plan()) -> None:  # noqa: B008  frozen
+        self.inner = inner
+        self.plan = plan
+        self.url = inner.url
+        self.capabilities: Capabilities = inner.capabilities
+        self.operations: builtins.list[Operation] = []
+        self.fired: builtins.list[tuple[Operation, Fault]] = []
+        self._seen = [0] * len(plan.faults)
+        self._mutex = threading.RLock()
+        self._death: Killed | None = None
+        self._appenders: builtins.list[_FaultyAppender] = []
+        self._locks: builtins.list[Lock] = []
+        self._random = Random(plan.seed)
+
+    @property
+    def count(self) -> int:
+        """How many operations were asked for."""
+        return len(self.operations)
+
+    @property
+    def dead(self) -> bool:
+        return self._death is not None
+
+    # the protocol
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        return self._run("list", folder, lambda: self.inner.list(folder))
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        return self._run("folders", folder, lambda: self.inner.folders(folder))
+
+    def exists(self, path: str) -> bool:
+        return self._run("exists", path, lambda: self.inner.exists(path))
+
+    def size(self, path: str) -> int:
+        return self._run("size", path, lambda: self.inner.size(path))
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._run("read", path, lambda: self.inner.read(path, offset, length))
+
+    def open_input(self, path: str) -> BinaryIO:
+        return self._run("open_input", path, lambda: self.inner.open_input(path))
+
+    def create(self, path: str, data: bytes) -> None:
+        self._run("create", path, lambda: self.inner.create(path, data))
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self._run("create_from", path, lambda: self.inner.create_from(path, local_file))
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._run("replace", path, lambda: self.inner.replace(path, data))
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        def open_() -> Appender:
+            appender = _FaultyAppender(self, self.inner.open_append(path, preallocate_bytes), preallocate_bytes)
+            self._appenders.append(appender)
+            return appender
+
+        return self._run("open_append", path, open_)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._run("truncate", path, lambda: self.inner.truncate(path, size))
+
+    def delete(self, path: str) -> None:
+        self._run("delete", path, lambda: self.inner.delete(path))
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        def lock() -> Lock:
+            held = _FaultyLock(self, self.inner.lock(path, holder, take=take))
+            self._locks.append(held.inner)
+            return held
+
+        return self._run("lock", path, lock)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    # faults
+
+    def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
+        fault, operation = self._ask(kind, path)
+        if fault is None:
+            answer = action()
+            # Another thread may have died in the meantime: then this one is dead too, and may tell nobody of its success.
+            self._live()
+            return answer
+        if fault.when == "after":
+            action()
+        self._fire(fault, operation)
+
+    def _ask(self, kind: str, path: str) -> tuple[Fault | None, Operation]:
+        with self._mutex:
+            self._live()
+            operation = Operation(len(self.operations) + 1, kind, path)
+            self.operations.append(operation)
+            hit = None
+            for at, fault in enumerate(self.plan.faults):
+                if fault.matches(kind, path) and (fault.action != "short-write" or kind == "append"):
+                    self._seen[at] += 1
+                    if hit is None and self._seen[at] >= fault.at and (not fault.times or self._seen[at] < fault.at + fault.times):
+                        hit = fault
+            if hit is not None:
+                self.fired.append((operation, hit))
+            return hit, operation
+
+    def _live(self) -> None:
+        if self._death is not None:
+            raise type(self._death)(*self._death.args)
+
+    def _fire(self, fault: Fault, operation: Operation) -> NoReturn:
+        text = f"{fault.when} {operation.kind} (operation {operation.number}), {self.plan}"
+        if fault.action == "error":
+            raise fault.error(f"planned fault {text}", operation.path)
+        if fault.action == "short-write":
+            raise NoSpace(f"planned short write, {text}", operation.path)
+        with self._mutex:
+            self._live()
+            self._death = (PowerLoss if fault.action == "power-loss" else Killed)(f"{operation.path}: {text}")
+            # What the operating system does for a dead process, and what the disk does to unsynced bytes.
+            for appender in self._appenders:
+                appender.die(lose=fault.action == "power-loss")
+            for lock in self._locks:
+                with contextlib.suppress(StorageError):
+                    _let_go(lock)
+        self._live()
+        raise AssertionError
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """Whoever writes holds off a death in another thread until its bytes are counted."""
+        with self._mutex:
+            self._live()
+            yield
+
+
+def _let_go(lock: Lock) -> None:
+    """A lease outlives its holder's process, a lock does not."""
+    from storage_backends.lease import Lease
+
+    if not isinstance(lock, Lease):
+        lock.release()
+
+
+class _FaultyAppender:
+    def __init__(self, store: FaultyStore, inner: Appender, preallocated_bytes: int) -> None:
+        self.path = inner.path
+        self.size = 0
+        self._store = store
+        self._inner = inner
+        self._synced = 0
+        self._written_beyond = False
+        """A short write left bytes after `size`, which the next append writes over."""
+        self._preallocated = preallocated_bytes
+
+    def append(self, *chunks: bytes) -> None:
+        fault, operation = self._store._ask("append", self.path)
+        if fault is None or fault.when == "after" or fault.action == "short-write":
+            data = b"".join(chunks)
+            short = fault is not None and fault.action == "short-write"
+            if short and data:
+                data = data[: self._store._random.randrange(len(data))]
+            with self._store.alive():
+                if self._written_beyond:
+                    self._inner.truncate(self.size)
+                    self._preallocated = 0
+                    self._written_beyond = False
+                if data:
+                    self._inner.append(data)
+                if short:
+                    self._written_beyond = True
+                else:
+                    self.size += len(data)
+        if fault is not None:
+            if fault.action == "error" and fault.when == "after":
+                self.size -= len(data)
+                self._written_beyond = True
+            self._store._fire(fault, operation)
+
+    def sync(self) -> None:
+        def sync() -> None:
+            size = self.size
+            self._inner.sync()
+            self._synced = max(self._synced, size)
+
+        self._store._run("sync", self.path, sync)
+
+    def truncate(self, size: int) -> None:
+        def truncate() -> None:
+            with self._store.alive():
+                self._inner.truncate(size)
+                self.size = self._synced = size
+                self._preallocated = 0
+                self._written_beyond = False
+
+        self._store._run("truncate", self.path, truncate)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def die(self, *, lose: bool) -> None:
+        """Let go of the file; with `lose`, leave what was synced and a part of the rest."""
+        self._inner.close()
+        inner, path = self._store.inner, self.path
+        if not lose or not inner.exists(path):
+            return
+        length = self._inner.size
+        if length == self._synced:
+            return
+        kept = bytearray(inner.read(path, 0, length))
+        chance = self._store._random
+        del kept[chance.randint(self._synced, length) :]
+        if self._store.plan.tear == "sectors":
+            first = self._synced - self._synced % SECTOR_BYTES
+            for start in range(first, len(kept), SECTOR_BYTES):
+                if chance.random() < 0.5:
+                    begin, end = max(start, self._synced), min(start + SECTOR_BYTES, len(kept))
+                    kept[begin:end] = bytes(end - begin)
+        inner.delete(path)
+        again = inner.open_append(path, self._preallocated)
+        again.append(bytes(kept))
+        again.sync()
+        again.close()
+
+
+class _FaultyLock:
+    def __init__(self, store: FaultyStore, inner: Lock) -> None:
+        self.inner = inner
+        self._store = store
+
+    @property
+    def expires_ms(self) -> int:
+        return int(getattr(self.inner, "expires_ms", 0))
+
+    def renew(self) -> None:
+        renew = getattr(self.inner, "renew", None)
+        if renew is not None:
+            self._store._run("renew", "", renew)
+
+    def release(self) -> None:
+        if not self._store.dead:  # death has released it
+            self.inner.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()

@@ -1,0 +1,136 @@
+"""A lock for storage without locks: a lease that runs out, kept in numbered objects.
+
+    {path}/00000001.json    {"holder": "...", "expires_ms": 1767225600000, "nonce": "..."}
+    {path}/00000002.json    the next holder; only the highest number counts
+
+Taking the lease is the exclusive create of the next number, so of two takers one loses. Only the holder ever rewrites its own object
+(to renew or release it), therefore a holder that was stopped, replaced and resumed overwrites nothing that counts. Numbers are not
+used twice: the newest object stays after a release, with an `expires_ms` of 0.
+
+Whether a lease has run out is judged by the taker's clock against the holder's: clocks that differ by more than the remaining time
+let a living holder be replaced. The log survives that, as it survives `take=True`: the replaced writer finds its epoch fenced.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
+from storage_backends.interface import SegmentStore
+from storage_backends.paths import check_path, one_line
+
+DEFAULT_LEASE_MS = 30_000
+_RACES_MAX = 20
+
+
+def system_clock_ms() -> int:
+    """Unix milliseconds. Whoever opens a store hands in another clock for tests."""
+    return time.time_ns() // 1_000_000
+
+
+class Lease:
+    """A lease that is held until `expires_ms`. Nothing renews it in the background: its holder calls `renew` well before that."""
+
+    def __init__(
+        self, store: SegmentStore, path: str, holder: str, number: int, nonce: str, expires_ms: int, clock_ms: Callable[[], int],
+        lease_ms: int,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.holder = holder
+        self.number = number
+        self.expires_ms = expires_ms
+        self._nonce = nonce
+        self._store = store
+        self._clock_ms = clock_ms
+        self._lease_ms = lease_ms
+        self._released = False
+
+    def renew(self) -> None:
+        """Hold on for another term from now. `Locked` names who has taken the lease since, `Unavailable` when it could not be
+        written: then it still runs out at the old `expires_ms`."""
+        if self._released:
+            raise StorageError("the lease was released", self.path)
+        expires_ms = self._clock_ms() + self._lease_ms
+        self._store.replace(_object(self.path, self.number), _encode(self.holder, expires_ms, self._nonce))
+        self.check()
+        self.expires_ms = expires_ms
+
+    def check(self) -> None:
+        """`Locked` if a successor has the lease by now, whoever's clock is right."""
+        newest = _newest_number(self._store, self.path)
+        if newest > self.number:
+            raise Locked(self.path, _read(self._store, self.path, newest)["holder"])
+
+    def release(self) -> None:
+        """Let go; safe to call twice. A failure is raised: then others have to wait until `expires_ms`."""
+        if not self._released:
+            self._released = True
+            self._store.replace(_object(self.path, self.number), _encode(self.holder, 0, self._nonce))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+def acquire(
+    store: SegmentStore,
+    path: str,
+    holder: str,
+    *,
+    take: bool = False,
+    clock_ms: Callable[[], int] = system_clock_ms,
+    lease_ms: int = DEFAULT_LEASE_MS,
+) -> Lease:
+    """The lease at `path`, for `lease_ms` milliseconds from now. `Locked` while another holds it, unless `take`."""
+    check_path(path)
+    holder = one_line(holder)
+    for _ in range(_RACES_MAX):
+        newest = _newest_number(store, path)
+        if newest and not take:
+            present = _read(store, path, newest)
+            if present["expires_ms"] > clock_ms():
+                raise Locked(path, present["holder"])
+        number, nonce, expires_ms = newest + 1, secrets.token_hex(16), clock_ms() + lease_ms
+        try:
+            store.create(_object(path, number), _encode(holder, expires_ms, nonce))
+        except AlreadyExists:
+            # Either somebody was quicker, or the driver sent our own create again after its answer was lost.
+            if _read(store, path, number)["nonce"] != nonce:
+                continue
+        for old in range(newest, 0, -1):
+            if not store.exists(_object(path, old)):
+                break
+            store.delete(_object(path, old))
+        return Lease(store, path, holder, number, nonce, expires_ms, clock_ms, lease_ms)
+    raise Unavailable("the lease changes hands without end", path)
+
+
+def _object(path: str, number: int) -> str:
+    return f"{path}/{number:08d}.json"
+
+
+def _encode(holder: str, expires_ms: int, nonce: str) -> bytes:
+    return json.dumps({"holder": holder, "expires_ms": expires_ms, "nonce": nonce}).encode()
+
+
+def _newest_number(store: SegmentStore, path: str) -> int:
+    names = [file.path.rpartition("/")[2].removesuffix(".json") for file in store.list(path)]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _read(store: SegmentStore, path: str, number: int) -> dict[str, Any]:
+    """The object of one number; one that its successor has removed by now counts as run out."""
+    try:
+        content = json.loads(store.read(_object(path, number)))
+        return {"holder": str(content["holder"]), "expires_ms": int(content["expires_ms"]), "nonce": str(content["nonce"])}
+    except NotFound:
+        return {"holder": "", "expires_ms": 0, "nonce": ""}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"not a lease: {error}", _object(path, number)) from error

@@ -1,0 +1,311 @@
+"""Immutable objects behind any fsspec file system: S3, Google Cloud Storage, Azure, and what else has a driver.
+
+Nothing can grow here, so the log writes one object per commit. What decides between two writers is the exclusive create, and it is only
+as good as the service: the three drivers below turn `mode="create"` into a condition that the service itself checks (S3 `If-None-Match: *`,
+GCS `ifGenerationMatch=0`, Azure `If-None-Match: *`; for content in several parts the condition stands on the request that completes them).
+Every other driver looks first and writes then, which is no promise: `exclusive_create` is False there, and `create` says `Unsupported`.
+
+S3 look-alikes exist that ignore the condition and overwrite. Before its first create a store therefore creates a probe object twice, and
+refuses to go on if the second one succeeds.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from secrets import token_hex
+from typing import Any, BinaryIO, NoReturn, TypeVar, cast
+
+import fsspec.core
+
+from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
+from storage_backends.local import LocalStore
+from storage_backends.paths import check_path, folder_prefix
+
+CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
+"""fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional request (read in s3fs 2026.9.0, gcsfs
+2026.10.1, adlfs 2026.8.0; seen with s3fs)."""
+
+EXTRAS = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure", "adl": "azure",
+}  # fmt: skip
+"""Which extra of imap-wal brings the driver of a protocol."""
+
+_PROBE_PREFIX = ".probe-"
+_CONFLICTS_MAX = 10
+_MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modificationTime")
+
+T = TypeVar("T")
+
+
+class ObjectStore:
+    """A `SegmentStore` of immutable objects. An `AlreadyExists` from `create` may be the caller's own object, sent twice by a driver that
+    lost the first answer: whoever must know puts a nonce into the content."""
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        clock_ms: Callable[[], int] = system_clock_ms,
+        lease_ms: int = DEFAULT_LEASE_MS,
+    ) -> None:
+        protocol = url.partition("://")[0]
+        options = dict(storage_options or {})
+        try:
+            # An instance of its own without a listing cache: fsspec would else hand out one that somebody else opened, cache and all.
+            options.update(use_listings_cache=False, skip_instance_cache=True)
+            opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
+            self._fs, self._root = opened[0], opened[1].rstrip("/")
+        except ImportError as error:
+            extra = EXTRAS.get(protocol)
+            what = f"pip install 'imap-wal[{extra}]'" if extra else f"pip install the fsspec driver ({error})"
+            raise StorageError(f"the driver for {protocol}:// is not installed: {what}") from error
+        except StorageError:
+            raise
+        except Exception as error:
+            raise StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}") from error
+        self.url = url.rstrip("/")
+        self.capabilities = Capabilities(
+            durable_append=False,
+            durable_sync=True,
+            exclusive_create=protocol in CONDITIONAL_CREATE,
+            atomic_replace=protocol in CONDITIONAL_CREATE,
+            preallocate=False,
+            locks=False,
+        )
+        self._clock_ms = clock_ms
+        self._lease_ms = lease_ms
+        self._probed = False
+        self._probe_mutex = threading.Lock()
+
+    # reading
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        prefix = folder_prefix(folder)
+        nothing: dict[str, Any] = {}
+        found = self._call(folder, lambda: self._fs.find(self._full(prefix.rstrip("/")), detail=True), missing=nothing)
+        start = len(self._root) + 1
+        files = [
+            StoredFile(name[start:], int(info.get("size") or 0), _modified_ms(info))
+            for name, info in found.items()
+            if info.get("type") != "directory" and not name.endswith("/")  # a key with a slash at its end is a console's idea of a folder
+        ]
+        return sorted(
+            (file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)), key=lambda file: file.path
+        )
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        prefix = folder_prefix(folder)
+        nothing: builtins.list[Any] = []
+        found = self._call(folder, lambda: self._fs.ls(self._full(prefix.rstrip("/")), detail=True), missing=nothing)
+        return sorted({info["name"].rstrip("/").rpartition("/")[2] for info in found if info["type"] == "directory"})
+
+    def exists(self, path: str) -> bool:
+        # Not fs.exists: for some drivers it answers False to every error, and a writer that asks for its fence would go on.
+        info = self._call(path, lambda: self._fs.info(self._full(path)), missing=None)
+        return info is not None and info.get("type") != "directory"
+
+    def size(self, path: str) -> int:
+        info = self._call(path, lambda: self._fs.info(self._full(path)))
+        if info.get("type") == "directory":
+            raise NotFound("is a folder", path)
+        return int(info["size"])
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        end = None if length is None else offset + length
+        if length == 0:
+            self.size(path)
+            return b""
+        full = self._full(path)
+        try:
+            return bytes(self._fs.cat_file(full, start=offset, end=end))
+        except FileNotFoundError as error:
+            raise NotFound("no such object", path) from error
+        except Exception as error:
+            # A range that begins at or after the end is an error to some services ("416") and nothing to others.
+            if self.size(path) <= offset:
+                return b""
+            raise_translated(error, path)
+
+    def open_input(self, path: str) -> BinaryIO:
+        return cast(BinaryIO, self._call(path, lambda: self._fs.open(self._full(path), "rb")))
+
+    # writing
+
+    def create(self, path: str, data: bytes) -> None:
+        self._exclusive(path, lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
+
+    def create_from(self, path: str, local_file: str) -> None:
+        # The driver sends it in parts that nobody sees before the last request, which carries the condition: at 100 MB and more on S3.
+        self._exclusive(path, lambda: self._fs.put_file(local_file, self._full(path), mode="create"))
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._writing(path, lambda: self._fs.pipe_file(self._full(path), data))
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        raise Unsupported("objects do not grow", path)
+
+    def truncate(self, path: str, size: int) -> None:
+        raise Unsupported("objects are not cut", path)
+
+    def delete(self, path: str) -> None:
+        self._call(path, lambda: self._fs.rm_file(self._full(path)), missing=None)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""
+        return acquire(self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms)
+
+    def close(self) -> None:
+        pass  # the driver closes its connections when the store is let go of
+
+    # parts
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{check_path(path)}" if path else self._root
+
+    def _call(self, path: str, action: Callable[[], T], **missing: T) -> T:
+        """The answer of the driver; `missing=…` is what to answer when there is no such object."""
+        self._fs.invalidate_cache()  # some drivers keep listings whatever they were told
+        try:
+            return action()
+        except FileNotFoundError as error:
+            if "missing" in missing:
+                return missing["missing"]
+            raise NotFound("no such object", path) from error
+        except Exception as error:
+            raise_translated(error, path)
+
+    def _writing(self, path: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except FileNotFoundError as error:
+            raise Unavailable(f"the bucket or container is missing: {error}", path) from error
+        except Exception as error:
+            raise_translated(error, path)
+
+    def _exclusive(self, path: str, action: Callable[[], object]) -> None:
+        check_path(path)
+        if not self.capabilities.exclusive_create:
+            raise Unsupported("this driver has no create that is atomic among processes", path)
+        self._probe()
+        self._exclusive_now(path, action)
+
+    def _exclusive_now(self, path: str, action: Callable[[], object]) -> None:
+        for attempt in range(_CONFLICTS_MAX):
+            try:
+                action()
+                return
+            except FileExistsError as error:
+                raise AlreadyExists("there is one already", path) from error
+            except FileNotFoundError as error:
+                raise Unavailable(f"the bucket or container is missing: {error}", path) from error
+            except Exception as error:
+                code, status = service_code(error)
+                if status == 412 or code in ("PreconditionFailed", "412"):
+                    raise AlreadyExists("there is one already", path) from error
+                # S3 answers 409 to one of two conditional puts at the same moment: nothing was written, and it is to be sent again.
+                if code != "ConditionalRequestConflict" or attempt == _CONFLICTS_MAX - 1:
+                    raise_translated(error, path)
+
+    def _probe(self) -> None:
+        with self._probe_mutex:
+            if not self._probed and not self._keeps_condition():
+                raise Unsupported(f"{self.url} ignores the condition of an exclusive create: two writers would overwrite each other")
+            self._probed = True
+
+    def _keeps_condition(self) -> bool:
+        path = f"{_PROBE_PREFIX}{token_hex(8)}"
+        full = self._full(path)
+        try:
+            self._exclusive_now(path, lambda: self._fs.pipe_file(full, b"1", mode="create"))
+            self._exclusive_now(path, lambda: self._fs.pipe_file(full, b"2", mode="create"))
+        except AlreadyExists:
+            return True
+        finally:
+            # A probe that stays is hidden from listings, and the reason will show elsewhere.
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(full)
+        return False
+
+
+class LocalObjects(LocalStore):
+    """A local directory used as if it were an object store, to try out and test that way of the log. Creates are as exclusive and as
+    durable as those of `LocalStore`."""
+
+    def __init__(self, root: str, *, clock_ms: Callable[[], int] = system_clock_ms, lease_ms: int = DEFAULT_LEASE_MS) -> None:
+        super().__init__(root)
+        self.url = f"objects+file://{self.root}"
+        self.capabilities = Capabilities(
+            durable_append=False, durable_sync=True, exclusive_create=True, atomic_replace=True, preallocate=False, locks=False
+        )
+        self._clock_ms = clock_ms
+        self._lease_ms = lease_ms
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        raise Unsupported("objects do not grow", path)
+
+    def truncate(self, path: str, size: int) -> None:
+        raise Unsupported("objects are not cut", path)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        return acquire(self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms)
+
+
+def service_code(error: BaseException) -> tuple[str, int]:
+    """The service's own code and HTTP status ("" and 0: unknown), found along the causes of an error without naming any driver."""
+    found: BaseException | None = error
+    while found is not None:
+        response = getattr(found, "response", None)
+        if isinstance(response, Mapping):  # botocore
+            return str(response.get("Error", {}).get("Code", "")), int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        for name in ("status_code", "status", "code"):  # azure, aiohttp, gcsfs
+            status = getattr(found, name, None)
+            if isinstance(status, int):
+                return str(getattr(found, "error_code", "")), status
+        found = found.__cause__ or found.__context__
+    return "", 0
+
+
+def raise_translated(error: Exception, path: str) -> NoReturn:
+    """Raise the error of a store that stands for one of a driver."""
+    if isinstance(error, StorageError):
+        raise error
+    if isinstance(error, FileNotFoundError):
+        raise NotFound("no such object", path) from error
+    if isinstance(error, FileExistsError):
+        raise AlreadyExists("there is one already", path) from error
+    code, status = service_code(error)
+    text = f"{type(error).__name__}: {error}"
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT) or status == 507 or code in ("QuotaExceeded", "XMinioStorageFull"):
+        raise NoSpace(text, path) from error
+    if isinstance(error, PermissionError) or status in (401, 403) or "Credentials" in type(error).__name__:
+        raise Unavailable(f"refused: {text} (check the credentials and what they allow)", path) from error
+    if isinstance(error, TimeoutError):
+        raise Unavailable(f"no answer in time: {text}", path) from error
+    raise Unavailable(text, path) from error
+
+
+def _modified_ms(info: Mapping[str, Any]) -> int:
+    value = next((info[key] for key in _MODIFIED_KEYS if info.get(key)), None)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return 0
+    if isinstance(value, datetime):
+        return int(value.timestamp() * 1000)
+    if isinstance(value, int | float):
+        return int(value if value > 1e11 else value * 1000)  # WebHDFS counts milliseconds, the others seconds
+    return 0
+
+
+def _is_probe(path: str) -> bool:
+    return path.startswith(_PROBE_PREFIX)
