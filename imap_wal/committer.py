@@ -9,7 +9,8 @@ A failed write or sync poisons the committer: nothing more is acknowledged, and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -112,22 +113,33 @@ class Committer:
                 try:
                     self._commit_ready()
                 finally:
-                    self._lock.release()
-                # Whoever published after our last look found the lock taken and sleeps: the first of them leads now.
-                for first in self._consumer.take(1):
-                    first.wake()
+                    self._leave()
             else:
                 assert batch.sleeper is not None
                 batch.sleeper.acquire()
 
+    @contextmanager
+    def _leading(self) -> Iterator[None]:
+        self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Let the commit lock go. Whoever published after our last look found it taken and sleeps: the first of them leads now."""
+        self._lock.release()
+        for first in self._consumer.take(1):
+            first.wake()
+
     def commit_ready(self) -> None:
         """Commit all that is in the ring now."""
-        with self._lock:
+        with self._leading():
             self._commit_ready()
 
     def sync(self) -> None:
         """Durability barrier: all that was acknowledged before is safe when this returns, whatever the durability."""
-        with self._lock:
+        with self._leading():
             self._commit_ready()
             if self._failure is None:
                 self._guarded_sync()
@@ -137,13 +149,13 @@ class Committer:
     def sync_if_due(self) -> None:
         """`interval`: sync when the oldest unsynced byte is about to be too old."""
         if self._unsynced_since is not None and not self._lock.locked():
-            with self._lock:
+            with self._leading():
                 if self._unsynced_since is not None and self._failure is None:
                     self._guarded_sync()
 
     def rotate(self) -> None:
         """Seal the current segment now."""
-        with self._lock:
+        with self._leading():
             self._commit_ready()
             self._rotate()
             if self._failure is not None:
@@ -151,7 +163,7 @@ class Committer:
 
     def close(self, clean: bool = True) -> None:
         """Commit what is left, then close the log; `clean` says so in it."""
-        with self._lock:
+        with self._leading():
             if clean:
                 self._commit_ready()
             if self._failure is None:

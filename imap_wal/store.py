@@ -21,8 +21,9 @@ import msgpack
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, Committer, CommitStatistics
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE
-from imap_wal.errors import Closed, ImapWalError, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
+from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX
+from imap_wal.keeper import Keeper
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
@@ -98,18 +99,14 @@ class Store:
         self._maps: dict[str, MapState] = {}
         self._row_packer = msgpack.Packer(use_bin_type=True, autoreset=False)
         self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
-        self.committer = Committer(self.ring, log, settings, self._clock, self._sealed)
-        self._sealed_bytes = 0
-        self._stop = threading.Event()
+        self.keeper = Keeper(settings, self._clock)
+        self.committer = Committer(self.ring, log, settings, self._clock, self.keeper.sealed)
+        self._archive_lock = threading.Lock()
         self._closed = False
         start = self._clock.monotonic()
         self._load(view)
         self._restore_seconds = self._clock.monotonic() - start
-        self._keeper: threading.Thread | None = None
-        self._archive_due = threading.Event()
-        if settings.durability in (Durability.INTERVAL, Durability.ASYNC) or settings.archive_interval_s or settings.archive_bytes:
-            self._keeper = threading.Thread(target=self._keep, name="imap-wal-keeper", daemon=True)
-            self._keeper.start()
+        self.keeper.start(self.committer, self.archive)
 
     # ---- maps ----
 
@@ -150,7 +147,6 @@ class Store:
         self._check_open()
         self.committer.rotate()
         with self._archive_lock:
-            self._sealed_bytes = 0
             return archive_sealed(
                 self._log.store, self._log.identity.node_folder, self._log.identity.node, self._log.manifests, writing=self._log.current_segment
             ).records
@@ -165,10 +161,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        self._stop.set()
-        self._archive_due.set()
-        if self._keeper is not None:
-            self._keeper.join()
+        self.keeper.stop()
         try:
             self.committer.close()
         except StorageError as error:
@@ -237,38 +230,6 @@ class Store:
                 for row in rows:
                     state.set(row[KEY], row[VALUE], row[EXPIRES_AT_MS])
         view.close()
-
-    def _sealed(self) -> None:
-        self._sealed_bytes += self._settings.segment_bytes
-        if self._settings.archive_bytes and self._sealed_bytes >= self._settings.archive_bytes:
-            self._archive_due.set()
-
-    _archive_lock = threading.Lock()
-
-    def _keep(self) -> None:
-        """The background thread, for durabilities and archives that need a clock."""
-        settings = self._settings
-        tick = settings.sync_interval_ms / 4000 if settings.durability is Durability.INTERVAL else 0.005 if settings.durability is Durability.ASYNC else 1.0
-        archived_at = self._clock.monotonic()
-        while not self._stop.is_set():
-            self._archive_due.wait(tick)
-            if self._stop.is_set():
-                return
-            if settings.durability is Durability.ASYNC:
-                self.committer.commit_ready()
-            if settings.durability is Durability.INTERVAL:
-                self.committer.sync_if_due()
-            due = settings.archive_interval_s and self._clock.monotonic() - archived_at >= settings.archive_interval_s
-            if due or self._archive_due.is_set():
-                self._archive_due.clear()
-                archived_at = self._clock.monotonic()
-                try:
-                    self.archive()
-                except (ImapWalError, StorageError) as error:
-                    self.archive_error = error
-
-    archive_error: Exception | None = None
-    """Why the last archive by the background thread failed; segments stay, nothing is lost."""
 
     def _check_open(self) -> None:
         if self._closed:

@@ -25,6 +25,7 @@ from imap_wal.committer import Batch, Committer
 from imap_wal.entry import ORDER, rows
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable
 from imap_wal.format import METADATA
+from imap_wal.keeper import Keeper
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.ring import RingBuffer
 from imap_wal.settings import Durability
@@ -64,9 +65,6 @@ class Agent:
         self._appends = self._duplicates = 0
         self._started = self._clock.monotonic()
         self._failed_at: float | None = None
-        self._sealed_bytes = 0
-        self._archived_at = self._started
-        self._archive_error = ""
         self._open(config.takeover)
         try:
             self._router = Router(config.endpoint)
@@ -83,7 +81,9 @@ class Agent:
         cluster = ClusterLog(self._store, self.config.namespace, self.config.cluster, self._clock, self._randomness)
         self._sessions = Sessions(self._node_log, cluster)
         self._ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
-        self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._sealed, self._sessions.check_newest)
+        self._keeper = Keeper(settings, self._clock)
+        self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._keeper.sealed, self._sessions.check_newest)
+        self._keeper.start(self._committer, self._archive)
         recovery = self._node_log.recovery
         _log.info("log open", node=self.config.node, epoch=self._node_log.epoch, clean=recovery.clean, frames=recovery.frames, torn_bytes=recovery.torn_bytes)
 
@@ -103,6 +103,7 @@ class Agent:
             clean = True
         finally:
             self._reads.close()
+            self._keeper.stop()
             self._committer.close(clean)
             self._router.close()
             self._store.close()
@@ -112,8 +113,7 @@ class Agent:
 
     def _turn(self, timeout_ms: int) -> None:
         pending: list[Pending] = []
-        wait = min(timeout_ms, self.config.log.sync_interval_ms // 4) if self.config.log.durability is Durability.INTERVAL else timeout_ms
-        for message in self._router.receive(wait):
+        for message in self._router.receive(timeout_ms):
             self._handle(message, pending)
         if pending:
             acks_before = self.config.log.durability is Durability.ASYNC
@@ -122,10 +122,7 @@ class Agent:
             self._committer.commit_ready()
             if not acks_before:
                 self._answer(pending)
-        if self.config.log.durability is Durability.INTERVAL:
-            self._committer.sync_if_due()
         self._mend()
-        self._archive_if_due()
 
     def _handle(self, message: Message, pending: list[Pending]) -> None:
         if message.header is None:
@@ -240,6 +237,7 @@ class Agent:
         if self._failed_at is None:
             _log.error("log failed", node=self.config.node, error=str(failure))
             self._failed_at = now
+            self._keeper.stop()
             self._committer.close(clean=False)
         if now - self._failed_at < REOPEN_S:
             return
@@ -251,29 +249,12 @@ class Agent:
             return
         self._failed_at = None
 
-    def _sealed(self) -> None:
-        self._sealed_bytes += self.config.log.segment_bytes
-
-    def _archive_if_due(self) -> None:
-        settings = self.config.log
-        now = self._clock.monotonic()
-        by_time = settings.archive_interval_s and now - self._archived_at >= settings.archive_interval_s
-        by_size = settings.archive_bytes and self._sealed_bytes >= settings.archive_bytes
-        if not (by_time or by_size) or self._committer.failure is not None:
-            return
-        self._archived_at, self._sealed_bytes = now, 0
-        try:
-            if by_time:
-                self._committer.rotate()
-            done = archive_sealed(
-                self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.current_segment
-            )
-            if done.records:
-                _log.info("archived", records=done.records)
-            self._archive_error = ""
-        except (ImapWalError, StorageError) as error:
-            self._archive_error = str(error)
-            _log.error("archive failed; segments stay", error=str(error))
+    def _archive(self) -> int:
+        """Seal, and turn what is sealed into archives; on the keeper's thread."""
+        self._committer.rotate()
+        done = archive_sealed(self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.current_segment)
+        _log.info("archived", records=done.records)
+        return done.records
 
     def statistics(self) -> dict[str, Any]:
         """What `stat` answers: plain values, a snapshot."""
@@ -288,7 +269,7 @@ class Agent:
             "duplicates": self._duplicates,
             "reads": self._reads.served,
             "position": str(self._node_log.end),
-            "archive_error": self._archive_error,
+            "archive_error": self._keeper.archive_error,
             "commit": asdict(self._committer.statistics),
             "ring": asdict(self._ring.statistics),
         }
