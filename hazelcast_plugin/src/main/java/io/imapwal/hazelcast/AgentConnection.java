@@ -1,0 +1,107 @@
+package io.imapwal.hazelcast;
+
+import java.io.Closeable;
+import java.io.IOException;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.TimeUnit;
+
+/** One greeted connection to an agent: hello said, welcome heard, one request and its answer at a time. */
+final class AgentConnection implements Closeable {
+    static final int PROTOCOL = 1;
+    private static final byte[] NO_PAYLOAD = {};
+
+    private final ZmtpConnection wire;
+    private final MsgpackWriter header = new MsgpackWriter(64);
+    private Welcome welcome;
+    private long number;
+
+    private AgentConnection(ZmtpConnection wire) {
+        this.wire = wire;
+    }
+
+    /** Who says hello. Everything but the cluster id stays the same for a member's life. */
+    record Identity(UUID memberUuid, UUID pluginUuid, String pluginVersion, int partitionCount) {
+    }
+
+    /** An answer that is not an error: its header past kind and number, and its payload. */
+    record Answer(MsgpackReader header, byte[] payload) {
+    }
+
+    static AgentConnection open(AgentSettings settings, Identity identity, UUID clusterId, String purpose) throws IOException {
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
+        AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline));
+        try {
+            MsgpackWriter hello = connection.start("hello", 1);
+            hello.map(7);
+            hello.string("protocol").integer(PROTOCOL);
+            hello.string("cluster_id").string(clusterId.toString());
+            hello.string("member_uuid").string(identity.memberUuid.toString());
+            hello.string("plugin_uuid").string(identity.pluginUuid.toString());
+            hello.string("plugin_version").string(identity.pluginVersion);
+            hello.string("partition_count").integer(identity.partitionCount);
+            hello.string("purpose").string(purpose);
+            Object answer = connection.ask("welcome", NO_PAYLOAD, 0, deadline).header.value();
+            if (!(answer instanceof Map<?, ?> map)) {
+                throw new ProtocolException("the agent's welcome is not a map");
+            }
+            connection.welcome = Welcome.of(clusterId, map);
+            return connection;
+        } catch (IOException | RuntimeException e) {
+            connection.close();
+            throw e;
+        }
+    }
+
+    Welcome welcome() {
+        return welcome;
+    }
+
+    /** See {@link ZmtpConnection#written()}. */
+    long written() {
+        return wire.written();
+    }
+
+    /** Begins a request's header with its kind and number; {@code fields} more follow. */
+    MsgpackWriter start(String kind, int fields) {
+        return header.clear().array(2 + fields).string(kind).integer(++number);
+    }
+
+    /**
+     * Sends the request begun with {@link #start} and waits for its answer.
+     *
+     * @throws AgentError when the agent answers {@code error}; the connection is still in step then
+     * @throws IOException when anything else went wrong; the connection must be closed then
+     */
+    Answer ask(String wantedKind, byte[] payload, int payloadSize, long deadlineNanos) throws IOException {
+        wire.send(new byte[][] {header.array(), payload}, new int[] {header.length(), payloadSize}, deadlineNanos);
+        List<byte[]> frames = wire.receive(deadlineNanos);
+        if (frames.size() != 2) {
+            throw new ProtocolException("the agent's answer has " + frames.size() + " frames instead of 2");
+        }
+        MsgpackReader answer = new MsgpackReader(frames.get(0));
+        int fields = answer.array();
+        String kind = fields < 2 ? "" : answer.string();
+        long answered = fields < 2 ? -1 : answer.integer();
+        if (answered != number) {
+            throw new ProtocolException("the agent answered request " + answered + " instead of " + number);
+        }
+        if (kind.equals("error")) {
+            throw new AgentError(answer.string(), answer.string());
+        }
+        if (!kind.equals(wantedKind)) {
+            throw new ProtocolException("the agent answered \"" + kind + "\" instead of \"" + wantedKind + "\"");
+        }
+        return new Answer(answer, frames.get(1));
+    }
+
+    Answer ask(String wantedKind, MsgpackWriter payload, long deadlineNanos) throws IOException {
+        return ask(wantedKind, payload.array(), payload.length(), deadlineNanos);
+    }
+
+    @Override
+    public void close() {
+        wire.close();
+    }
+}

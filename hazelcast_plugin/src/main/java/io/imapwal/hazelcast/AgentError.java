@@ -1,0 +1,33 @@
+package io.imapwal.hazelcast;
+
+import java.io.IOException;
+import java.util.Set;
+
+/** The agent's own {@code error} answer: a code of {@code docs/protocol.md} and a text for people. */
+final class AgentError extends IOException {
+    private static final long serialVersionUID = 1L;
+    private static final Set<String> CERTAIN =
+            Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", "void-incarnation", "full");
+    private static final Set<String> CONNECTION_STAYS = Set.of("bad-request", "too-large", "full", "restore-failed", "storage");
+
+    private final String code;
+
+    AgentError(String code, String text) {
+        super(code + ": " + text);
+        this.code = code;
+    }
+
+    String code() {
+        return code;
+    }
+
+    /** Whether the request certainly had no effect. A code we do not know may have had one. */
+    boolean certain() {
+        return CERTAIN.contains(code);
+    }
+
+    /** Whether the session is as good as before; otherwise a new hello must tell. */
+    boolean connectionStays() {
+        return CONNECTION_STAYS.contains(code);
+    }
+}

@@ -1,0 +1,183 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.serialization.impl.HeapData;
+
+import java.io.Closeable;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.ReentrantLock;
+
+/**
+ * Reads from an agent over a connection of its own, so that no write waits for a read. Any number of threads take turns.
+ * A read that fails on a connection that was idle is tried once more on a new one: reading twice does no harm.
+ */
+final class AgentReader implements Closeable {
+    private final AgentSettings settings;
+    private final AgentConnection.Identity identity;
+    private final OrderGuard guard;
+    private final ReentrantLock turn = new ReentrantLock();
+    private final MsgpackWriter payload = new MsgpackWriter(4096);
+    private volatile AgentConnection connection;
+    private volatile boolean closed;
+
+    AgentReader(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard) {
+        this.settings = settings;
+        this.identity = identity;
+        this.guard = guard;
+    }
+
+    /** A live entry. @param expiresAtMs Unix time; 0: never */
+    record Entry(Data key, Data value, long expiresAtMs) {
+    }
+
+    /** @param next where the next page begins, as msgpack; null at the end */
+    record Keys(List<Data> keys, byte[] next) {
+    }
+
+    interface Schemas {
+        void accept(long schemaId, byte[] bytes) throws IOException;
+    }
+
+    Keys keys(String map, byte[] cursor, int limit) throws IOException {
+        return inTurn(agent -> {
+            MsgpackWriter header = agent.start("keys", 3).string(map);
+            if (cursor == null) {
+                header.nil();
+            } else {
+                header.raw(cursor, 0, cursor.length);
+            }
+            header.integer(limit);
+            AgentConnection.Answer answer = agent.ask("keys", payload.clear(), deadline(settings.restoreTimeoutMs()));
+            byte[] next = answer.header().nil() ? null : answer.header().raw();
+            long count = answer.header().integer();
+            MsgpackReader stream = new MsgpackReader(answer.payload());
+            List<Data> keys = new ArrayList<>((int) Math.min(count, 1 << 20));
+            for (long i = 0; i < count; i++) {
+                keys.add(data(stream.binary()));
+            }
+            return new Keys(keys, next);
+        });
+    }
+
+    List<Entry> load(String map, Collection<Data> keys, int timeoutMs) throws IOException {
+        return inTurn(agent -> {
+            payload.clear();
+            keys.forEach(key -> payload.binary(key.toByteArray()));
+            agent.start("load", 2).string(map).integer(keys.size());
+            AgentConnection.Answer answer = agent.ask("entries", payload, deadline(timeoutMs));
+            long count = answer.header().integer();
+            MsgpackReader stream = new MsgpackReader(answer.payload());
+            List<Entry> entries = new ArrayList<>((int) Math.min(count, 1 << 20));
+            for (long i = 0; i < count; i++) {
+                if (stream.array() != 3) {
+                    throw new ProtocolException("a loaded entry is [key, value, expires_at_ms]");
+                }
+                entries.add(new Entry(data(stream.binary()), data(stream.binary()), stream.integer()));
+            }
+            return entries;
+        });
+    }
+
+    void schemas(Schemas consumer) throws IOException {
+        List<Object[]> schemas = inTurn(agent -> {
+            agent.start("schemas", 0);
+            AgentConnection.Answer answer = agent.ask("schemas", payload.clear(), deadline(settings.restoreTimeoutMs()));
+            long count = answer.header().integer();
+            MsgpackReader stream = new MsgpackReader(answer.payload());
+            List<Object[]> found = new ArrayList<>();
+            for (long i = 0; i < count; i++) {
+                if (stream.array() != 2) {
+                    throw new ProtocolException("a schema is [schema_id, bytes]");
+                }
+                found.add(new Object[] {stream.integer(), stream.binary()});
+            }
+            return found;
+        });
+        // Registering asks the other members: not while others wait for their turn.
+        for (Object[] schema : schemas) {
+            consumer.accept((Long) schema[0], (byte[]) schema[1]);
+        }
+    }
+
+    /** Ends a request in progress too. */
+    @Override
+    public void close() {
+        closed = true;
+        AgentConnection open = connection;
+        if (open != null) {
+            open.close();
+        }
+    }
+
+    private interface Request<T> {
+        T on(AgentConnection connection) throws IOException;
+    }
+
+    private <T> T inTurn(Request<T> request) throws IOException {
+        boolean interrupted = false;
+        turn.lock();
+        try {
+            interrupted = Thread.interrupted();
+            boolean fresh = false;
+            while (true) {
+                try {
+                    if (closed) {
+                        throw new IOException("the member is shutting down");
+                    }
+                    if (connection != null && !connection.welcome().clusterId().equals(guard.clusterId())) {
+                        disconnect();
+                    }
+                    if (connection == null) {
+                        if (guard.clusterId() == null) {
+                            throw new IOException("the member has not joined its cluster yet");
+                        }
+                        fresh = true;
+                        connection = AgentConnection.open(settings, identity, guard.clusterId(), "read");
+                    }
+                    return request.on(connection);
+                } catch (AgentError e) {
+                    if (!e.connectionStays()) {
+                        disconnect();
+                    }
+                    throw e;
+                } catch (IOException e) {
+                    disconnect();
+                    if (fresh || closed || e instanceof ProtocolException || e instanceof java.net.SocketTimeoutException) {
+                        throw e;
+                    }
+                } catch (RuntimeException e) {
+                    disconnect();
+                    throw e;
+                }
+            }
+        } finally {
+            turn.unlock();
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    private void disconnect() {
+        if (connection != null) {
+            connection.close();
+            connection = null;
+        }
+    }
+
+    private static long deadline(int timeoutMs) {
+        return System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(timeoutMs);
+    }
+
+    private static Data data(byte[] bytes) throws ProtocolException {
+        try {
+            return new HeapData(bytes);
+        } catch (IllegalArgumentException e) {
+            throw new ProtocolException("not the bytes of a Hazelcast Data: " + e.getMessage());
+        }
+    }
+}

@@ -1,0 +1,85 @@
+package io.imapwal.hazelcast;
+
+import java.util.Properties;
+import java.util.Set;
+import java.util.TreeSet;
+
+/**
+ * What a map's {@code map-store} properties say. An unknown or malformed property is refused with the property's and the
+ * map's name: a misspelt one must not quietly mean its default.
+ *
+ * @param agent            where the agent listens
+ * @param timeoutMs        longest wait for the acknowledgement of one append
+ * @param connectTimeoutMs longest wait for a connection and its hello
+ * @param restoreTimeoutMs longest wait for one answer of the agent while it merges logs
+ * @param readThrough      ask the agent for keys that are not in memory, also where the map has no eviction
+ * @param restoreChunk     entries fetched with one request while restoring
+ */
+record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, int restoreTimeoutMs, boolean readThrough,
+                     int restoreChunk) {
+
+    static final String AGENT = "agent";
+    static final String TIMEOUT_MS = "timeout-ms";
+    static final String CONNECT_TIMEOUT_MS = "connect-timeout-ms";
+    static final String RESTORE_TIMEOUT_MS = "restore-timeout-ms";
+    static final String READ_THROUGH = "read-through";
+    static final String RESTORE_CHUNK = "restore-chunk";
+
+    private static final Set<String> KNOWN = new TreeSet<>(
+            Set.of(AGENT, TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK));
+
+    /** @throws IllegalArgumentException naming the property and the map */
+    static AgentSettings of(String map, Properties properties) {
+        for (String name : properties.stringPropertyNames()) {
+            if (!KNOWN.contains(name)) {
+                throw new IllegalArgumentException(where(name, map) + " is unknown; known are " + String.join(", ", KNOWN));
+            }
+        }
+        String agent = properties.getProperty(AGENT);
+        if (agent == null || agent.isBlank()) {
+            throw new IllegalArgumentException(where(AGENT, map)
+                    + " is missing: it says where the agent beside this member listens, ipc:///path/to/socket or tcp://host:port");
+        }
+        AgentEndpoint endpoint;
+        try {
+            endpoint = AgentEndpoint.parse(agent.strip());
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(where(AGENT, map) + ": " + e.getMessage());
+        }
+        return new AgentSettings(endpoint,
+                number(map, properties, TIMEOUT_MS, 10_000, 1, 3_600_000),
+                number(map, properties, CONNECT_TIMEOUT_MS, 2_000, 1, 3_600_000),
+                number(map, properties, RESTORE_TIMEOUT_MS, 300_000, 1, 86_400_000),
+                flag(map, properties, READ_THROUGH),
+                number(map, properties, RESTORE_CHUNK, 10_000, 1, 1_000_000));
+    }
+
+    private static int number(String map, Properties properties, String name, int otherwise, int least, int most) {
+        String text = properties.getProperty(name);
+        if (text == null) {
+            return otherwise;
+        }
+        try {
+            int value = Integer.parseInt(text.strip());
+            if (value >= least && value <= most) {
+                return value;
+            }
+        } catch (NumberFormatException e) {
+            // falls through to the one message below
+        }
+        throw new IllegalArgumentException(
+                where(name, map) + " must be a whole number from " + least + " to " + most + ", not \"" + text + "\"");
+    }
+
+    private static boolean flag(String map, Properties properties, String name) {
+        String text = properties.getProperty(name, "false").strip();
+        if (!text.equals("true") && !text.equals("false")) {
+            throw new IllegalArgumentException(where(name, map) + " must be true or false, not \"" + text + "\"");
+        }
+        return text.equals("true");
+    }
+
+    private static String where(String property, String map) {
+        return "map-store property \"" + property + "\" of map \"" + map + "\"";
+    }
+}

@@ -1,0 +1,45 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.Data;
+
+/**
+ * One change on its way to the log: a DataEntry whose order lacks only what the sending thread knows.
+ *
+ * <pre>
+ * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order]
+ * head       everything up to order, as msgpack           order = [incarnation, version, session, request]
+ * </pre>
+ */
+final class Change {
+    final String map;
+    final Data key;
+    final byte[] head;
+    final OrderGuard.Stamp stamp;
+    Ticket ticket;
+    long request;
+
+    Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp) {
+        this.map = map;
+        this.key = key;
+        this.head = head;
+        this.stamp = stamp;
+    }
+
+    static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value, byte[] valueClass, long timestampMs, long expiresAtMs,
+                       int partition) {
+        MsgpackWriter to = new MsgpackWriter(64 + map.length + key.length + keyClass.length + valueClass.length
+                + (value == null ? 0 : value.length));
+        to.array(10).string(map).binary(key).string(keyClass);
+        if (value == null) {
+            to.nil();
+        } else {
+            to.binary(value);
+        }
+        to.string(valueClass).bool(value == null).integer(timestampMs).integer(expiresAtMs).integer(partition);
+        return to.toByteArray();
+    }
+
+    void write(MsgpackWriter to, long incarnation, long session) {
+        to.raw(head, 0, head.length).array(4).integer(incarnation).integer(stamp.version()).integer(session).integer(request);
+    }
+}

@@ -1,0 +1,236 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Member;
+import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.internal.util.ExceptionUtil;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.operation.TriggerLoadIfNeededOperation;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.spi.impl.NodeEngineImpl;
+import com.hazelcast.spi.impl.operationservice.Operation;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.ExecutionException;
+
+import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
+
+/**
+ * What this member knows about one map: whether it may exist here at all, and whether the cluster has all of it.
+ *
+ * <pre>
+ *            open: agent greeted; on the member that will load: every member's agent greeted, log merged
+ *  closed ────────────────────────────▶ open ────────────────────────────────────▶ restored
+ *    ▲      (fails: LogUnavailable,       │  Restorer here or on another member done    │
+ *    │       tried again)                 │                                             │
+ *    └────────────────────────────────────┴───────────── destroy ◀─────────────────────┘
+ * </pre>
+ *
+ * Until restored, changes and loads are refused, whatever Hazelcast thinks of a partition: a backup that is promoted in the
+ * middle of a load counts as loaded there.
+ */
+final class MapState {
+    private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
+    private static final long SHORT_WAIT_MS = 250;
+
+    private final WalPlugin plugin;
+    private final String map;
+
+    private CompletableFuture<Void> preparing;
+    private long startedNanos;
+    private long askedNanos = System.nanoTime() - PAUSE_NANOS;
+    private volatile boolean open;
+    private volatile boolean restored;
+    /** Grows with each close: a restore that began before does not count after it. */
+    private volatile int generation;
+
+    MapState(WalPlugin plugin, String map) {
+        this.plugin = plugin;
+        this.map = map;
+    }
+
+    boolean restored() {
+        return restored;
+    }
+
+    int generation() {
+        return generation;
+    }
+
+    synchronized void setRestored(int ofGeneration) {
+        if (ofGeneration == generation) {
+            restored = true;
+        }
+    }
+
+    synchronized void close() {
+        generation++;
+        restored = false;
+        open = false;
+        preparing = null;
+    }
+
+    /**
+     * Returns when the map may be created on this member. What takes long runs on a thread of its own: callers are often the
+     * threads of partitions, which serve other maps too.
+     *
+     * @throws LogUnavailable              it may not now, and why
+     * @throws RetryableHazelcastException it is being found out
+     */
+    void open(AgentSettings settings, boolean readThrough) {
+        if (open) {
+            return;
+        }
+        CompletableFuture<Void> attempt;
+        long left;
+        synchronized (this) {
+            boolean over = preparing != null && preparing.isDone();
+            if (preparing == null || (over && System.nanoTime() - startedNanos > PAUSE_NANOS)) {
+                preparing = new CompletableFuture<>();
+                startedNanos = System.nanoTime();
+                start(preparing, settings, readThrough, generation);
+            }
+            attempt = preparing;
+            left = SHORT_WAIT_MS - TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - startedNanos);
+        }
+        try {
+            attempt.get(Math.max(0, left), TimeUnit.MILLISECONDS);
+        } catch (TimeoutException e) {
+            throw new RetryableHazelcastException("map \"" + map + "\" is being restored: its log is being read by "
+                    + plugin.link(settings).agent());
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new LogUnavailable("map \"" + map + "\": interrupted while its log was looked for", e);
+        } catch (ExecutionException e) {
+            // One exception each: Hazelcast writes the caller's stack into it.
+            throw new LogUnavailable(e.getCause().getMessage(), e.getCause().getCause());
+        }
+    }
+
+    /** @throws RetryableHazelcastException until the cluster has all of the map */
+    void requireRestored() {
+        if (restored) {
+            return;
+        }
+        synchronized (this) {
+            if (System.nanoTime() - askedNanos > PAUSE_NANOS) {
+                askedNanos = System.nanoTime();
+                int asked = generation;
+                thread(() -> {
+                    if (peers().restored) {
+                        setRestored(asked);
+                    } else {
+                        // The member that was loading may have died: its backup takes over when asked.
+                        plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
+                                new TriggerLoadIfNeededOperation(map), namePartition());
+                    }
+                });
+            }
+        }
+        throw new RetryableHazelcastException("map \"" + map + "\" is being restored from its log");
+    }
+
+    /** What other members have to say about a map. @param missing why a member cannot take entries; null when all can */
+    record Peers(boolean restored, String missing) {
+    }
+
+    Peers peers() {
+        NodeEngineImpl nodeEngine = plugin.nodeEngine();
+        List<CompletableFuture<Object>> answers = new ArrayList<>();
+        List<Member> members = new ArrayList<>();
+        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                members.add(member);
+                answers.add(nodeEngine.getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new StatusOperation(map), member.getAddress()).setTryCount(1).invoke());
+            }
+        }
+        String missing = null;
+        for (int i = 0; i < answers.size(); i++) {
+            String answer;
+            try {
+                answer = String.valueOf(answers.get(i).get(60, TimeUnit.SECONDS));
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                answer = "interrupted";
+            } catch (ExecutionException | TimeoutException e) {
+                answer = "member " + members.get(i).getAddress() + " does not answer: " + AgentLink.reason(ExceptionUtil.peel(e));
+            }
+            if (answer.equals(StatusOperation.RESTORED)) {
+                return new Peers(true, null);
+            } else if (!answer.equals(StatusOperation.READY)) {
+                missing = answer;
+            }
+        }
+        return new Peers(false, missing);
+    }
+
+    /** This member's answer to another one's {@link #peers()}. */
+    String status() {
+        if (restored) {
+            return StatusOperation.RESTORED;
+        }
+        try {
+            MapStoreConfig config = plugin.nodeEngine().getConfig().findMapConfig(map).getMapStoreConfig();
+            if (!config.isEnabled()) {
+                return "member " + plugin.member() + " has no map-store for map \"" + map + "\"";
+            }
+            plugin.link(AgentSettings.of(map, config.getProperties())).connect();
+            return StatusOperation.READY;
+        } catch (RuntimeException e) {
+            return AgentLink.reason(e);
+        }
+    }
+
+    private void start(CompletableFuture<Void> attempt, AgentSettings settings, boolean readThrough, int ofGeneration) {
+        thread(() -> {
+            try {
+                prepare(settings, readThrough, ofGeneration);
+                synchronized (this) {
+                    open |= ofGeneration == generation;
+                }
+                attempt.complete(null);
+            } catch (Throwable e) {
+                String why = "map \"" + map + "\" is not available until its log is: " + AgentLink.reason(e)
+                        + ". It comes back by itself";
+                plugin.logger().warning("imap-wal: " + why);
+                attempt.completeExceptionally(new LogUnavailable(why, e));
+            }
+        });
+    }
+
+    private void prepare(AgentSettings settings, boolean readThrough, int ofGeneration) throws Exception {
+        AgentLink link = plugin.link(settings);
+        link.connect();
+        Peers peers = peers();
+        if (peers.restored) {
+            setRestored(ofGeneration);
+        }
+        boolean loads = !peers.restored && plugin.nodeEngine().getPartitionService().getPartition(namePartition()).isLocal();
+        if (loads && peers.missing != null) {
+            throw new IllegalStateException(peers.missing);
+        }
+        if (loads || readThrough) {
+            // Makes the agent merge the logs now, not when a partition's thread waits for it.
+            try (AgentReader reader = plugin.newReader(settings)) {
+                reader.keys(map, null, 1);
+            } catch (java.io.IOException e) {
+                throw new java.io.IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
+            }
+        }
+    }
+
+    private int namePartition() {
+        NodeEngineImpl nodeEngine = plugin.nodeEngine();
+        return nodeEngine.getPartitionService().getPartitionId(nodeEngine.toData(map));
+    }
+
+    private void thread(Runnable work) {
+        Thread thread = new Thread(work, "imap-wal-" + map);
+        thread.setDaemon(true);
+        thread.start();
+    }
+}

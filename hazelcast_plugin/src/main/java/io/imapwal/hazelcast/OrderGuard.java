@@ -1,0 +1,58 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.cluster.ClusterService;
+import com.hazelcast.internal.partition.InternalPartition;
+import com.hazelcast.internal.partition.InternalPartitionService;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.spi.impl.NodeEngine;
+
+import java.util.UUID;
+
+/**
+ * Gives a change its place among the owners of its partition.
+ *
+ * <p>A partition's version grows with every change of hands, so of two changes of one key by two owners the one with the
+ * greater version is the newer. That holds only for changes made by the owner, and a migration does not wait for an
+ * offloaded store: hence version, ownership, version again, and the whole once more by the thread that sends
+ * ({@link #holds}), because a change may have waited in the queue meanwhile. What changes hands after that is sent with the
+ * older version, which is right: the new owner's changes are newer, and the operation itself is refused by Hazelcast on
+ * its way back to memory and repeated on the new owner.
+ */
+final class OrderGuard {
+    private final InternalPartitionService partitions;
+    private final ClusterService cluster;
+
+    OrderGuard(NodeEngine nodeEngine) {
+        this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
+        this.cluster = nodeEngine.getClusterService();
+    }
+
+    /** Where and when a change was made. */
+    record Stamp(UUID clusterId, int partition, int version) {
+    }
+
+    /** @throws RetryableHazelcastException when this member does not own the partition undisturbed: nothing was appended, Hazelcast repeats the operation */
+    Stamp take(int partitionId) {
+        UUID clusterId = cluster.getClusterId();
+        InternalPartition partition = partitions.getPartition(partitionId, false);
+        int version = partition.version();
+        if (clusterId == null || !partition.isLocal() || partition.isMigrating() || partition.version() != version) {
+            throw moved(partitionId);
+        }
+        return new Stamp(clusterId, partitionId, version);
+    }
+
+    boolean holds(Stamp stamp) {
+        InternalPartition partition = partitions.getPartition(stamp.partition, false);
+        return partition.isLocal() && !partition.isMigrating() && partition.version() == stamp.version
+                && stamp.clusterId.equals(cluster.getClusterId());
+    }
+
+    UUID clusterId() {
+        return cluster.getClusterId();
+    }
+
+    static RetryableHazelcastException moved(int partitionId) {
+        return new RetryableHazelcastException("partition " + partitionId + " is changing hands; nothing was appended");
+    }
+}

@@ -1,0 +1,157 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.core.HazelcastInstanceAware;
+import com.hazelcast.internal.nio.IOUtil;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.EntryProcessor;
+import com.hazelcast.map.ExtendedMapEntry;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
+
+import java.io.IOException;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Sets a key to what the log says, on the key's owner, atomically with all other changes of the key: those before it are in the
+ * log that it reads, those after it come after.
+ *
+ * <p>Setting appends the same value once more, with a newer order. That is the price of a public interface that keeps backups,
+ * indexes, listeners and near caches right, and it is paid for keys in doubt only.
+ */
+public final class SettleProcessor
+        implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware, IdentifiedDataSerializable {
+    private String map;
+    private Data key;
+    private transient HazelcastInstance instance;
+    private transient OnBackup backup;
+
+    /** For deserialisation. */
+    public SettleProcessor() {
+    }
+
+    SettleProcessor(String map, Data key) {
+        this.map = map;
+        this.key = key;
+    }
+
+    @Override
+    public Object process(Map.Entry<Object, Object> entry) {
+        WalPlugin plugin = WalPlugin.of(instance);
+        MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
+        WalMapStore store = (WalMapStore) service.getMapServiceContext().getMapContainer(map).getMapStoreContext()
+                .getMapStoreWrapper().getImpl();
+        AgentReader.Entry newest = store.newest(key);
+        long ttlMs = newest == null || newest.expiresAtMs() == 0 ? 0 : newest.expiresAtMs() - System.currentTimeMillis();
+        if (newest == null || ttlMs < 0) {
+            backup = new OnBackup(null, 0);
+            if (entry.getValue() != null) {
+                entry.setValue(null);
+            }
+        } else {
+            backup = new OnBackup(newest.value(), newest.expiresAtMs());
+            backup.process(plugin, entry);
+        }
+        return null;
+    }
+
+    @Override
+    public EntryProcessor<Object, Object, Object> getBackupProcessor() {
+        return backup;
+    }
+
+    @Override
+    public void setHazelcastInstance(HazelcastInstance hazelcastInstance) {
+        instance = hazelcastInstance;
+    }
+
+    @Override
+    public void writeData(ObjectDataOutput out) throws IOException {
+        out.writeString(map);
+        IOUtil.writeData(out, key);
+    }
+
+    @Override
+    public void readData(ObjectDataInput in) throws IOException {
+        map = in.readString();
+        key = IOUtil.readData(in);
+    }
+
+    @Override
+    public int getFactoryId() {
+        return WalSerializerHook.FACTORY_ID;
+    }
+
+    @Override
+    public int getClassId() {
+        return WalSerializerHook.SETTLE;
+    }
+
+    /** The same on a backup, which is told the value instead of asking its own agent. */
+    public static final class OnBackup
+            implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware, IdentifiedDataSerializable {
+        private Data value;
+        private long expiresAtMs;
+        private transient HazelcastInstance instance;
+
+        /** For deserialisation. */
+        public OnBackup() {
+        }
+
+        OnBackup(Data value, long expiresAtMs) {
+            this.value = value;
+            this.expiresAtMs = expiresAtMs;
+        }
+
+        @Override
+        public Object process(Map.Entry<Object, Object> entry) {
+            process(WalPlugin.of(instance), entry);
+            return null;
+        }
+
+        void process(WalPlugin plugin, Map.Entry<Object, Object> entry) {
+            if (value == null) {
+                entry.setValue(null);
+            } else {
+                // 0 means for ever, to Hazelcast too
+                long ttlMs = expiresAtMs == 0 ? 0 : Math.max(1, expiresAtMs - System.currentTimeMillis());
+                ((ExtendedMapEntry<Object, Object>) entry).setValue(plugin.nodeEngine().toObject(value), ttlMs, TimeUnit.MILLISECONDS);
+            }
+        }
+
+        @Override
+        public EntryProcessor<Object, Object, Object> getBackupProcessor() {
+            return null;
+        }
+
+        @Override
+        public void setHazelcastInstance(HazelcastInstance hazelcastInstance) {
+            instance = hazelcastInstance;
+        }
+
+        @Override
+        public void writeData(ObjectDataOutput out) throws IOException {
+            IOUtil.writeData(out, value);
+            out.writeLong(expiresAtMs);
+        }
+
+        @Override
+        public void readData(ObjectDataInput in) throws IOException {
+            value = IOUtil.readData(in);
+            expiresAtMs = in.readLong();
+        }
+
+        @Override
+        public int getFactoryId() {
+            return WalSerializerHook.FACTORY_ID;
+        }
+
+        @Override
+        public int getClassId() {
+            return WalSerializerHook.SETTLE_BACKUP;
+        }
+    }
+}

@@ -1,0 +1,132 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.core.HazelcastInstanceNotActiveException;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.IMap;
+
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Makes memory say what the log says, for keys whose last change had an unknown outcome.
+ *
+ * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a request above its
+ * last one is certainly not in the log, so memory is right already. For the rest a {@link SettleProcessor} runs where the key lives. It
+ * is tried until it works. The thread lives only while there is something to settle.
+ */
+final class Settler {
+    /** Each caller adds a key at most and then waits for an agent that answers, so many are a sign of something else. */
+    private static final int MAX_KEYS = 100_000;
+    private static final long MAX_PAUSE_MS = 1000;
+    private static final long TIMEOUT_S = 60;
+
+    private final WalPlugin plugin;
+    private final Map<Key, Doubt> doubts = new LinkedHashMap<>();
+    private Thread thread;
+    private boolean closed;
+
+    private record Key(String map, Data key) {
+    }
+
+    /** @param welcomes how many welcomes the link had heard then; -1: the log is known to hold it */
+    private record Doubt(AgentLink link, long welcomes, long session, long request) {
+    }
+
+    Settler(WalPlugin plugin) {
+        this.plugin = plugin;
+    }
+
+    synchronized void add(AgentLink link, Change change, long welcomes, long session) {
+        Key key = new Key(change.map, change.key);
+        if (closed) {
+            return;
+        }
+        if (doubts.size() >= MAX_KEYS && !doubts.containsKey(key)) {
+            plugin.logger().severe("imap-wal: map \"" + change.map + "\": more than " + MAX_KEYS
+                    + " keys with an unknown outcome; memory and log may differ for further ones until the cluster is restarted");
+            return;
+        }
+        Doubt former = doubts.get(key);
+        // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at or below the last one.
+        doubts.put(key, new Doubt(link, former == null ? welcomes : Math.max(welcomes, former.welcomes), session,
+                former == null ? change.request : 0));
+        if (thread == null) {
+            thread = new Thread(this::run, "imap-wal-settler");
+            thread.setDaemon(true);
+            thread.start();
+        }
+    }
+
+    synchronized int size() {
+        return doubts.size();
+    }
+
+    synchronized void close() {
+        closed = true;
+        doubts.clear();
+        if (thread != null) {
+            thread.interrupt();
+        }
+    }
+
+    private void run() {
+        long pauseMs = 20;
+        String said = "";
+        while (true) {
+            List<Map.Entry<Key, Doubt>> batch;
+            synchronized (this) {
+                if (doubts.isEmpty() || closed) {
+                    thread = null;
+                    return;
+                }
+                batch = new ArrayList<>();
+                doubts.forEach((key, doubt) -> batch.add(Map.entry(key, doubt)));
+            }
+            try {
+                for (Map.Entry<Key, Doubt> each : batch) {
+                    settle(each.getKey(), each.getValue());
+                    synchronized (this) {
+                        // Unless it was doubted again meanwhile.
+                        doubts.remove(each.getKey(), each.getValue());
+                    }
+                }
+                pauseMs = 20;
+                plugin.logger().info("imap-wal: " + batch.size() + " key(s) with an unknown outcome settled from the log");
+                continue;
+            } catch (HazelcastInstanceNotActiveException e) {
+                close();
+                continue;
+            } catch (Exception e) {
+                String why = AgentLink.reason(e);
+                if (!why.equals(said)) {
+                    plugin.logger().warning("imap-wal: " + size() + " key(s) with an unknown outcome wait to be settled: " + why);
+                    said = why;
+                }
+            }
+            try {
+                Thread.sleep(pauseMs);
+            } catch (InterruptedException e) {
+                close();
+            }
+            pauseMs = Math.min(MAX_PAUSE_MS, pauseMs * 2);
+        }
+    }
+
+    private void settle(Key key, Doubt doubt) throws Exception {
+        if (doubt.link.welcomes() <= doubt.welcomes) {
+            doubt.link.connect();
+        }
+        Welcome welcome = doubt.link.welcome();
+        if (doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
+            return;
+        }
+        // The agent may have to merge logs first: here, where nobody waits, not on the partition's thread.
+        AgentSettings settings = doubt.link.settings();
+        plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
+        IMap<Object, Object> map = plugin.instance().getMap(key.map);
+        map.submitToKey(key.key, new SettleProcessor(key.map, key.key)).toCompletableFuture().get(TIMEOUT_S, TimeUnit.SECONDS);
+    }
+}

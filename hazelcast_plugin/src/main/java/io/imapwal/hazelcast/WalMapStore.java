@@ -1,0 +1,241 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.EvictionPolicy;
+import com.hazelcast.config.InvalidConfigurationException;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.serialization.InternalSerializationService;
+import com.hazelcast.internal.serialization.impl.compact.CompactGenericRecord;
+import com.hazelcast.internal.util.ThreadUtil;
+import com.hazelcast.map.EntryStore;
+import com.hazelcast.map.MapLoaderLifecycleSupport;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.partition.PartitioningStrategy;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+
+/**
+ * One map's log on one member: a change returns when it is in the log, then Hazelcast changes memory.
+ *
+ * <p>Keys and values are handed on as Hazelcast {@link Data}, also on the way back: loading needs no class of the user and
+ * keeps every byte.
+ */
+public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderLifecycleSupport {
+    private static final byte[] NO_NAME = {};
+    private static final ClassValue<byte[]> CLASS_NAMES = new ClassValue<>() {
+        @Override
+        protected byte[] computeValue(Class<?> type) {
+            return type.getName().getBytes(StandardCharsets.UTF_8);
+        }
+    };
+
+    private String map;
+    private byte[] mapUtf8;
+    private WalPlugin plugin;
+    private AgentSettings settings;
+    private AgentLink link;
+    private MapState state;
+    private boolean readThrough;
+    private InternalSerializationService serialization;
+    private volatile PartitioningStrategy<?> strategy;
+    private volatile boolean strategyKnown;
+
+    /**
+     * Throwing here keeps Hazelcast from creating the map on this member: every operation on it fails with the same message, also
+     * {@code size()} and queries, and the next one tries again. Anything later would be too late, since Hazelcast reports a
+     * failed load to one operation per partition and then takes the partition for loaded.
+     */
+    @Override
+    public void init(HazelcastInstance instance, Properties properties, String mapName) {
+        map = mapName;
+        mapUtf8 = mapName.getBytes(StandardCharsets.UTF_8);
+        try {
+            settings = AgentSettings.of(mapName, properties);
+        } catch (IllegalArgumentException e) {
+            throw new InvalidConfigurationException(e.getMessage());
+        }
+        plugin = WalPlugin.of(instance);
+        MapConfig config = plugin.nodeEngine().getConfig().findMapConfig(mapName);
+        refuse(config);
+        readThrough = settings.readThrough() || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE;
+        serialization = (InternalSerializationService) plugin.nodeEngine().getSerializationService();
+        link = plugin.link(settings);
+        state = plugin.state(mapName);
+        state.open(settings, readThrough);
+    }
+
+    /** Forgets what is known about the map, and deletes nothing: Hazelcast calls this at a graceful shutdown too. */
+    @Override
+    public void destroy() {
+        if (state != null) {
+            state.close();
+        }
+    }
+
+    @Override
+    public void store(Object key, MetadataAwareValue<Object> value) {
+        state.requireRestored();
+        link.append(List.of(upsert(key, value)));
+    }
+
+    @Override
+    public void storeAll(Map<Object, MetadataAwareValue<Object>> entries) {
+        state.requireRestored();
+        List<Change> changes = new ArrayList<>(entries.size());
+        entries.forEach((key, value) -> changes.add(upsert(key, value)));
+        link.append(changes);
+    }
+
+    @Override
+    public void delete(Object key) {
+        state.requireRestored();
+        link.append(List.of(tombstone(key)));
+    }
+
+    @Override
+    public void deleteAll(Collection<Object> keys) {
+        state.requireRestored();
+        List<Change> changes = new ArrayList<>(keys.size());
+        keys.forEach(key -> changes.add(tombstone(key)));
+        link.append(changes);
+    }
+
+    /** Null only for what is certainly absent: a map without eviction has all live keys in memory, others ask the agent. */
+    @Override
+    @SuppressWarnings({"unchecked", "rawtypes"})
+    public MetadataAwareValue<Object> load(Object key) {
+        state.requireRestored();
+        if (!readThrough) {
+            return null;
+        }
+        AgentReader.Entry entry = newest(keyData(key));
+        return entry == null ? null : value(entry);
+    }
+
+    @Override
+    public Map<Object, MetadataAwareValue<Object>> loadAll(Collection<Object> keys) {
+        state.requireRestored();
+        // getAll asks on the partition's thread, loadAll by a user elsewhere: the latter wants what was evicted by hand.
+        if (!readThrough && ThreadUtil.isRunningOnPartitionThread()) {
+            return Map.of();
+        }
+        List<Data> data = new ArrayList<>(keys.size());
+        keys.forEach(key -> data.add(keyData(key)));
+        Map<Object, MetadataAwareValue<Object>> loaded = new HashMap<>();
+        for (int from = 0; from < data.size(); from += settings.restoreChunk()) {
+            List<Data> chunk = data.subList(from, Math.min(data.size(), from + settings.restoreChunk()));
+            try {
+                for (AgentReader.Entry entry : plugin.reader(settings).load(map, chunk, settings.restoreTimeoutMs())) {
+                    loaded.put(entry.key(), value(entry));
+                }
+            } catch (IOException e) {
+                throw unavailable(e);
+            }
+        }
+        return loaded;
+    }
+
+    /**
+     * Restores the whole map and returns nothing for Hazelcast to do, or, when the map is restored already, hands out keys.
+     *
+     * <p>Hazelcast's own way (keys from here, values asked for by each owner) ignores keys that did not reach their owner and turns
+     * a failed load into one error and an empty partition; {@link Restorer} returns only when every entry has arrived.
+     */
+    @Override
+    public Iterable<Object> loadAllKeys() {
+        if (!state.restored()) {
+            new Restorer(plugin, map, settings, state).run();
+            return List.of();
+        }
+        return () -> new KeyPages(plugin.newReader(settings), map, settings.restoreChunk(), this::unavailable);
+    }
+
+    /** What the log says now, on this member's agent. */
+    AgentReader.Entry newest(Data key) {
+        try {
+            List<AgentReader.Entry> entries = plugin.reader(settings).load(map, List.of(key), settings.timeoutMs());
+            return entries.isEmpty() ? null : entries.get(0);
+        } catch (IOException e) {
+            throw unavailable(e);
+        }
+    }
+
+    private LogUnavailable unavailable(IOException e) {
+        return new LogUnavailable("map \"" + map + "\": its log cannot be read from " + link.agent() + ": " + AgentLink.reason(e), e);
+    }
+
+    private static MetadataAwareValue<Object> value(AgentReader.Entry entry) {
+        return entry.expiresAtMs() == 0 ? new MetadataAwareValue<>(entry.value())
+                : new MetadataAwareValue<>(entry.value(), entry.expiresAtMs());
+    }
+
+    private Change upsert(Object key, MetadataAwareValue<Object> value) {
+        Object object = value.getValue();
+        byte[] bytes = serialization.toData(object).toByteArray();
+        Welcome welcome = link.welcome();
+        if (welcome != null && welcome.maxValueBytes() > 0 && bytes.length > welcome.maxValueBytes()) {
+            throw new NotAppended("map \"" + map + "\": a value of " + bytes.length + " bytes is more than the " + welcome.maxValueBytes()
+                    + " that " + link.agent() + " takes. Nothing was changed", null);
+        }
+        long expires = value.getExpirationTime();
+        return change(key, bytes, className(object), expires == MetadataAwareValue.NO_TIME_SET ? 0 : expires);
+    }
+
+    private Change tombstone(Object key) {
+        return change(key, null, NO_NAME, 0);
+    }
+
+    private Change change(Object key, byte[] value, byte[] valueClass, long expiresAtMs) {
+        Data data = keyData(key);
+        int partition = plugin.nodeEngine().getPartitionService().getPartitionId(data);
+        byte[] head = Change.head(mapUtf8, data.toByteArray(), className(key), value, valueClass, System.currentTimeMillis(),
+                expiresAtMs, partition);
+        // As late as can be: the stamp says who owns the partition when the change is queued.
+        return new Change(map, data, head, plugin.guard().take(partition));
+    }
+
+    private Data keyData(Object key) {
+        return serialization.toData(key, strategy());
+    }
+
+    private PartitioningStrategy<?> strategy() {
+        if (!strategyKnown) {
+            // The map's container knows it, and does not exist yet when init runs.
+            MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
+            strategy = service.getMapServiceContext().getMapContainer(map).getPartitioningStrategy();
+            strategyKnown = true;
+        }
+        return strategy;
+    }
+
+    private static byte[] className(Object object) {
+        if (object instanceof CompactGenericRecord record) {
+            return compactName(record);
+        }
+        return CLASS_NAMES.get(object.getClass());
+    }
+
+    private static byte[] compactName(CompactGenericRecord record) {
+        return record.getSchema().getTypeName().getBytes(StandardCharsets.UTF_8);
+    }
+
+    private void refuse(MapConfig config) {
+        if (config.getMapStoreConfig().getWriteDelaySeconds() > 0) {
+            throw new InvalidConfigurationException("map \"" + map + "\": write-delay-seconds is "
+                    + config.getMapStoreConfig().getWriteDelaySeconds()
+                    + "; imap-wal needs 0, because a change must be in the log before it is in memory");
+        }
+        if (config.getMaxIdleSeconds() > 0) {
+            throw new InvalidConfigurationException("map \"" + map + "\": max-idle-seconds is " + config.getMaxIdleSeconds()
+                    + "; imap-wal needs 0, because reads are not logged: the log cannot tell when an entry was last used. Use time-to-live-seconds");
+        }
+    }
+}

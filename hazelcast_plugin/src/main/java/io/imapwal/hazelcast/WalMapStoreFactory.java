@@ -1,0 +1,29 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.map.MapLoader;
+import com.hazelcast.map.MapStoreFactory;
+
+import java.util.Properties;
+
+/**
+ * What a member's configuration names as the {@code factory-class-name} of a {@code map-store}; map names with wildcards work.
+ *
+ * <pre>{@code
+ * map:
+ *   "*":
+ *     map-store:
+ *       enabled: true
+ *       factory-class-name: io.imapwal.hazelcast.WalMapStoreFactory
+ *       properties:
+ *         agent: ipc:///run/imap-wal/agent.sock
+ * }</pre>
+ */
+public final class WalMapStoreFactory implements MapStoreFactory<Object, Object> {
+
+    @Override
+    @SuppressWarnings({"unchecked", "rawtypes"})
+    public MapLoader<Object, Object> newMapStore(String mapName, Properties properties) {
+        // An EntryStore is a MapLoader of values with their expiry; Hazelcast asks with instanceof.
+        return (MapLoader) new WalMapStore();
+    }
+}

@@ -1,0 +1,136 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.core.LifecycleEvent.LifecycleState;
+import com.hazelcast.instance.impl.HazelcastInstanceImpl;
+import com.hazelcast.instance.impl.HazelcastInstanceProxy;
+import com.hazelcast.logging.ILogger;
+import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.NodeEngineImpl;
+
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.util.Properties;
+import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentMap;
+
+/** What all maps of one member share: links to agents, what is known about each map, the settler. One per Hazelcast instance. */
+final class WalPlugin {
+    private static final String CONTEXT = "io.imapwal.hazelcast";
+    private static final String VERSION = version();
+
+    private final NodeEngineImpl nodeEngine;
+    private final HazelcastInstance instance;
+    private final ILogger logger;
+    private final OrderGuard guard;
+    private final SchemaLog schemas;
+    private final Settler settler;
+    private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
+    private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
+    private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
+    private final AgentConnection.Identity identity;
+    private volatile boolean closed;
+
+    private WalPlugin(HazelcastInstanceImpl instance) {
+        this.instance = instance;
+        this.nodeEngine = instance.node.getNodeEngine();
+        this.logger = nodeEngine.getLogger("io.imapwal.hazelcast");
+        this.guard = new OrderGuard(nodeEngine);
+        this.schemas = new SchemaLog(nodeEngine);
+        this.settler = new Settler(this);
+        // One for all connections to all agents: an agent gives one session per plug-in start.
+        this.identity = new AgentConnection.Identity(nodeEngine.getLocalMember().getUuid(), UUID.randomUUID(), VERSION,
+                nodeEngine.getPartitionService().getPartitionCount());
+        instance.getLifecycleService().addLifecycleListener(event -> {
+            if (event.getState() == LifecycleState.SHUTDOWN) {
+                close();
+            }
+        });
+    }
+
+    static WalPlugin of(HazelcastInstance instance) {
+        HazelcastInstanceImpl member;
+        if (instance instanceof HazelcastInstanceImpl impl) {
+            member = impl;
+        } else if (instance instanceof HazelcastInstanceProxy proxy) {
+            member = proxy.getOriginal();
+        } else {
+            throw new IllegalStateException("imap-wal needs a Hazelcast member, not " + instance.getClass().getName());
+        }
+        return (WalPlugin) member.getUserContext().computeIfAbsent(CONTEXT, name -> new WalPlugin(member));
+    }
+
+    static WalPlugin of(NodeEngine nodeEngine) {
+        return of(nodeEngine.getHazelcastInstance());
+    }
+
+    NodeEngineImpl nodeEngine() {
+        return nodeEngine;
+    }
+
+    HazelcastInstance instance() {
+        return instance;
+    }
+
+    ILogger logger() {
+        return logger;
+    }
+
+    OrderGuard guard() {
+        return guard;
+    }
+
+    SchemaLog schemas() {
+        return schemas;
+    }
+
+    String member() {
+        return String.valueOf(nodeEngine.getThisAddress());
+    }
+
+    boolean closed() {
+        return closed;
+    }
+
+    /** Maps with the same agent share one link; the first one's timeouts hold for all. */
+    AgentLink link(AgentSettings settings) {
+        return links.computeIfAbsent(settings.agent(),
+                agent -> new AgentLink(settings, identity, guard, schemas, settler, logger, member()));
+    }
+
+    /** The shared reader, for single keys. */
+    AgentReader reader(AgentSettings settings) {
+        return readers.computeIfAbsent(settings.agent(), agent -> newReader(settings));
+    }
+
+    /** A reader of its own, for what takes long. */
+    AgentReader newReader(AgentSettings settings) {
+        return new AgentReader(settings, identity, guard);
+    }
+
+    MapState state(String map) {
+        return maps.computeIfAbsent(map, name -> new MapState(this, name));
+    }
+
+    private void close() {
+        closed = true;
+        settler.close();
+        maps.values().forEach(MapState::close);
+        links.values().forEach(AgentLink::close);
+        readers.values().forEach(AgentReader::close);
+    }
+
+    private static String version() {
+        try (InputStream in = WalPlugin.class.getResourceAsStream("plugin.properties")) {
+            Properties properties = new Properties();
+            if (in != null) {
+                properties.load(in);
+            }
+            return properties.getProperty("version", "unknown");
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+}

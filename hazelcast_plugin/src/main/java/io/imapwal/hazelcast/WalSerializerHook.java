@@ -1,0 +1,31 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.DataSerializerHook;
+import com.hazelcast.nio.serialization.DataSerializableFactory;
+
+/** Lets members send our operations to each other. */
+public final class WalSerializerHook implements DataSerializerHook {
+    static final int FACTORY_ID = -77_001;
+    static final int RESTORE = 1;
+    static final int STATUS = 2;
+    static final int RESTORED = 3;
+    static final int SETTLE = 4;
+    static final int SETTLE_BACKUP = 5;
+
+    @Override
+    public int getFactoryId() {
+        return FACTORY_ID;
+    }
+
+    @Override
+    public DataSerializableFactory createFactory() {
+        return id -> switch (id) {
+            case RESTORE -> new RestoreOperation();
+            case STATUS -> new StatusOperation();
+            case RESTORED -> new RestoredOperation();
+            case SETTLE -> new SettleProcessor();
+            case SETTLE_BACKUP -> new SettleProcessor.OnBackup();
+            default -> null;
+        };
+    }
+}

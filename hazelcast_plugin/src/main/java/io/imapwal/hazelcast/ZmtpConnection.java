@@ -1,0 +1,278 @@
+package io.imapwal.hazelcast;
+
+import java.io.Closeable;
+import java.io.EOFException;
+import java.io.IOException;
+import java.net.SocketTimeoutException;
+import java.nio.ByteBuffer;
+import java.nio.channels.SelectionKey;
+import java.nio.channels.Selector;
+import java.nio.channels.SocketChannel;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * A DEALER's end of one ZMTP 3.0 connection with the NULL mechanism, enough to talk to one ROUTER, with every wait bounded.
+ *
+ * <p>Our own instead of a library: the caller's thread writes and reads the socket itself, so that no thread hand-off
+ * and no in-process socket pair lie between a map operation and its log. Not for use by two threads at once.
+ *
+ * <pre>
+ * greeting   FF 00 00 00 00 00 00 00 00 7F | 03 00 | "NULL" + 16 zeros | as-server 00 | 31 zeros
+ * frame      flags(1): 1 more, 2 long, 4 command | size(1, or 8 big-endian when long) | body
+ * READY      command body: 05 "READY" { name-size(1) name value-size(4) value }...
+ * </pre>
+ */
+final class ZmtpConnection implements Closeable {
+    private static final int MORE = 1;
+    private static final int LONG = 2;
+    private static final int COMMAND = 4;
+    private static final int GREETING = 64;
+    private static final int BUFFER = 64 * 1024;
+
+    private final SocketChannel channel;
+    private final Selector selector;
+    private final SelectionKey key;
+    private ByteBuffer in = ByteBuffer.allocate(BUFFER).flip();
+    private ByteBuffer out = ByteBuffer.allocateDirect(BUFFER);
+    private long written;
+
+    private ZmtpConnection(SocketChannel channel) throws IOException {
+        this.channel = channel;
+        channel.configureBlocking(false);
+        this.selector = Selector.open();
+        this.key = channel.register(selector, 0);
+    }
+
+    static ZmtpConnection open(AgentEndpoint endpoint, long deadlineNanos) throws IOException {
+        SocketChannel channel = endpoint.open();
+        ZmtpConnection connection = null;
+        try {
+            connection = new ZmtpConnection(channel);
+            connection.connect(endpoint, deadlineNanos);
+            connection.handshake(deadlineNanos);
+            return connection;
+        } catch (IOException | RuntimeException e) {
+            if (connection == null) {
+                channel.close();
+            } else {
+                connection.close();
+            }
+            throw e;
+        }
+    }
+
+    /** Bytes that the operating system took since the connection was opened: tells a message that never left from one that may have. */
+    long written() {
+        return written;
+    }
+
+    /** Sends one message of the given frames; a frame is the first {@code sizes[i]} bytes of {@code frames[i]}. */
+    void send(byte[][] frames, int[] sizes, long deadlineNanos) throws IOException {
+        out.clear();
+        for (int i = 0; i < frames.length; i++) {
+            if (out.remaining() < 9) {
+                flush(deadlineNanos);
+            }
+            header(i + 1 < frames.length ? MORE : 0, sizes[i]);
+            int offset = 0;
+            while (offset < sizes[i]) {
+                if (!out.hasRemaining()) {
+                    flush(deadlineNanos);
+                }
+                int part = Math.min(out.remaining(), sizes[i] - offset);
+                out.put(frames[i], offset, part);
+                offset += part;
+            }
+        }
+        flush(deadlineNanos);
+    }
+
+    /** The next message's frames. */
+    List<byte[]> receive(long deadlineNanos) throws IOException {
+        List<byte[]> frames = new ArrayList<>(2);
+        while (true) {
+            need(2, deadlineNanos);
+            int flags = in.get() & 0xff;
+            long size = in.get() & 0xff;
+            if ((flags & LONG) != 0) {
+                need(7, deadlineNanos);
+                for (int i = 0; i < 7; i++) {
+                    size = size << 8 | (in.get() & 0xff);
+                }
+            }
+            if ((flags & ~(MORE | LONG | COMMAND)) != 0 || size < 0 || size > Integer.MAX_VALUE - 64) {
+                throw new ProtocolException("not a ZMTP frame: flags " + flags + ", size " + size);
+            }
+            byte[] body = body((int) size, deadlineNanos);
+            if ((flags & COMMAND) != 0) {
+                command(body, deadlineNanos);
+                continue;
+            }
+            frames.add(body);
+            if ((flags & MORE) == 0) {
+                return frames;
+            }
+        }
+    }
+
+    @Override
+    public void close() {
+        try {
+            channel.close();
+        } catch (IOException e) {
+            // nobody waits for what is still in flight
+        }
+        try {
+            selector.close();
+        } catch (IOException e) {
+            // same
+        }
+    }
+
+    private void connect(AgentEndpoint endpoint, long deadlineNanos) throws IOException {
+        if (!channel.connect(endpoint.address())) {
+            do {
+                await(SelectionKey.OP_CONNECT, deadlineNanos);
+            } while (!channel.finishConnect());
+        }
+    }
+
+    private void handshake(long deadlineNanos) throws IOException {
+        byte[] greeting = new byte[GREETING];
+        greeting[0] = (byte) 0xff;
+        greeting[9] = 0x7f;
+        greeting[10] = 3;
+        System.arraycopy("NULL".getBytes(StandardCharsets.US_ASCII), 0, greeting, 12, 4);
+        out.clear();
+        out.put(greeting);
+        flush(deadlineNanos);
+        byte[] theirs = body(GREETING, deadlineNanos);
+        if ((theirs[0] & 0xff) != 0xff || (theirs[9] & 1) == 0 || theirs[10] < 3) {
+            throw new ProtocolException("the other side does not speak ZMTP 3: is it an agent?");
+        }
+        if (!Arrays.equals(greeting, 12, 32, theirs, 12, 32)) {
+            throw new ProtocolException("the other side wants ZMTP security, we speak NULL only");
+        }
+        MsgpackWriter ready = new MsgpackWriter();
+        property(ready, "Socket-Type", "DEALER");
+        property(ready, "Identity", "");
+        byte[] name = ascii("\5READY");
+        out.clear();
+        header(COMMAND, name.length + ready.length());
+        out.put(name).put(ready.array(), 0, ready.length());
+        flush(deadlineNanos);
+        need(2, deadlineNanos);
+        int flags = in.get() & 0xff;
+        int size = in.get() & 0xff;
+        byte[] answer = body(size, deadlineNanos);
+        if (flags != COMMAND || !startsWith(answer, name)) {
+            throw new ProtocolException("the other side refused the ZMTP handshake: " + text(answer));
+        }
+        if (!text(answer).contains("ROUTER")) {
+            throw new ProtocolException("the other side is not a ROUTER: " + text(answer));
+        }
+    }
+
+    private static void property(MsgpackWriter to, String name, String value) {
+        byte[] bytes = ascii(name);
+        byte[] content = ascii(value);
+        to.raw(new byte[] {(byte) bytes.length}, 0, 1).raw(bytes, 0, bytes.length);
+        to.raw(ByteBuffer.allocate(4).putInt(content.length).array(), 0, 4).raw(content, 0, content.length);
+    }
+
+    private void command(byte[] body, long deadlineNanos) throws IOException {
+        if (startsWith(body, ascii("\4PING"))) {
+            // PING: time to live (2), context (up to 16), which PONG repeats
+            byte[] name = ascii("\4PONG");
+            int context = Math.max(0, body.length - 7);
+            out.clear();
+            header(COMMAND, name.length + context);
+            out.put(name).put(body, body.length - context, context);
+            flush(deadlineNanos);
+        } else if (startsWith(body, ascii("\5ERROR"))) {
+            throw new ProtocolException("the other side ended the connection: " + text(body));
+        }
+    }
+
+    private void header(int flags, int size) {
+        if (size > 255) {
+            out.put((byte) (flags | LONG)).putLong(size);
+        } else {
+            out.put((byte) flags).put((byte) size);
+        }
+    }
+
+    private void flush(long deadlineNanos) throws IOException {
+        out.flip();
+        while (out.hasRemaining()) {
+            int count = channel.write(out);
+            written += count;
+            if (count == 0) {
+                await(SelectionKey.OP_WRITE, deadlineNanos);
+            }
+        }
+        out.clear();
+    }
+
+    private byte[] body(int size, long deadlineNanos) throws IOException {
+        byte[] body = new byte[Math.min(size, 1 << 20)];
+        int have = 0;
+        while (have < size) {
+            if (!in.hasRemaining()) {
+                need(1, deadlineNanos);
+            }
+            if (have == body.length) {
+                // grows with what arrives, so that a wrong size cannot take the heap
+                body = Arrays.copyOf(body, (int) Math.min(size, body.length * 2L));
+            }
+            int part = Math.min(in.remaining(), body.length - have);
+            in.get(body, have, part);
+            have += part;
+        }
+        return body;
+    }
+
+    private void need(int count, long deadlineNanos) throws IOException {
+        while (in.remaining() < count) {
+            in.compact();
+            int read;
+            try {
+                read = channel.read(in);
+            } finally {
+                in.flip();
+            }
+            if (read < 0) {
+                throw new EOFException("the agent closed the connection");
+            }
+            if (read == 0) {
+                await(SelectionKey.OP_READ, deadlineNanos);
+            }
+        }
+    }
+
+    private void await(int operation, long deadlineNanos) throws IOException {
+        key.interestOps(operation);
+        long left = TimeUnit.NANOSECONDS.toMillis(deadlineNanos - System.nanoTime());
+        if (left <= 0) {
+            throw new SocketTimeoutException("no answer in time");
+        }
+        selector.select(left);
+        selector.selectedKeys().clear();
+    }
+
+    private static boolean startsWith(byte[] body, byte[] prefix) {
+        return body.length >= prefix.length && Arrays.equals(body, 0, prefix.length, prefix, 0, prefix.length);
+    }
+
+    private static byte[] ascii(String text) {
+        return text.getBytes(StandardCharsets.US_ASCII);
+    }
+
+    private static String text(byte[] body) {
+        return new String(body, StandardCharsets.US_ASCII).replaceAll("[^\\x20-\\x7e]+", " ").strip();
+    }
+}

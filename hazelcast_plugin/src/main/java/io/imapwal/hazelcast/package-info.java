@@ -1,0 +1,20 @@
+/**
+ * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads; the log itself is the agent's.
+ *
+ * <pre>
+ * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
+ *                                                                  │ NotAppended, OutcomeUnknown
+ *          Settler ◀── keys whose outcome is unknown ──────────────┘
+ *             └──▶ SettleProcessor on the key's owner: what the log says becomes what memory says
+ *
+ * restore  WalMapStore.init ─▶ MapState (is the log there? has the cluster the map already?)
+ *          WalMapStore.loadAllKeys ─▶ Restorer ═ keys, load ═▶ agent
+ *                                        └──▶ RestoreOperation on each partition's owner
+ *
+ * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer) ─▶ ZmtpConnection (frames)
+ *          MsgpackWriter, MsgpackReader; the page shared with the agent is docs/protocol.md
+ * </pre>
+ *
+ * One {@link io.imapwal.hazelcast.WalPlugin} per member holds what all its maps share.
+ */
+package io.imapwal.hazelcast;
