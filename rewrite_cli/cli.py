@@ -1,0 +1,118 @@
+"""`imap-wal`: one group, one module per command under `commands`, loaded only when it is used.
+
+    flags  ▶  IMAP_WAL_* variables  ▶  TOML file  ▶  defaults            (config)
+    results on stdout as table or json, progress on stderr                (output)
+    errors ▶ one line and an exit code                                    (failures)
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewrite_cli import config
+from rewrite_cli.failures import CLEAN, report
+
+# In the order a newcomer meets them.
+COMMANDS = {
+    "demo": "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
+    "node": "real Hazelcast members with plug-in and agents, for trying out and tests",
+    "agent": "the service beside a member",
+    "plugin": "where the jar is; the hazelcast.yaml to paste",
+    "ls": "clusters, nodes and files under a URL",
+    "stat": "live and dead records and bytes; how long a restart would load",
+    "dump": "the raw entries of the log, newest last",
+    "verify": "read every byte and say what is damaged",
+    "archive": "turn sealed segments into Parquet",
+    "rewrite": "keep only the newest of every key: publish a snapshot",
+    "prune": "remove what a snapshot covers",
+    "export": "the live entries as jsonl, csv or parquet",
+    "restore": "what a restart would load, or a clean copy of it",
+    "drop": "forget a map",
+    "doctor": "check the environment, the storage and the agent",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and imports one when it is asked for: `imap-wal --help` reads no Parquet library."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"rewrite_cli.commands.{cmd_name}")
+        command: click.Command = module.command
+        command.short_help = COMMANDS[cmd_name]
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, 1)
+            ctx.fail(f"no such command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(COMMANDS)}"))
+        return super().resolve_command(ctx, args)
+
+
+def version() -> str:
+    from importlib.metadata import version as installed
+
+    return installed("imap-wal")
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "IMAP_WAL", "max_content_width": 110},
+    epilog="""\b
+URL is the root of the logs: a path, file:///var/lib/maps, s3://bucket/maps, or any other fsspec URL.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 findings (damage), 4 locked or lost a race.
+Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",
+)
+@click.version_option(package_name="imap-wal", prog_name="imap-wal", message="%(prog)s %(version)s")
+@click.option(
+    "--config",
+    "config_file",
+    envvar="IMAP_WAL_CONFIG",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file with defaults; otherwise ./imap-wal.toml, or imap-wal/config.toml under $XDG_CONFIG_HOME.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def group(ctx: click.Context, config_file: Path | None, debug: bool) -> None:
+    """Maps that do not forget: the write-ahead log of Hazelcast's IMap, and of maps embedded in Python.
+
+    \b
+    Examples:
+      imap-wal demo                                  see it work, no Java needed
+      imap-wal node start --members 2                two real members, every map durable
+      imap-wal stat file:///var/lib/maps             what is in a log, how long a restart takes
+      imap-wal verify s3://bucket/maps -o json       exit code 3 when something is damaged
+    """
+    ctx.obj = {"debug": debug}
+    found = config_file or config.find()
+    if found is not None:
+        ctx.default_map = config.defaults(found, ctx, list(COMMANDS))
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """The entry point: exit codes and error texts are decided here and in `failures`."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = group.main(args=words, prog_name="imap-wal", standalone_mode=False)
+    except BaseException as error:  # noqa: BLE001  # the one place that turns every error into a line and a code
+        sys.exit(report(error, debug="--debug" in words))
+    sys.exit(code if isinstance(code, int) else CLEAN)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`imap-wal demo`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from imap_wal.clock import SystemClock
+from rewrite_cli import flights
+from rewrite_cli import output as out
+from rewrite_cli.demo import Report, Tell, play_embedded
+from rewrite_cli.failures import FAILED, Failed
+
+
+@click.command()
+@click.option("--flights", "count", type=click.IntRange(min=0), default=None, help="Play only the first so many (0: all). Default: all; 60,000 with --members.")
+@click.option("--kills", type=click.IntRange(min=0, max=20), default=1, show_default=True, help="How often to send SIGKILL on the way.")
+@click.option("--members", type=click.IntRange(min=0, max=8), default=0, show_default=True, help="Real Hazelcast members instead of the embedded map.")
+@click.option("--url", default=None, help="Write the log here and keep it. Default: a temporary folder.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/demo.png"), show_default=True, help="Where the picture goes.")
+@out.output_option
+def command(count: int | None, kills: int, members: int, url: str | None, picture: Path, output: str) -> int:
+    """Play a year of real flights into durable maps, kill the process, and count what is lost.
+
+    336,776 flights become 669,865 changes of maps, written by two producers. The writing process is killed with SIGKILL in the middle; a reference is built from its
+    acknowledgements alone, and compared with what the log gives back. Then the log is archived to Parquet, rewritten, and compared again.
+
+    \b
+    Examples:
+      imap-wal demo
+      imap-wal demo --flights 20000 --kills 3 -o json
+      imap-wal demo --members 2                       the same with a real cluster (needs Java)
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="imap-wal-demo-"))
+    try:
+        with out.progress() as progress:
+            task = progress.add_task("reading the flights")
+
+            def tell(text: str) -> None:
+                progress.update(task, description=text)
+
+            report = _play(60_000 if count is None and members else count or 0, kills, members, url or (scratch / "maps").as_uri(), scratch, tell)
+            tell("drawing")
+            report.picture = _draw(report, picture)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if output == out.JSON:
+        out.print_json(report.to_json())
+    else:
+        _print(report, url)
+    return FAILED if report.lost else 0
+
+
+def _play(count: int, kills: int, members: int, url: str, scratch: Path, tell: Tell) -> Report:
+    from rewrite_cli.scope import open_empty
+
+    open_empty(url)
+    stream = flights.load(count)
+    if members:
+        from rewrite_cli.demo_cluster import play_cluster
+
+        return play_cluster(stream, url, scratch, kills, members, SystemClock(), tell)
+    return play_embedded(stream, url, scratch, kills, SystemClock(), tell)
+
+
+def _draw(report: Report, picture: Path) -> str:
+    try:
+        from rewrite_cli.picture import draw
+    except ImportError as error:
+        raise Failed(f"no picture without matplotlib ({error}): pip install 'imap-wal[demo]'") from error
+    draw(report, picture)
+    return str(picture)
+
+
+def _print(report: Report, url: str | None) -> None:
+    out.print_table(
+        ("what", ""),
+        [
+            ("played", f"{report.flights:,} flights: {report.records:,} changes ({report.deletions:,} deletions) in {report.commits:,} commits"),
+            ("into", report.what),
+            ("written in", f"{out.duration(report.seconds)}: {report.records_per_second:,.0f} changes, {report.commits_per_second:,.0f} commits a second"),
+            ("killed", ", ".join(f"after {records:,} acknowledged changes" for records in report.kills) or "never"),
+        ],
+        title="A year of flights",
+    )
+    out.print_table(
+        ("opened after", "took", "entries", "lost", "unacknowledged but there"),
+        [(look.after, out.duration(look.seconds), look.comparison.entries, look.comparison.lost, look.comparison.unacknowledged) for look in report.looks],
+        title="Restored and compared with what was acknowledged",
+    )
+    out.print_table(
+        ("storage", "log bytes", "archive bytes", "snapshot bytes", "all bytes"),
+        [(moment.moment, moment.log, moment.archives, moment.snapshots, moment.total) for moment in report.storage],
+        title="Before and after",
+    )
+    for look in report.looks:
+        for example in look.comparison.examples:
+            out.note(f"lost: {example}")
+    colour = "red" if report.lost else "green"
+    click.echo(click.style(f"lost: {report.lost}", fg=colour, bold=True) + f"   picture: {report.picture}" + (f"   log: {url}" if url else ""))

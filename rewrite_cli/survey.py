@@ -1,0 +1,101 @@
+"""What stands under a URL, told from listings and manifests alone: quick, and harmless beside a running service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from imap_wal import layout
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.manifest import ClusterManifest, NodeManifest, cluster_manifests, node_manifests
+from storage_backends import SegmentStore, StoredFile
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """One file below `wal/` whose name is a segment's. `archived`: its entries stand in archives, the file is about to go."""
+
+    path: str
+    epoch: int
+    number: int
+    bytes: int
+    archived: bool
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node's folder."""
+
+    name: str
+    folder: str
+    manifest_number: int
+    manifest: NodeManifest
+    segments: tuple[SegmentFile, ...]
+    files: tuple[StoredFile, ...]
+    """Everything in the folder."""
+
+    @cached_property
+    def wal_bytes(self) -> int:
+        return sum(segment.bytes for segment in self.segments)
+
+    @cached_property
+    def archive_bytes(self) -> int:
+        return sum(archive.bytes for archive in self.manifest.archives)
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """One cluster's folder."""
+
+    namespace: str
+    cluster: str
+    folder: str
+    manifest_number: int
+    manifest: ClusterManifest
+    nodes: tuple[NodeView, ...]
+
+    @property
+    def missing_nodes(self) -> list[str]:
+        """Nodes that ever wrote, and whose log is not there or another one stands under their name."""
+        present = {node.name: node.manifest.directory for node in self.nodes}
+        return sorted(name for name, directory in self.manifest.nodes.items() if present.get(name) != directory)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.cluster}"
+
+
+def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()) -> list[ClusterView]:
+    """All clusters under a root, or those of the given names."""
+    found = []
+    for namespace in store.folders(""):
+        if namespaces and layout.decode(namespace) not in namespaces:
+            continue
+        for cluster in store.folders(namespace):
+            if clusters and layout.decode(cluster) not in clusters:
+                continue
+            if {"nodes", "manifest"} & set(store.folders(f"{namespace}/{cluster}")):
+                found.append(_cluster(store, layout.decode(namespace), layout.decode(cluster)))
+    return found
+
+
+def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
+    folder = layout.cluster_folder(namespace, cluster)
+    number, manifest = cluster_manifests(store, folder, SystemClock(), SystemRandomness()).read()
+    nodes = tuple(_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes"))
+    return ClusterView(namespace, cluster, folder, number, manifest, nodes)
+
+
+def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
+    folder = layout.node_folder(cluster, name)
+    number, manifest = node_manifests(store, folder, SystemClock(), SystemRandomness()).read()
+    files = tuple(store.list(folder))
+    segments = []
+    for file in files:
+        parsed = layout.parse_wal_path(file.path)
+        if parsed and file.path.startswith(f"{folder}/wal/"):
+            segments.append(SegmentFile(file.path, *parsed, file.size, parsed <= manifest.archived))
+    return NodeView(name, folder, number, manifest, tuple(sorted(segments, key=lambda segment: (segment.epoch, segment.number))), files)
