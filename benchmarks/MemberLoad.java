@@ -1,0 +1,197 @@
+import com.hazelcast.config.Config;
+import com.hazelcast.config.InMemoryFormat;
+import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.core.Hazelcast;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.map.IMap;
+import com.hazelcast.map.MapLoader;
+import com.hazelcast.map.MapStore;
+
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.Map;
+import java.util.NoSuchElementException;
+import java.util.Random;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
+
+/**
+ * One member under load, in one JVM; prints one line of JSON. Run as a source file:
+ * {@code java -cp hazelcast.jar:plugin.jar MemberLoad.java mode=set store=wal agent=ipc:///… callers=64 seconds=10 bytes=100}.
+ * Modes: {@code set} (callers set random keys), {@code fill} (putAll of {@code entries}), {@code load} (time until the map is loaded).
+ * Stores: {@code none}, {@code noop}, {@code madeup} (a loader that makes the entries up), {@code wal} (ours), or a factory's class name.
+ */
+public final class MemberLoad {
+    public static void main(String[] args) throws Exception {
+        Map<String, String> options = new HashMap<>();
+        for (String arg : args) {
+            options.put(arg.substring(0, arg.indexOf('=')), arg.substring(arg.indexOf('=') + 1));
+        }
+        String mode = options.getOrDefault("mode", "set");
+        int entries = Integer.parseInt(options.getOrDefault("entries", "1000000"));
+        int bytes = Integer.parseInt(options.getOrDefault("bytes", "100"));
+        HazelcastInstance member = Hazelcast.newHazelcastInstance(config(options, entries, bytes));
+        String result = switch (mode) {
+            case "set" -> set(member, options, bytes);
+            case "fill" -> fill(member, entries, bytes);
+            case "load" -> load(member, entries, bytes);
+            default -> throw new IllegalArgumentException(mode);
+        };
+        System.out.println(result);
+        System.out.flush();
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static Config config(Map<String, String> options, int entries, int bytes) {
+        Config config = new Config();
+        config.setClusterName("bench-" + options.getOrDefault("port", "5801"));
+        config.setProperty("hazelcast.logging.type", "none").setProperty("hazelcast.phone.home.enabled", "false");
+        if (options.containsKey("operationThreads")) {
+            config.setProperty("hazelcast.operation.thread.count", options.get("operationThreads"));
+        }
+        config.getNetworkConfig().setPort(Integer.parseInt(options.getOrDefault("port", "5801"))).getJoin().getAutoDetectionConfig().setEnabled(false);
+        config.getNetworkConfig().getJoin().getMulticastConfig().setEnabled(false);
+        config.getNetworkConfig().getInterfaces().setEnabled(true).addInterface("127.0.0.1");
+        String store = options.getOrDefault("store", "none");
+        MapStoreConfig storeConfig = config.getMapConfig("bench").setBackupCount(0).setInMemoryFormat(InMemoryFormat.BINARY).getMapStoreConfig();
+        storeConfig.setOffload(Boolean.parseBoolean(options.getOrDefault("offload", "false"))).setInitialLoadMode(MapStoreConfig.InitialLoadMode.EAGER);
+        switch (store) {
+            case "none" -> storeConfig.setEnabled(false);
+            case "noop" -> storeConfig.setEnabled(true).setImplementation(new NoopStore());
+            case "madeup" -> storeConfig.setEnabled(true).setImplementation(new MadeUpLoader(entries, bytes));
+            default -> {
+                storeConfig.setEnabled(true).setFactoryClassName(store.equals("wal") ? "io.imapwal.hazelcast.WalMapStoreFactory" : store);
+                options.forEach((key, value) -> {
+                    if (key.startsWith("property.")) {
+                        storeConfig.setProperty(key.substring(9), value);
+                    }
+                });
+            }
+        }
+        return config;
+    }
+
+    private static String set(HazelcastInstance member, Map<String, String> options, int bytes) throws Exception {
+        int callers = Integer.parseInt(options.getOrDefault("callers", "64"));
+        long warmupNanos = Long.parseLong(options.getOrDefault("warmup", "5")) * 1_000_000_000L;
+        long nanos = Long.parseLong(options.getOrDefault("seconds", "10")) * 1_000_000_000L;
+        IMap<Long, byte[]> map = member.getMap("bench");
+        byte[] value = new byte[bytes];
+        new Random(1).nextBytes(value);
+        AtomicBoolean counting = new AtomicBoolean();
+        AtomicBoolean stop = new AtomicBoolean();
+        AtomicLong errors = new AtomicLong();
+        long[][] latencies = new long[callers][];
+        Thread[] threads = new Thread[callers];
+        for (int caller = 0; caller < callers; caller++) {
+            int number = caller;
+            threads[caller] = new Thread(() -> {
+                Random random = new Random(number);
+                long[] seen = new long[4_000_000 / callers + 100_000];
+                int count = 0;
+                while (!stop.get()) {
+                    long start = System.nanoTime();
+                    try {
+                        map.set((long) random.nextInt(100_000), value);
+                    } catch (RuntimeException error) {
+                        errors.incrementAndGet();
+                    }
+                    if (counting.get() && !stop.get() && count < seen.length) {
+                        seen[count++] = System.nanoTime() - start;
+                    }
+                }
+                latencies[number] = Arrays.copyOf(seen, count);
+            });
+            threads[caller].start();
+        }
+        Thread.sleep(warmupNanos / 1_000_000);
+        long start = System.nanoTime();
+        counting.set(true);
+        Thread.sleep(nanos / 1_000_000);
+        stop.set(true);
+        double seconds = (System.nanoTime() - start) / 1e9;
+        int hung = 0;
+        for (Thread thread : threads) {
+            thread.join(60_000);
+            hung += thread.isAlive() ? 1 : 0;
+        }
+        long[] all = Arrays.stream(latencies).filter(each -> each != null).flatMapToLong(Arrays::stream).sorted().toArray();
+        return String.format("{\"sets_per_second\": %.0f, \"p50_ms\": %.3f, \"p99_ms\": %.3f, \"max_ms\": %.1f, \"errors\": %d, \"hung\": %d}",
+                all.length / seconds, at(all, 0.5), at(all, 0.99), at(all, 1), errors.get(), hung);
+    }
+
+    private static double at(long[] sorted, double quantile) {
+        return sorted.length == 0 ? 0 : sorted[(int) Math.min(sorted.length - 1, quantile * sorted.length)] / 1e6;
+    }
+
+    private static String fill(HazelcastInstance member, int entries, int bytes) {
+        IMap<Long, byte[]> map = member.getMap("bench");
+        long start = System.nanoTime();
+        for (int first = 0; first < entries; first += 10_000) {
+            Map<Long, byte[]> batch = new HashMap<>();
+            for (long key = first; key < Math.min(entries, first + 10_000); key++) {
+                batch.put(key, value(key, bytes));
+            }
+            map.putAll(batch);
+        }
+        return String.format("{\"seconds\": %.3f, \"entries\": %d}", (System.nanoTime() - start) / 1e9, map.size());
+    }
+
+    private static String load(HazelcastInstance member, int entries, int bytes) throws Exception {
+        long start = System.nanoTime();
+        IMap<Long, byte[]> map = member.getMap("bench");
+        int size = map.size();
+        double seconds = (System.nanoTime() - start) / 1e9;
+        boolean same = size == entries && Arrays.equals(map.get((long) entries / 2), value(entries / 2, bytes));
+        return String.format("{\"seconds\": %.3f, \"entries\": %d, \"right\": %b}", seconds, size, same);
+    }
+
+    static byte[] value(long key, int bytes) {
+        byte[] value = new byte[bytes];
+        new Random(key).nextBytes(value);
+        return value;
+    }
+
+    private static final class NoopStore implements MapStore<Long, byte[]> {
+        @Override public void store(Long key, byte[] value) { }
+        @Override public void storeAll(Map<Long, byte[]> map) { }
+        @Override public void delete(Long key) { }
+        @Override public void deleteAll(Collection<Long> keys) { }
+        @Override public byte[] load(Long key) {
+            return null;
+        }
+        @Override public Map<Long, byte[]> loadAll(Collection<Long> keys) {
+            return Map.of();
+        }
+        @Override public Iterable<Long> loadAllKeys() {
+            return null;
+        }
+    }
+
+    private record MadeUpLoader(int entries, int bytes) implements MapLoader<Long, byte[]> {
+        @Override public byte[] load(Long key) {
+            return value(key, bytes);
+        }
+        @Override public Map<Long, byte[]> loadAll(Collection<Long> keys) {
+            Map<Long, byte[]> found = new HashMap<>();
+            keys.forEach(key -> found.put(key, value(key, bytes)));
+            return found;
+        }
+        @Override public Iterable<Long> loadAllKeys() {
+            return () -> new Iterator<>() {
+                private long next;
+                @Override public boolean hasNext() {
+                    return next < entries;
+                }
+                @Override public Long next() {
+                    if (next >= entries) {
+                        throw new NoSuchElementException();
+                    }
+                    return next++;
+                }
+            };
+        }
+    }
+}

@@ -1,0 +1,145 @@
+"""The embedded map against a bare loop that writes the same bytes, and against SQLite: all in one run, in turns, medians and ratios."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import imap_wal
+from imap_wal.store import Store
+
+VALUE = b"v" * 100
+BATCH = 256
+
+
+def frame_bytes(folder: Path) -> bytes:
+    """What one commit of 256 sets writes, taken from a real log."""
+    with imap_wal.open(folder.as_uri(), node="n") as store:
+        before = store.statistics.commits.bytes
+        store.map("m", raw=True).update({b"key%09d" % number: VALUE for number in range(BATCH)})
+        size = store.statistics.commits.bytes - before
+    return os.urandom(size)
+
+
+def bare_loop(folder: Path, data: bytes, batches: int) -> float:
+    """Records per second of: write 256 records' bytes, fdatasync, again."""
+    file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    start = time.perf_counter()
+    for _ in range(batches):
+        os.write(file, data)
+        os.fdatasync(file)
+    seconds = time.perf_counter() - start
+    os.close(file)
+    return batches * BATCH / seconds
+
+
+async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
+    """Sets per second with so many awaiting at any time, each returning when it is durable."""
+    async with await imap_wal.aopen(folder.as_uri(), node="n") as store:
+        items = store.map("m", raw=True)
+        each = operations // in_flight
+
+        async def caller(number: int) -> None:
+            for count in range(each):
+                await items.set(b"key%04d%05d" % (number, count), VALUE)
+
+        start = time.perf_counter()
+        await asyncio.gather(*[caller(number) for number in range(in_flight)])
+        return each * in_flight / (time.perf_counter() - start)
+
+
+def updates(folder: Path, count: int, size: int = 10_000) -> float:
+    """Records per second of `update` with 10,000 entries each."""
+    batches = [{b"key%09d" % (start * size + number): VALUE for number in range(size)} for start in range(count)]
+    with imap_wal.open(folder.as_uri(), node="n") as store:
+        items = store.map("m", raw=True)
+        start = time.perf_counter()
+        for batch in batches:
+            items.update(batch)
+        return count * size / (time.perf_counter() - start)
+
+
+def threaded(folder: Path, threads: int, operations: int) -> float:
+    """Sets per second of so many threads."""
+    with imap_wal.open(folder.as_uri(), node="n") as store:
+        return _run_threads(store, threads, operations)
+
+
+def _run_threads(store: Store, threads: int, operations: int) -> float:
+    items = store.map("m", raw=True)
+    each = operations // threads
+
+    def caller(number: int) -> None:
+        for count in range(each):
+            items[b"key%04d%05d" % (number, count)] = VALUE
+
+    callers = [threading.Thread(target=caller, args=(number,)) for number in range(threads)]
+    start = time.perf_counter()
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    return each * threads / (time.perf_counter() - start)
+
+
+def sqlite(folder: Path, operations: int) -> float:
+    """Sets per second of SQLite in WAL mode with synchronous=full, one commit per set."""
+    database = sqlite3.connect(folder / "peer.sqlite", isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("CREATE TABLE m (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID")
+    start = time.perf_counter()
+    for number in range(operations):
+        database.execute("INSERT OR REPLACE INTO m VALUES (?, ?)", (b"key%09d" % number, VALUE))
+    seconds = time.perf_counter() - start
+    database.close()
+    return operations / seconds
+
+
+def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """All of them, in turns, so that a slow spell of the disk meets all alike. One row per measurement: rate, ratio, target."""
+    scale = 1 if quick else 4
+    seen: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as name:
+            root = Path(name)
+            for part in "abcdefghij":
+                (root / part).mkdir()
+            data = frame_bytes(root / "a")
+            rates = {
+                "bare loop, 256 records per fdatasync": bare_loop(root, data, 200 * scale),
+                "asyncio set, 256 in flight": asyncio.run(asynchronous(root / "b", 256, 25_600 * scale)),
+                "asyncio set, 2,000 in flight": asyncio.run(asynchronous(root / "c", 2000, 50_000 * scale)),
+                "update of 10,000": updates(root / "d", 10 * scale),
+                "threads: 1": threaded(root / "e", 1, 1_000 * scale),
+                "threads: 16": threaded(root / "f", 16, 4_000 * scale),
+                "threads: 64": threaded(root / "g", 64, 6_400 * scale),
+                "SQLite WAL synchronous=full, 1 thread": sqlite(root, 1_000 * scale),
+            }
+            bare = (rates["bare loop, 256 records per fdatasync"] + bare_loop(root, data, 200 * scale)) / 2
+            for label, rate in rates.items():
+                peer = rates["SQLite WAL synchronous=full, 1 thread"] if label.startswith("threads") else bare
+                seen.setdefault(label, []).append(rate)
+                ratios.setdefault(label, []).append(rate / peer)
+    targets = {"asyncio set, 256 in flight": 0.2, "update of 10,000": 0.5}
+    return [
+        {
+            "measurement": label,
+            "median": round(statistics.median(rates)),
+            "least": round(min(rates)),
+            "most": round(max(rates)),
+            "unit": "records/s",
+            "ratio": round(statistics.median(ratios[label]), 3),
+            "to": "SQLite" if label.startswith("threads") else "bare loop",
+            "target": targets.get(label),
+        }
+        for label, rates in seen.items()
+    ]
