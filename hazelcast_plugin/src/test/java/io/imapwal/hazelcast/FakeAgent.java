@@ -1,0 +1,421 @@
+package io.imapwal.hazelcast;
+
+import java.io.ByteArrayOutputStream;
+import java.io.Closeable;
+import java.io.DataInputStream;
+import java.io.EOFException;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.nio.ByteBuffer;
+import java.nio.channels.Channels;
+import java.nio.channels.ServerSocketChannel;
+import java.nio.channels.SocketChannel;
+import java.net.StandardProtocolFamily;
+import java.net.UnixDomainSocketAddress;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CopyOnWriteArrayList;
+
+/** An agent whose log is a table in memory. It can be stopped and started, and told to misbehave. Agents may share a log. */
+final class FakeAgent implements Closeable {
+
+    /** What to do with appends. */
+    enum Mood {
+        ACK,
+        /** Appended, then the connection breaks. */
+        BREAK_AFTER,
+        /** The connection breaks, nothing appended. */
+        BREAK_BEFORE,
+        /** Appended, no answer. */
+        SILENT_AFTER,
+        /** Nothing appended, no answer. */
+        SILENT_BEFORE,
+        /** Appended, and the answer is outcome-unknown. */
+        UNKNOWN_AFTER,
+        FULL
+    }
+
+    record Record(byte[] key, String keyClass, byte[] value, String valueClass, boolean deleted, long expiresAtMs, int partition,
+                  List<Long> order) {
+    }
+
+    /** What several agents read together. */
+    static final class Log {
+        final Map<String, TreeMap<byte[], Record>> maps = new TreeMap<>();
+        final List<Record> appended = new ArrayList<>();
+        final Map<Long, byte[]> schemas = new LinkedHashMap<>();
+        final Map<String, Long> sessions = new TreeMap<>();
+        final Map<Long, Long> lastRequests = new TreeMap<>();
+        final Map<String, Long> incarnations = new LinkedHashMap<>();
+
+        synchronized Record newest(String map, byte[] key) {
+            Record found = maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).get(key);
+            return found == null || found.deleted || (found.expiresAtMs != 0 && found.expiresAtMs <= System.currentTimeMillis())
+                    ? null : found;
+        }
+
+        synchronized int size(String map) {
+            return (int) maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).keySet().stream()
+                    .filter(key -> newest(map, key) != null).count();
+        }
+
+        synchronized void put(String map, Record record) {
+            appended.add(record);
+            maps.computeIfAbsent(map, name -> new TreeMap<>(Arrays::compare)).merge(record.key, record,
+                    (a, b) -> Arrays.compare(longs(a), longs(b)) <= 0 ? b : a);
+        }
+
+        synchronized List<Record> appended() {
+            return new ArrayList<>(appended);
+        }
+
+        private static long[] longs(Record record) {
+            return record.order.stream().mapToLong(Long::longValue).toArray();
+        }
+    }
+
+    final Log log;
+    final Path socket;
+    volatile Mood mood = Mood.ACK;
+    volatile String readError;
+    volatile long delayMs;
+    volatile int appends;
+    volatile int loads;
+    final List<String> violations = new CopyOnWriteArrayList<>();
+    private ServerSocketChannel server;
+    private final Set<SocketChannel> open = ConcurrentHashMap.newKeySet();
+    private final Map<String, Integer> writers = new ConcurrentHashMap<>();
+
+    FakeAgent(Log log) throws IOException {
+        this.log = log;
+        this.socket = Files.createTempDirectory("fake-agent").resolve("agent.sock");
+    }
+
+    String endpoint() {
+        return "ipc://" + socket;
+    }
+
+    synchronized FakeAgent start() throws IOException {
+        Files.deleteIfExists(socket);
+        ServerSocketChannel listening = ServerSocketChannel.open(StandardProtocolFamily.UNIX);
+        listening.bind(UnixDomainSocketAddress.of(socket));
+        server = listening;
+        daemon(() -> {
+            while (true) {
+                SocketChannel channel = listening.accept();
+                open.add(channel);
+                daemon(() -> serve(channel));
+            }
+        });
+        return this;
+    }
+
+    /** As if killed: connections break, nothing listens. */
+    synchronized void stop() throws IOException {
+        if (server != null) {
+            server.close();
+            server = null;
+        }
+        for (SocketChannel channel : open) {
+            channel.close();
+        }
+        open.clear();
+    }
+
+    @Override
+    public void close() throws IOException {
+        stop();
+        Files.deleteIfExists(socket);
+        Files.deleteIfExists(socket.getParent());
+    }
+
+    private interface Work {
+        void run() throws IOException;
+    }
+
+    private static void daemon(Work work) {
+        Thread thread = new Thread(() -> {
+            try {
+                work.run();
+            } catch (IOException e) {
+                // stopped, or the other side went
+            }
+        }, "fake-agent");
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    private void serve(SocketChannel channel) throws IOException {
+        try (channel) {
+            DataInputStream in = new DataInputStream(new java.io.BufferedInputStream(Channels.newInputStream(channel), 1 << 16));
+            OutputStream out = Channels.newOutputStream(channel);
+            handshake(in, out);
+            Connection connection = new Connection();
+            while (true) {
+                List<byte[]> frames = receive(in);
+                if (frames.size() != 2) {
+                    violations.add("a message of " + frames.size() + " frames");
+                }
+                List<byte[]> answer = connection.answer(frames.get(0), frames.get(1));
+                if (answer == null) {
+                    continue;
+                }
+                if (answer.isEmpty()) {
+                    return;
+                }
+                send(out, answer);
+            }
+        } finally {
+            open.remove(channel);
+        }
+    }
+
+    static void handshake(DataInputStream in, OutputStream out) throws IOException {
+        byte[] greeting = new byte[64];
+        greeting[0] = (byte) 0xff;
+        greeting[9] = 0x7f;
+        greeting[10] = 3;
+        greeting[11] = 1;
+        System.arraycopy("NULL".getBytes(StandardCharsets.US_ASCII), 0, greeting, 12, 4);
+        out.write(greeting);
+        in.readFully(new byte[64]);
+        byte[] ready = "\5READY\13Socket-Type\0\0\0\6ROUTER\10Identity\0\0\0\0".getBytes(StandardCharsets.ISO_8859_1);
+        out.write(new byte[] {4, (byte) ready.length});
+        out.write(ready);
+        if (in.read() != 4) {
+            throw new EOFException("no READY");
+        }
+        in.readFully(new byte[in.read()]);
+    }
+
+    static List<byte[]> receive(DataInputStream in) throws IOException {
+        List<byte[]> frames = new ArrayList<>();
+        while (true) {
+            int flags = in.readUnsignedByte();
+            long size = (flags & 2) != 0 ? in.readLong() : in.readUnsignedByte();
+            byte[] body = new byte[(int) size];
+            in.readFully(body);
+            if ((flags & 4) != 0) {
+                continue;
+            }
+            frames.add(body);
+            if ((flags & 1) == 0) {
+                return frames;
+            }
+        }
+    }
+
+    static void send(OutputStream out, List<byte[]> frames) throws IOException {
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        for (int i = 0; i < frames.size(); i++) {
+            byte[] frame = frames.get(i);
+            int more = i + 1 < frames.size() ? 1 : 0;
+            if (frame.length > 255) {
+                bytes.write(more | 2);
+                bytes.write(ByteBuffer.allocate(8).putLong(frame.length).array());
+            } else {
+                bytes.write(more);
+                bytes.write(frame.length);
+            }
+            bytes.write(frame);
+        }
+        out.write(bytes.toByteArray());
+    }
+
+    private final class Connection {
+        private String plugin;
+        private int hello;
+        private String purpose;
+        private List<byte[]> cursorKeys;
+
+        /** Null: say nothing. Empty: break. */
+        List<byte[]> answer(byte[] headerBytes, byte[] payload) throws IOException {
+            MsgpackReader header = new MsgpackReader(headerBytes);
+            header.array();
+            String kind = header.string();
+            long number = header.integer();
+            if (plugin == null && !kind.equals("hello")) {
+                return error(number, "not-ready", "say hello first");
+            }
+            switch (kind) {
+                case "hello":
+                    return hello(number, (Map<?, ?>) header.value());
+                case "append":
+                    return append(number, header, payload);
+                case "metadata":
+                    synchronized (log) {
+                        MsgpackReader stream = new MsgpackReader(payload);
+                        while (stream.hasMore()) {
+                            stream.array();
+                            stream.string();
+                            log.schemas.put(stream.integer(), stream.binary());
+                        }
+                    }
+                    header.integer();
+                    return List.of(begin("ack", number, 2).integer(0).integer(header.integer()).toByteArray(), new byte[0]);
+                case "schemas": {
+                    MsgpackWriter stream = new MsgpackWriter();
+                    synchronized (log) {
+                        log.schemas.forEach((id, bytes) -> stream.array(2).integer(id).binary(bytes));
+                        return List.of(begin("schemas", number, 1).integer(log.schemas.size()).toByteArray(), stream.toByteArray());
+                    }
+                }
+                case "keys":
+                    return keys(number, header);
+                case "load":
+                    return load(number, header, payload);
+                default:
+                    return error(number, "bad-request", kind);
+            }
+        }
+
+        private List<byte[]> hello(long number, Map<?, ?> said) {
+            plugin = (String) said.get("plugin_uuid");
+            purpose = (String) said.get("purpose");
+            if (purpose.equals("write")) {
+                hello = writers.merge(plugin, 1, Integer::sum);
+            }
+            synchronized (log) {
+                long session = log.sessions.computeIfAbsent(plugin, uuid -> log.sessions.size() + 1L);
+                long incarnation = log.incarnations.computeIfAbsent((String) said.get("cluster_id"),
+                        id -> log.incarnations.size() + 1L);
+                MsgpackWriter answer = begin("welcome", number, 1).map(7);
+                answer.string("protocol").integer(1).string("node").string("n1").string("session").integer(session);
+                answer.string("incarnation").integer(incarnation).string("last_request")
+                        .integer(log.lastRequests.getOrDefault(session, 0L));
+                answer.string("max_value_bytes").integer(1 << 20).string("agent_version").string("fake");
+                return List.of(answer.toByteArray(), new byte[0]);
+            }
+        }
+
+        private List<byte[]> append(long number, MsgpackReader header, byte[] payload) throws IOException {
+            appends++;
+            Mood now = mood;
+            if (delayMs > 0) {
+                try {
+                    Thread.sleep(delayMs);
+                } catch (InterruptedException e) {
+                    return List.of();
+                }
+            }
+            if (hello != writers.get(plugin)) {
+                return error(number, "superseded", "another hello came");
+            }
+            long session = header.integer();
+            long first = header.integer();
+            long count = header.integer();
+            if (now == Mood.FULL) {
+                return error(number, "full", "no room");
+            } else if (now == Mood.BREAK_BEFORE) {
+                mood = Mood.ACK;
+                return List.of();
+            } else if (now == Mood.SILENT_BEFORE) {
+                return null;
+            }
+            synchronized (log) {
+                long last = log.lastRequests.getOrDefault(session, 0L);
+                MsgpackReader stream = new MsgpackReader(payload);
+                for (long i = 0; i < count; i++) {
+                    if (stream.array() != 10) {
+                        violations.add("an entry that is not ten fields");
+                    }
+                    String map = stream.string();
+                    byte[] key = stream.binary();
+                    String keyClass = stream.string();
+                    byte[] value = stream.nil() ? null : stream.binary();
+                    String valueClass = stream.string();
+                    boolean deleted = stream.bool();
+                    long timestamp = stream.integer();
+                    long expires = stream.integer();
+                    int partition = (int) stream.integer();
+                    stream.array();
+                    List<Long> order = List.of(stream.integer(), stream.integer(), stream.integer(), stream.integer());
+                    if (order.get(3) != first + i || order.get(2) != session || deleted != (value == null)
+                            || Math.abs(timestamp - System.currentTimeMillis()) > 60_000) {
+                        violations.add("entry " + i + " of message " + first + ": order " + order + " session " + session);
+                    }
+                    if (order.get(3) > last) {
+                        log.put(map, new Record(key, keyClass, value, valueClass, deleted, expires, partition, order));
+                    }
+                }
+                if (stream.hasMore()) {
+                    violations.add("bytes after the last entry");
+                }
+                log.lastRequests.put(session, Math.max(last, first + count - 1));
+            }
+            if (now == Mood.BREAK_AFTER) {
+                mood = Mood.ACK;
+                return List.of();
+            } else if (now == Mood.SILENT_AFTER) {
+                return null;
+            } else if (now == Mood.UNKNOWN_AFTER) {
+                return error(number, "outcome-unknown", "the disk said no");
+            }
+            return List.of(begin("ack", number, 2).integer(first).integer(count).toByteArray(), new byte[0]);
+        }
+
+        private List<byte[]> keys(long number, MsgpackReader header) throws IOException {
+            if (readError != null) {
+                return error(number, "restore-failed", readError);
+            }
+            String map = header.string();
+            int from = header.nil() ? -1 : (int) header.integer();
+            int limit = (int) header.integer();
+            synchronized (log) {
+                if (from < 0) {
+                    cursorKeys = new ArrayList<>(log.maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).keySet());
+                    cursorKeys.removeIf(key -> log.newest(map, key) == null);
+                    from = 0;
+                }
+                int to = Math.min(cursorKeys.size(), from + limit);
+                MsgpackWriter stream = new MsgpackWriter();
+                cursorKeys.subList(from, to).forEach(stream::binary);
+                MsgpackWriter answer = begin("keys", number, 2);
+                if (to == cursorKeys.size()) {
+                    answer.nil();
+                } else {
+                    answer.integer(to);
+                }
+                return List.of(answer.integer(to - from).toByteArray(), stream.toByteArray());
+            }
+        }
+
+        private List<byte[]> load(long number, MsgpackReader header, byte[] payload) throws IOException {
+            loads++;
+            if (readError != null) {
+                return error(number, "restore-failed", readError);
+            }
+            String map = header.string();
+            MsgpackReader stream = new MsgpackReader(payload);
+            MsgpackWriter answer = new MsgpackWriter();
+            int count = 0;
+            synchronized (log) {
+                while (stream.hasMore()) {
+                    Record found = log.newest(map, stream.binary());
+                    if (found != null) {
+                        count++;
+                        answer.array(3).binary(found.key).binary(found.value).integer(found.expiresAtMs);
+                    }
+                }
+            }
+            return List.of(begin("entries", number, 1).integer(count).toByteArray(), answer.toByteArray());
+        }
+
+        private MsgpackWriter begin(String kind, long number, int fields) {
+            return new MsgpackWriter().array(2 + fields).string(kind).integer(number);
+        }
+
+        private List<byte[]> error(long number, String code, String text) {
+            return List.of(begin("error", number, 2).string(code).string(text).toByteArray(), new byte[0]);
+        }
+    }
+}

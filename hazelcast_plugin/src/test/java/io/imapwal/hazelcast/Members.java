@@ -1,0 +1,71 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.core.Hazelcast;
+import com.hazelcast.core.HazelcastInstance;
+
+import java.util.concurrent.Callable;
+import java.util.concurrent.ThreadLocalRandom;
+
+/** Real members on the loopback interface, that find only each other. */
+final class Members {
+    private Members() {
+    }
+
+    static Config config(String cluster, int port, String agent) {
+        Config config = new Config();
+        config.setClusterName(cluster);
+        config.getJetConfig().setEnabled(false);
+        config.setProperty("hazelcast.phone.home.enabled", "false");
+        config.setProperty("hazelcast.partition.count", "31");
+        // Retryable failures reach a test's patience sooner than the default two minutes.
+        config.setProperty("hazelcast.invocation.max.retry.count", "20");
+        config.setProperty("hazelcast.invocation.retry.pause.millis", "100");
+        config.getNetworkConfig().setPort(port).setPortAutoIncrement(false);
+        config.getNetworkConfig().getInterfaces().setEnabled(true).addInterface("127.0.0.1");
+        config.getNetworkConfig().getJoin().getAutoDetectionConfig().setEnabled(false);
+        config.getNetworkConfig().getJoin().getMulticastConfig().setEnabled(false);
+        int first = port / 10 * 10;
+        config.getNetworkConfig().getJoin().getTcpIpConfig().setEnabled(true)
+                .addMember("127.0.0.1:" + first).addMember("127.0.0.1:" + (first + 1)).addMember("127.0.0.1:" + (first + 2));
+        config.addMapConfig(map("*", agent));
+        return config;
+    }
+
+    static MapConfig map(String name, String agent) {
+        MapStoreConfig store = new MapStoreConfig().setEnabled(true).setOffload(false)
+                .setFactoryClassName(WalMapStoreFactory.class.getName());
+        store.setProperty("agent", agent);
+        store.setProperty("timeout-ms", "700");
+        store.setProperty("connect-timeout-ms", "500");
+        store.setProperty("restore-timeout-ms", "3000");
+        return new MapConfig(name).setMapStoreConfig(store);
+    }
+
+    static int port() {
+        return ThreadLocalRandom.current().nextInt(2000, 3000) * 10;
+    }
+
+    static HazelcastInstance start(Config config) {
+        return Hazelcast.newHazelcastInstance(config);
+    }
+
+    static void eventually(Callable<Boolean> condition) throws Exception {
+        long until = System.nanoTime() + 15_000_000_000L;
+        Throwable last = null;
+        while (System.nanoTime() < until) {
+            try {
+                if (condition.call()) {
+                    return;
+                }
+                last = null;
+            } catch (RuntimeException e) {
+                last = e;
+            }
+            Thread.sleep(20);
+        }
+        throw new AssertionError("did not come true in time", last);
+    }
+}

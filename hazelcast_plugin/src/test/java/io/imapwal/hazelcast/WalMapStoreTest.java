@@ -1,0 +1,394 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.config.EvictionPolicy;
+import com.hazelcast.config.InMemoryFormat;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.config.MaxSizePolicy;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.core.HazelcastJsonValue;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.IMap;
+import com.hazelcast.nio.serialization.genericrecord.GenericRecord;
+import com.hazelcast.nio.serialization.genericrecord.GenericRecordBuilder;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestInfo;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** One real member, one fake agent: what is in the log, what callers hear, what memory says after faults. */
+class WalMapStoreTest {
+    private static FakeAgent.Log log;
+    private static FakeAgent agent;
+    private static HazelcastInstance member;
+    private String name;
+
+    @BeforeAll
+    static void start() throws Exception {
+        log = new FakeAgent.Log();
+        agent = new FakeAgent(log).start();
+        Config config = Members.config("store", Members.port(), agent.endpoint());
+        MapConfig offloaded = Members.map("offloaded-*", agent.endpoint());
+        offloaded.getMapStoreConfig().setOffload(true);
+        config.addMapConfig(offloaded);
+        MapConfig evicting = Members.map("evicting-*", agent.endpoint());
+        evicting.getEvictionConfig().setEvictionPolicy(EvictionPolicy.LRU).setMaxSizePolicy(MaxSizePolicy.PER_NODE).setSize(1000);
+        config.addMapConfig(evicting);
+        MapConfig objects = Members.map("objects-*", agent.endpoint());
+        config.addMapConfig(objects.setInMemoryFormat(InMemoryFormat.OBJECT));
+        MapConfig behind = Members.map("behind", agent.endpoint());
+        behind.getMapStoreConfig().setWriteDelaySeconds(1);
+        config.addMapConfig(behind);
+        config.addMapConfig(Members.map("idle", agent.endpoint()).setMaxIdleSeconds(5));
+        MapConfig misspelt = Members.map("misspelt", agent.endpoint());
+        misspelt.getMapStoreConfig().setProperty("timeout", "5");
+        config.addMapConfig(misspelt);
+        member = Members.start(config);
+    }
+
+    @AfterAll
+    static void stop() throws Exception {
+        member.shutdown();
+        agent.close();
+    }
+
+    @BeforeEach
+    void name(TestInfo info) throws Exception {
+        name = info.getTestMethod().orElseThrow().getName() + info.getDisplayName().hashCode();
+    }
+
+    @AfterEach
+    void agentIsSoundAgain() throws Exception {
+        agent.mood = FakeAgent.Mood.ACK;
+        agent.readError = null;
+        agent.delayMs = 0;
+        eventually(() -> {
+            IMap<String, String> probe = member.getMap("probe");
+            probe.set("k", "v");
+            return true;
+        });
+        assertEquals(List.of(), agent.violations);
+    }
+
+    private byte[] bytes(Object object) {
+        return WalPlugin.of(member).nodeEngine().toData(object).toByteArray();
+    }
+
+    private Object logged(String map, Object key) {
+        FakeAgent.Record found = log.newest(map, bytes(key));
+        return found == null ? null : WalPlugin.of(member).nodeEngine()
+                .toObject((Data) new com.hazelcast.internal.serialization.impl.HeapData(found.value()));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"plain-", "offloaded-", "objects-", "evicting-"})
+    void changesAreInTheLogWhenTheCallReturns(String prefix) {
+        IMap<String, Integer> map = member.getMap(prefix + name);
+        map.set("a", 1);
+        assertEquals(1, logged(map.getName(), "a"));
+        assertEquals(1, map.put("a", 2));
+        assertEquals(2, logged(map.getName(), "a"));
+        map.remove("a");
+        assertNull(logged(map.getName(), "a"));
+        map.putAll(Map.of("b", 3, "c", 4));
+        assertEquals(3, logged(map.getName(), "b"));
+        map.clear();
+        assertEquals(0, log.size(map.getName()));
+        assertEquals(0, map.size());
+        map.putTransient("t", 5, 0, TimeUnit.SECONDS);
+        assertNull(logged(map.getName(), "t"));
+    }
+
+    @Test
+    void labelsPartitionExpiryAndOrderAreLogged() {
+        IMap<String, Long> map = member.getMap(name);
+        long before = System.currentTimeMillis();
+        map.set("a", 1L, 90_500, TimeUnit.MILLISECONDS);
+        FakeAgent.Record first = log.newest(name, bytes("a"));
+        assertEquals("java.lang.String", first.keyClass());
+        assertEquals("java.lang.Long", first.valueClass());
+        assertEquals(member.getPartitionService().getPartition("a").getPartitionId(), first.partition());
+        assertTrue(first.expiresAtMs() >= before + 90_000 && first.expiresAtMs() <= System.currentTimeMillis() + 91_000);
+        map.set("a", 2L);
+        FakeAgent.Record second = log.newest(name, bytes("a"));
+        assertEquals(0, second.expiresAtMs());
+        assertEquals(first.order().subList(0, 3), second.order().subList(0, 3));
+        assertTrue(second.order().get(3) > first.order().get(3));
+    }
+
+    @Test
+    void manyCallersShareMessages() throws Exception {
+        IMap<Integer, Integer> map = member.getMap(name);
+        map.size();
+        agent.delayMs = 2;
+        int before = agent.appends;
+        List<Thread> threads = new ArrayList<>();
+        for (int t = 0; t < 32; t++) {
+            int from = t * 50;
+            threads.add(new Thread(() -> {
+                for (int i = from; i < from + 50; i++) {
+                    map.set(i, i);
+                }
+            }));
+        }
+        threads.forEach(Thread::start);
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        assertEquals(1600, log.size(name));
+        assertTrue(agent.appends - before < 1600, "no coalescing: " + (agent.appends - before));
+    }
+
+    @Test
+    void clearIsOneMessagePerPartition() {
+        IMap<Integer, Integer> map = member.getMap(name);
+        for (int i = 0; i < 500; i++) {
+            map.set(i, i);
+        }
+        int before = agent.appends;
+        map.clear();
+        assertTrue(agent.appends - before <= 31, "messages: " + (agent.appends - before));
+        assertEquals(0, log.size(name));
+    }
+
+    @Test
+    void destroyLeavesTheLogAndTheMapComesBack() {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        map.destroy();
+        assertEquals(1, member.<String, Integer>getMap(name).get("a"));
+        assertEquals(1, member.getMap(name).size());
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"plain-", "offloaded-"})
+    void withoutAnAgentChangesFailAndMemoryStays(String prefix) throws Exception {
+        IMap<String, Integer> map = member.getMap(prefix + name);
+        map.set("a", 1);
+        agent.stop();
+        NotAppended refused = assertThrows(NotAppended.class, () -> map.set("a", 2));
+        assertTrue(refused.getMessage().contains(agent.endpoint()) && refused.getMessage().contains(map.getName())
+                && refused.getMessage().contains("127.0.0.1"), refused.getMessage());
+        assertThrows(NotAppended.class, () -> map.remove("a"));
+        assertThrows(NotAppended.class, map::clear);
+        assertThrows(NotAppended.class, () -> map.executeOnKey("a", entry -> entry.setValue(9)));
+        assertEquals(1, map.get("a"));
+        assertEquals(1, map.size());
+        agent.start();
+        eventually(() -> {
+            map.set("a", 3);
+            return true;
+        });
+        assertEquals(3, logged(map.getName(), "a"));
+    }
+
+    @Test
+    void aRefusalByTheAgentIsCertain() {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        agent.mood = FakeAgent.Mood.FULL;
+        NotAppended refused = assertThrows(NotAppended.class, () -> map.set("a", 2));
+        assertTrue(refused.getMessage().contains("full: no room"), refused.getMessage());
+        assertEquals(1, map.get("a"));
+    }
+
+    @Test
+    void tooLargeAValueIsRefusedBeforeItIsSent() {
+        IMap<String, byte[]> map = member.getMap(name);
+        assertThrows(NotAppended.class, () -> map.set("a", new byte[2 << 20]));
+        map.set("a", new byte[900_000]);
+        assertEquals(1, log.size(name));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"BREAK_AFTER", "BREAK_BEFORE"})
+    void aBrokenConnectionIsMendedAndTheChangeAppendedOnce(FakeAgent.Mood mood) {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        int before = log.appended().size();
+        agent.mood = mood;
+        map.set("a", 2);
+        assertEquals(2, map.get("a"));
+        assertEquals(2, logged(name, "a"));
+        assertEquals(before + 1, log.appended().size());
+    }
+
+    @Test
+    void anAgentThatStartedAgainIsFoundWithoutAFailure() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        agent.stop();
+        agent.start();
+        map.set("a", 2);
+        assertEquals(2, logged(name, "a"));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"plain-", "offloaded-", "objects-"})
+    void anUnknownOutcomeThatIsInTheLogIsSettledIntoMemory(String prefix) throws Exception {
+        IMap<String, Integer> map = member.getMap(prefix + name);
+        map.set("set", 1);
+        map.set("removed", 1);
+        map.set("expiring", 1);
+        agent.mood = FakeAgent.Mood.SILENT_AFTER;
+        OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, () -> map.set("set", 2));
+        assertTrue(unknown.getMessage().contains(agent.endpoint()) && unknown.getMessage().contains("may be in the log"),
+                unknown.getMessage());
+        assertThrows(OutcomeUnknown.class, () -> map.remove("removed"));
+        assertThrows(OutcomeUnknown.class, () -> map.set("expiring", 2, 600, TimeUnit.SECONDS));
+        assertThrows(OutcomeUnknown.class, () -> map.set("new", 2));
+        agent.mood = FakeAgent.Mood.ACK;
+        eventually(() -> map.get("set") == 2 && !map.containsKey("removed") && map.get("expiring") == 2 && map.containsKey("new"));
+        long left = map.getEntryView("expiring").getExpirationTime() - System.currentTimeMillis();
+        assertTrue(left > 590_000 && left <= 601_000, "left: " + left);
+        assertEquals(2, logged(map.getName(), "set"));
+        assertNull(logged(map.getName(), "removed"));
+    }
+
+    @Test
+    void anUnknownOutcomeThatIsNotInTheLogLeavesMemory() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        int before = log.appended().size();
+        agent.mood = FakeAgent.Mood.SILENT_BEFORE;
+        assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
+        agent.mood = FakeAgent.Mood.ACK;
+        map.set("b", 1);
+        Thread.sleep(300);
+        assertEquals(1, map.get("a"));
+        assertEquals(before + 1, log.appended().size());
+    }
+
+    @Test
+    void aDiskThatFailedIsAnUnknownOutcome() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        agent.mood = FakeAgent.Mood.UNKNOWN_AFTER;
+        OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
+        assertTrue(unknown.getMessage().contains("the disk said no"), unknown.getMessage());
+        agent.mood = FakeAgent.Mood.ACK;
+        eventually(() -> map.get("a") == 2);
+    }
+
+    @Test
+    void absentKeysCostNoHopWithoutEviction() {
+        IMap<Integer, Integer> map = member.getMap(name);
+        map.size();
+        int before = agent.loads;
+        for (int i = 0; i < 20; i++) {
+            assertNull(map.put(i, i));
+            assertNull(map.get(-1 - i));
+        }
+        assertTrue(map.getAll(Set.of(-1, -2, -3)).isEmpty());
+        assertEquals(before, agent.loads);
+    }
+
+    @Test
+    void evictedKeysComeFromTheAgentOrTheReadFails() throws Exception {
+        IMap<String, Integer> map = member.getMap("evicting-" + name);
+        map.set("a", 1, 600, TimeUnit.SECONDS);
+        map.evict("a");
+        assertEquals(1, map.get("a"));
+        long left = map.getEntryView("a").getExpirationTime() - System.currentTimeMillis();
+        assertTrue(left > 590_000 && left <= 601_000, "left: " + left);
+        map.evict("a");
+        assertEquals(Map.of("a", 1), map.getAll(Set.of("a")));
+        map.evict("a");
+        assertEquals(1, map.put("a", 2));
+        map.evict("a");
+        agent.stop();
+        assertThrows(LogUnavailable.class, () -> map.get("a"));
+        assertThrows(LogUnavailable.class, () -> map.containsKey("a"));
+        agent.start();
+        eventually(() -> map.get("a") == 2);
+    }
+
+    @Test
+    void whatWasEvictedByHandIsLoadedOnRequest() {
+        IMap<Integer, Integer> map = member.getMap(name);
+        for (int i = 0; i < 100; i++) {
+            map.set(i, i);
+        }
+        map.evictAll();
+        assertEquals(0, map.size());
+        map.loadAll(false);
+        assertEquals(100, map.size());
+        map.evict(7);
+        map.loadAll(Set.of(7), false);
+        assertEquals(7, map.get(7));
+    }
+
+    @Test
+    void whatCannotBeKeptIsRefusedWithAReason() {
+        assertTrue(message("behind").contains("write-delay-seconds is 1"), message("behind"));
+        assertTrue(message("idle").contains("max-idle-seconds is 5"), message("idle"));
+        assertTrue(message("misspelt").contains("\"timeout\" of map \"misspelt\" is unknown"), message("misspelt"));
+    }
+
+    private static String message(String map) {
+        return assertThrows(RuntimeException.class, () -> member.getMap(map).set("a", 1)).getMessage();
+    }
+
+    @Test
+    void everyKindOfValueComesBackAfterAMemberRestart() throws Exception {
+        Config config = Members.config("restart", Members.port(), agent.endpoint());
+        GenericRecord inner = GenericRecordBuilder.compact("inner").setInt32("n", 7).build();
+        GenericRecord record = GenericRecordBuilder.compact("order").setString("state", "paid").setGenericRecord("inner", inner).build();
+        HazelcastInstance first = Members.start(config);
+        long expiry;
+        try {
+            IMap<Object, Object> map = first.getMap(name);
+            map.set("compact", record);
+            map.set(GenericRecordBuilder.compact("key").setInt64("id", 5).build(), "compact key");
+            map.set("json", new HazelcastJsonValue("{\"a\": 1}"));
+            map.set("list", new ArrayList<>(List.of(1, "two")));
+            map.set("bytes", new byte[] {1, 2, 3});
+            map.set(42L, "long key");
+            map.set("ttl", 1, 1000, TimeUnit.SECONDS);
+            map.set("gone", 1);
+            map.delete("gone");
+            map.set("passed", 1, 1, TimeUnit.SECONDS);
+            expiry = log.newest(name, WalPlugin.of(first).nodeEngine().toData("ttl").toByteArray()).expiresAtMs();
+            assertEquals("order", log.newest(name, WalPlugin.of(first).nodeEngine().toData("compact").toByteArray()).valueClass());
+        } finally {
+            first.getLifecycleService().terminate();
+        }
+        Thread.sleep(1100);
+        HazelcastInstance second = Members.start(config);
+        try {
+            IMap<Object, Object> map = second.getMap(name);
+            assertEquals(7, map.size());
+            assertEquals("paid", ((GenericRecord) map.get("compact")).getString("state"));
+            assertEquals(7, ((GenericRecord) map.get("compact")).getGenericRecord("inner").getInt32("n"));
+            assertEquals("compact key", map.get(GenericRecordBuilder.compact("key").setInt64("id", 5).build()));
+            assertEquals(new HazelcastJsonValue("{\"a\": 1}"), map.get("json"));
+            assertEquals(List.of(1, "two"), map.get("list"));
+            assertArrayEquals(new byte[] {1, 2, 3}, (byte[]) map.get("bytes"));
+            assertEquals("long key", map.get(42L));
+            // Hazelcast keeps expiry in whole seconds
+            assertEquals(expiry, map.getEntryView("ttl").getExpirationTime(), 1000);
+            map.set("compact", "after");
+            List<Long> order = log.newest(name, bytes("compact")).order();
+            assertEquals(log.incarnations.size(), order.get(0));
+        } finally {
+            second.shutdown();
+        }
+    }
+}
