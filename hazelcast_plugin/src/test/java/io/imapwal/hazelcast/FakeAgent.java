@@ -88,6 +88,9 @@ final class FakeAgent implements Closeable {
     volatile Mood mood = Mood.ACK;
     volatile String readError;
     volatile long delayMs;
+    volatile long readDelayMs;
+    /** After so many loads the agent stops; negative: never. */
+    volatile int breakAfterLoads = -1;
     volatile int appends;
     volatile int loads;
     final List<String> violations = new CopyOnWriteArrayList<>();
@@ -231,6 +234,14 @@ final class FakeAgent implements Closeable {
         out.write(bytes.toByteArray());
     }
 
+    private static void pause(long ms) throws IOException {
+        try {
+            Thread.sleep(ms);
+        } catch (InterruptedException e) {
+            throw new IOException(e);
+        }
+    }
+
     private final class Connection {
         private String plugin;
         private int hello;
@@ -300,13 +311,7 @@ final class FakeAgent implements Closeable {
         private List<byte[]> append(long number, MsgpackReader header, byte[] payload) throws IOException {
             appends++;
             Mood now = mood;
-            if (delayMs > 0) {
-                try {
-                    Thread.sleep(delayMs);
-                } catch (InterruptedException e) {
-                    return List.of();
-                }
-            }
+            pause(delayMs);
             if (hello != writers.get(plugin)) {
                 return error(number, "superseded", "another hello came");
             }
@@ -391,6 +396,11 @@ final class FakeAgent implements Closeable {
 
         private List<byte[]> load(long number, MsgpackReader header, byte[] payload) throws IOException {
             loads++;
+            pause(readDelayMs);
+            if (breakAfterLoads >= 0 && --breakAfterLoads < 0) {
+                FakeAgent.this.stop();
+                return List.of();
+            }
             if (readError != null) {
                 return error(number, "restore-failed", readError);
             }

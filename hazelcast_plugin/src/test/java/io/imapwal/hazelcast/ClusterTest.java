@@ -1,0 +1,184 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.map.IMap;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+import org.junit.jupiter.api.Test;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicBoolean;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** Several members, each with its agent, all agents reading one log. */
+class ClusterTest {
+    private final List<HazelcastInstance> started = new ArrayList<>();
+    private final List<FakeAgent> agents = new ArrayList<>();
+    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final int port = Members.port();
+    private boolean offload;
+
+    private HazelcastInstance start(int number) throws Exception {
+        FakeAgent agent = new FakeAgent(log).start();
+        agents.add(agent);
+        Config config = Members.config("cluster", port + number, agent.endpoint());
+        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        MapConfig map = Members.map("orders", agent.endpoint());
+        map.getMapStoreConfig().setOffload(offload);
+        config.addMapConfig(map);
+        HazelcastInstance member = Members.start(config);
+        started.add(member);
+        return member;
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        started.forEach(member -> member.getLifecycleService().terminate());
+        for (FakeAgent agent : agents) {
+            assertEquals(List.of(), agent.violations);
+            agent.close();
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void membersComeAndGoUnderWritesAndTheNewestInTheLogIsWhatMemorySays(boolean offloaded) throws Exception {
+        offload = offloaded;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Long> map = a.getMap("orders");
+        AtomicBoolean stop = new AtomicBoolean();
+        Map<Integer, Long> acknowledged = new ConcurrentHashMap<>();
+        List<Thread> writers = new ArrayList<>();
+        List<Throwable> failures = java.util.Collections.synchronizedList(new ArrayList<>());
+        for (int t = 0; t < 4; t++) {
+            int first = t * 50;
+            writers.add(new Thread(() -> {
+                long value = 0;
+                while (!stop.get()) {
+                    value++;
+                    int key = first + (int) (value % 50);
+                    try {
+                        map.set(key, value);
+                        acknowledged.put(key, value);
+                    } catch (RuntimeException e) {
+                        failures.add(e);
+                    }
+                }
+            }));
+        }
+        writers.forEach(Thread::start);
+        Thread.sleep(500);
+        HazelcastInstance b = start(1);
+        Thread.sleep(1500);
+        HazelcastInstance c = start(2);
+        Thread.sleep(1500);
+        b.getLifecycleService().terminate();
+        Thread.sleep(1000);
+        c.shutdown();
+        Thread.sleep(500);
+        stop.set(true);
+        for (Thread writer : writers) {
+            writer.join();
+        }
+        assertEquals(List.of(), failures);
+        Map<Integer, Long> memory = new HashMap<>();
+        map.forEach(memory::put);
+        assertEquals(new HashMap<>(acknowledged), memory);
+        // No two members gave one partition version of one key; the newest by order is what memory says.
+        Map<List<Object>, Long> sessions = new HashMap<>();
+        for (FakeAgent.Record record : log.appended()) {
+            Long other = sessions.putIfAbsent(List.of(record.partition(), record.order().get(0), record.order().get(1)),
+                    record.order().get(2));
+            assertTrue(other == null || other.equals(record.order().get(2)), "two owners of one version: " + record);
+        }
+        for (Map.Entry<Integer, Long> entry : memory.entrySet()) {
+            FakeAgent.Record newest = log.newest("orders", WalPlugin.of(a).nodeEngine().toData(entry.getKey()).toByteArray());
+            assertEquals(entry.getValue(), WalPlugin.of(a).nodeEngine()
+                    .toObject(new com.hazelcast.internal.serialization.impl.HeapData(newest.value())));
+        }
+    }
+
+    @Test
+    void aWholeClusterRestartsAndHasItAll() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < 1000; i++) {
+            map.set(i, i);
+        }
+        a.getLifecycleService().terminate();
+        b.getLifecycleService().terminate();
+        HazelcastInstance a2 = start(0);
+        HazelcastInstance b2 = start(1);
+        assertEquals(1000, b2.getMap("orders").size());
+        assertEquals(1000, a2.getMap("orders").size());
+        b2.getMap("orders").set(1, 2);
+        a2.getLifecycleService().terminate();
+        eventually(() -> b2.getMap("orders").size() == 1000);
+        assertEquals(2, b2.getMap("orders").get(1));
+    }
+
+    @Test
+    void theLoadingMemberDiesInTheMiddleOfARestore() throws Exception {
+        HazelcastInstance filler = start(0);
+        IMap<Integer, Integer> map = filler.getMap("orders");
+        for (int i = 0; i < 2000; i++) {
+            map.set(i, i);
+        }
+        filler.getLifecycleService().terminate();
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        int loader = a.getPartitionService().getPartition("orders").getOwner().equals(a.getCluster().getLocalMember()) ? 0 : 1;
+        HazelcastInstance dies = loader == 0 ? a : b;
+        HazelcastInstance lives = loader == 0 ? b : a;
+        agents.get(1 + loader).readDelayMs = 500;
+        Thread touch = new Thread(() -> {
+            try {
+                lives.getMap("orders").size();
+            } catch (RuntimeException e) {
+                // the member it waited for died
+            }
+        });
+        touch.start();
+        Thread.sleep(1200);
+        dies.getLifecycleService().terminate();
+        eventually(() -> lives.getMap("orders").size() == 2000);
+        for (int i = 0; i < 2000; i += 100) {
+            assertEquals(i, lives.<Integer, Integer>getMap("orders").get(i));
+        }
+        touch.join();
+    }
+
+    @Test
+    void aKeyInDoubtIsSettledAlsoOnItsBackup() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < 40; i++) {
+            map.set(i, i);
+        }
+        agents.forEach(agent -> agent.mood = FakeAgent.Mood.SILENT_AFTER);
+        int mine = 0;
+        while (!a.getPartitionService().getPartition(mine).getOwner().equals(a.getCluster().getLocalMember())) {
+            mine++;
+        }
+        int key = mine;
+        OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, () -> b.getMap("orders").set(key, 1000));
+        assertTrue(unknown.getMessage().contains(agents.get(0).endpoint()), unknown.getMessage());
+        agents.forEach(agent -> agent.mood = FakeAgent.Mood.ACK);
+        eventually(() -> map.get(key) == 1000);
+        a.getLifecycleService().terminate();
+        eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == 1000);
+    }
+}
