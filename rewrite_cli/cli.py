@@ -1,8 +1,8 @@
 """`imap-wal`: one group, one module per command under `commands`, loaded only when it is used.
 
-    flags  ▶  IMAP_WAL_* variables  ▶  TOML file  ▶  defaults            (config)
-    results on stdout as table or json, progress on stderr                (output)
-    errors ▶ one line and an exit code                                    (failures)
+flags  ▶  IMAP_WAL_* variables  ▶  TOML file  ▶  defaults            (config)
+results on stdout as table or json, progress on stderr                (output)
+errors ▶ one line and an exit code                                    (failures)
 """
 
 from __future__ import annotations

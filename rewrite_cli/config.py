@@ -1,11 +1,11 @@
 """The TOML file under the flags.
 
-    url = "file:///var/lib/maps"     an option of every command that has it
-    namespace = "prod"
-    [rewrite]                        options of one command
-    engine = "spark"
-    [node.start]                     of a command in a group
-    members = 3
+url = "file:///var/lib/maps"     an option of every command that has it
+namespace = "prod"
+[rewrite]                        options of one command
+engine = "spark"
+[node.start]                     of a command in a group
+members = 3
 """
 
 from __future__ import annotations

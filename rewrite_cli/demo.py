@@ -1,6 +1,6 @@
 """`imap-wal demo`: a year of real flights into durable maps, SIGKILL in the middle, and a look at what is still there.
 
-    play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive ─▶ rewrite, prune ─▶ open, compare
+play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive ─▶ rewrite, prune ─▶ open, compare
 """
 
 from __future__ import annotations

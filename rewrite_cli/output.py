@@ -24,7 +24,13 @@ _LONG = ("what", "file", "detail", "what to do")
 def output_option(command: F) -> F:
     """`-o table|json`, as `output`."""
     return click.option(
-        "-o", "--output", type=click.Choice([TABLE, JSON]), default=TABLE, show_default=True, envvar="IMAP_WAL_OUTPUT", help="How results are printed."
+        "-o",
+        "--output",
+        type=click.Choice([TABLE, JSON]),
+        default=TABLE,
+        show_default=True,
+        envvar="IMAP_WAL_OUTPUT",
+        help="How results are printed.",
     )(command)
 
 
@@ -111,7 +117,9 @@ def note(text: str) -> None:
 def progress() -> AbstractContextManager[Progress]:
     """A spinner with a text on stderr; silent outside a terminal."""
     shown = errors()
-    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=shown, transient=True, disable=not shown.is_terminal)
+    return Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=shown, transient=True, disable=not shown.is_terminal
+    )
 
 
 def agree(question: str, yes: bool) -> None:

@@ -37,7 +37,9 @@ def draw(report: Report, path: Path) -> None:
     }
     with plt.rc_context(style):
         figure = plt.figure(figsize=(12, 7.2), dpi=140)
-        grid = figure.add_gridspec(2, 2, height_ratios=(1.75, 1), width_ratios=(1.25, 1), hspace=0.42, wspace=0.3, left=0.075, right=0.965, top=0.84, bottom=0.09)
+        grid = figure.add_gridspec(
+            2, 2, height_ratios=(1.75, 1), width_ratios=(1.25, 1), hspace=0.42, wspace=0.42, left=0.075, right=0.965, top=0.84, bottom=0.09
+        )
         _headline(figure, report)
         _timeline(figure.add_subplot(grid[0, :]), report)
         _storage(figure.add_subplot(grid[1, 0]), report)
@@ -58,21 +60,32 @@ def _headline(figure: Any, report: Report) -> None:
 
 
 def _timeline(axes: Any, report: Report) -> None:
-    times = [time for time, _ in report.timeline.samples]
+    began = next((time for time, counts in report.timeline.samples if sum(counts)), 0.0)
+    times = [time - began for time, _ in report.timeline.samples]
     layers = [[counts[producer] for _, counts in report.timeline.samples] for producer in range(len(PRODUCERS))]
     top = max((sum(counts) for _, counts in report.timeline.samples), default=1)
     axes.stackplot(times, *layers, colors=PRODUCERS, labels=("producer 1", "producer 2"), linewidth=0, alpha=0.92)
     kills = iter(report.kills)
-    for after, start, end in report.timeline.spans:
+    for label, (after, start, end) in zip(["opening the log", *[""] * len(report.timeline.spans)], report.timeline.spans, strict=False):
+        start, end = start - began, end - began
         killed = next(kills, None) if after == "kill -9" else None
-        axes.axvspan(start, end, color=RESTORE, alpha=0.55, linewidth=0, zorder=3)
+        axes.axvspan(start, end, color=RESTORE, alpha=0.55, linewidth=0, zorder=3, label=label or None)
         if killed is not None:
             axes.axvline(start, color=KILL, linewidth=1.6, zorder=4)
             axes.plot([start], [killed], marker="X", markersize=11, color=KILL, markeredgecolor="white", zorder=5)
             text = f"kill -9 at {killed:,} acknowledged\nopened again in {duration(end - start)}, {_lost(report, after)}"
-            axes.annotate(text, (start, killed), xytext=(-12, 14), textcoords="offset points", ha="right", va="bottom", fontsize=10, color=KILL, fontweight="bold", linespacing=1.4)
-        else:
-            axes.annotate(f"{after}:\nopened in {duration(end - start)}", (start, top), xytext=(-6, -2), textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK)
+            axes.annotate(
+                text,
+                (start, killed),
+                xytext=(-12, 14),
+                textcoords="offset points",
+                ha="right",
+                va="bottom",
+                fontsize=10,
+                color=KILL,
+                fontweight="bold",
+                linespacing=1.4,
+            )
     axes.set_ylim(0, top * 1.12)
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f} k")
@@ -95,15 +108,17 @@ def _storage(axes: Any, report: Report) -> None:
             width = getattr(moment, part)
             axes.barh(row, width, left=left, color=color, height=0.58, label=part if row == 0 else None)
             left += width
-        ratio = f"  {size(moment.total)}" + (f"  ÷ {report.storage[0].total / moment.total:,.0f}" if row < len(moments) - 1 and moment.total else "")
+        ratio = f"  {size(moment.total)}" + (
+            f"  ÷ {report.storage[0].total / moment.total:,.0f}" if moment.total and report.storage[0].total > 1.05 * moment.total else ""
+        )
         axes.text(moment.total, row, ratio, va="center", fontsize=9.5, fontweight="bold")
     axes.set_yticks(range(len(moments)), [moment.moment for moment in moments], color=INK)
-    axes.set_xlim(0, max(moment.total for moment in moments) * 1.22 if moments else 1)
+    axes.set_xlim(0, max(moment.total for moment in moments) * 1.3 if moments else 1)
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.set_title("Bytes on storage", loc="left", fontsize=11.5, fontweight="bold")
-    axes.legend(loc="lower right", frameon=False, fontsize=9, bbox_to_anchor=(1.0, -0.06))
+    axes.legend(loc="upper left", frameon=False, fontsize=9, ncols=3, bbox_to_anchor=(-0.02, 0.02), columnspacing=1.4, handlelength=1.2)
 
 
 def _opening(axes: Any, report: Report) -> None:

@@ -16,11 +16,17 @@ from rewrite_cli.failures import FAILED, Failed
 
 
 @click.command()
-@click.option("--flights", "count", type=click.IntRange(min=0), default=None, help="Play only the first so many (0: all). Default: all; 60,000 with --members.")
+@click.option(
+    "--flights", "count", type=click.IntRange(min=0), default=None, help="Play only the first so many (0: all). Default: all; 60,000 with --members."
+)
 @click.option("--kills", type=click.IntRange(min=0, max=20), default=1, show_default=True, help="How often to send SIGKILL on the way.")
-@click.option("--members", type=click.IntRange(min=0, max=8), default=0, show_default=True, help="Real Hazelcast members instead of the embedded map.")
+@click.option(
+    "--members", type=click.IntRange(min=0, max=8), default=0, show_default=True, help="Real Hazelcast members instead of the embedded map."
+)
 @click.option("--url", default=None, help="Write the log here and keep it. Default: a temporary folder.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/demo.png"), show_default=True, help="Where the picture goes.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/demo.png"), show_default=True, help="Where the picture goes."
+)
 @out.output_option
 def command(count: int | None, kills: int, members: int, url: str | None, picture: Path, output: str) -> int:
     """Play a year of real flights into durable maps, kill the process, and count what is lost.
@@ -81,14 +87,20 @@ def _print(report: Report, url: str | None) -> None:
         [
             ("played", f"{report.flights:,} flights: {report.records:,} changes ({report.deletions:,} deletions) in {report.commits:,} commits"),
             ("into", report.what),
-            ("written in", f"{out.duration(report.seconds)}: {report.records_per_second:,.0f} changes, {report.commits_per_second:,.0f} commits a second"),
+            (
+                "written in",
+                f"{out.duration(report.seconds)}: {report.records_per_second:,.0f} changes, {report.commits_per_second:,.0f} commits a second",
+            ),
             ("killed", ", ".join(f"after {records:,} acknowledged changes" for records in report.kills) or "never"),
         ],
         title="A year of flights",
     )
     out.print_table(
         ("opened after", "took", "entries", "lost", "unacknowledged but there"),
-        [(look.after, out.duration(look.seconds), look.comparison.entries, look.comparison.lost, look.comparison.unacknowledged) for look in report.looks],
+        [
+            (look.after, out.duration(look.seconds), look.comparison.entries, look.comparison.lost, look.comparison.unacknowledged)
+            for look in report.looks
+        ],
         title="Restored and compared with what was acknowledged",
     )
     out.print_table(

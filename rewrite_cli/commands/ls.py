@@ -38,7 +38,9 @@ def command(scope: Scope, files: bool, output: str) -> None:
             [tuple(row.values()) for row in rows],
         )
         if snapshots:
-            out.print_table(("namespace", "cluster", "map", "generation", "live", "tombstones", "snapshot bytes"), [tuple(row.values()) for row in snapshots])
+            out.print_table(
+                ("namespace", "cluster", "map", "generation", "live", "tombstones", "snapshot bytes"), [tuple(row.values()) for row in snapshots]
+            )
 
 
 def _node(view: ClusterView, node: NodeView) -> dict[str, object]:

@@ -1,0 +1,64 @@
+"""`imap-wal agent`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option(
+    "--config",
+    "config_file",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The agent's TOML file; see docs/reference/agent.toml.",
+)
+@click.option("--takeover", is_flag=True, help="Shut out another agent that holds this node's log: it acknowledges nothing more.")
+@click.option("--check", is_flag=True, help="Read the configuration, print it, and stop.")
+@click.option(
+    "--log-format", type=click.Choice(["console", "json"]), default="json", show_default=True, help="How the agent's own log lines look, on stderr."
+)
+def command(config_file: Path, takeover: bool, check: bool, log_format: str) -> None:
+    """Run the service beside a Hazelcast member: the only writer of its node's log.
+
+    SIGTERM or SIGINT commits what waits, writes the clean-shutdown frame and ends with 0. Another agent on the same node's log: exit code 4.
+
+    \b
+    Examples:
+      imap-wal agent --config /etc/imap-wal/agent.toml
+      imap-wal agent --config agent.toml --check
+    """
+    from imap_wal.agent.config import AgentConfig
+
+    config = AgentConfig.from_toml(config_file, takeover=takeover)
+    if check:
+        click.echo(
+            f"node {config.node} of {config.namespace}/{config.cluster}, log at {config.url}, listening at {config.endpoint}, durability {config.log.durability}"
+        )
+        return
+    configure_logging(log_format)
+    from imap_wal.agent.server import run
+
+    run(config)
+
+
+def configure_logging(log_format: str) -> None:
+    """structlog to stderr, a line per event."""
+    import structlog
+
+    renderer = structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )

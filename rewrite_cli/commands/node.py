@@ -1,0 +1,137 @@
+"""`imap-wal node`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import tomllib
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from imap_wal.clock import SystemClock
+from rewrite_cli import output as out
+from rewrite_cli.cluster import Cluster, Plan
+
+
+@click.group()
+def command() -> None:
+    """Real Hazelcast members with plug-in and agents, for trying out and for tests."""
+
+
+def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+        pairs[key.strip().replace("-", "_") if parameter.name == "settings" else key.strip()] = text.strip()
+    return pairs
+
+
+def _typed(text: str) -> Any:
+    """As TOML would read it; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+@command.command()
+@click.option("--members", type=click.IntRange(1, 16), default=1, show_default=True, help="How many.")
+@click.option("--url", envvar="IMAP_WAL_URL", help="Root of the logs. Default: a new temporary folder, which is kept.")
+@click.option("--port", type=click.IntRange(1, 65519), default=5701, show_default=True, help="Port of the first member; the others follow.")
+@click.option("--namespace", envvar="IMAP_WAL_NAMESPACE", default="default", show_default=True)
+@click.option("--cluster", envvar="IMAP_WAL_CLUSTER", default="dev", show_default=True, help="Name of the cluster's folder under URL.")
+@click.option("--cluster-name", default="dev", show_default=True, help="Hazelcast's cluster name.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="A setting of the agents' [log], such as durability=os; may be repeated.",
+)
+@click.option(
+    "--property", "properties", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="A map-store property, such as read-through=true."
+)
+@click.option("--clock-offset-ms", "offsets", type=int, multiple=True, help="Shift the clock of the first agent, the second, …; for tests.")
+@click.option("--java-option", "java_options", multiple=True, default=["-Xmx512m"], show_default=True, help="For the members' JVM; may be repeated.")
+@click.option("--hazelcast-jar", type=click.Path(path_type=Path), envvar="IMAP_WAL_HAZELCAST_JAR", help="Hazelcast's own jar, where it is not found.")
+@click.option("--takeover", is_flag=True, help="Agents take their logs from other agents that still hold them.")
+@click.option("--timeout", type=float, default=120, show_default=True, help="Seconds until all must have joined.")
+@out.output_option
+def start(
+    members: int,
+    url: str | None,
+    port: int,
+    namespace: str,
+    cluster: str,
+    cluster_name: str,
+    settings: dict[str, str],
+    properties: dict[str, str],
+    offsets: tuple[int, ...],
+    java_options: tuple[str, ...],
+    hazelcast_jar: Path | None,
+    takeover: bool,
+    timeout: float,
+    output: str,
+) -> None:
+    """Start members with an agent each, in the foreground. Every map is durable.
+
+    The last line says "ready" when all members have joined and all agents are healthy. A signal to the process group ends all; so does Ctrl-C.
+
+    \b
+    Examples:
+      imap-wal node start
+      imap-wal node start --members 2 --url file:///tmp/maps --set durability=interval
+    """
+    kept = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
+    plan = Plan(
+        url=kept,
+        members=members,
+        port=port,
+        namespace=namespace,
+        cluster=cluster,
+        cluster_name=cluster_name,
+        settings={key: _typed(value) for key, value in settings.items()},
+        properties=properties,
+        clock_offsets_ms=offsets,
+        java_options=java_options,
+        takeover=takeover,
+        hazelcast_jar=hazelcast_jar,
+    )
+    signal.signal(signal.SIGTERM, _leave)
+    running = Cluster(plan, SystemClock())
+    try:
+        running.start(timeout)
+        _tell(running, output)
+        running.watch()
+    except KeyboardInterrupt:
+        out.note("stopping")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        running.stop()
+        running.remove_folder()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _tell(running: Cluster, output: str) -> None:
+    plan = running.plan
+    children = [
+        {"address": address, "process": member.pid, "agent": endpoint, "agent_process": agent.pid}
+        for address, member, endpoint, agent in zip(plan.addresses, running.members, running.endpoints, running.agents, strict=True)
+    ]
+    if output == out.JSON:
+        click.echo(json.dumps({"ready": True, "url": plan.url, "folder": str(running.folder), "members": children}))
+        return
+    for number, child in enumerate(children, 1):
+        click.echo(f"member {number}: {child['address']} (process {child['process']}), agent {child['agent']} (process {child['agent_process']})")
+    click.echo(f"log: {plan.url}")
+    click.echo("ready")

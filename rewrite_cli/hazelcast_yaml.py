@@ -1,0 +1,94 @@
+"""The member's configuration: what `plugin config` prints, and what `node start` runs with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+FACTORY = "io.imapwal.hazelcast.WalMapStoreFactory"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a JSON string is a YAML string
+
+
+def map_section(names: Sequence[str], agent: str, properties: Mapping[str, str]) -> str:
+    """The `map` section for these maps (`default`: every map that no other section names)."""
+    lines = []
+    for name in names:
+        lines.append(f"""\
+    {name if name == "default" else _quoted(name)}:
+      map-store:
+        enabled: true
+        initial-mode: EAGER                 # the whole map is in memory before its first operation returns
+        factory-class-name: {FACTORY}
+        write-delay-seconds: 0              # log first, then memory: anything else is refused
+        offload: false                      # a hand-off between threads costs more than the log
+        properties:
+          agent: {_quoted(agent)}""")
+        lines += [f"          {key}: {_quoted(value)}" for key, value in properties.items()]
+    return "\n".join(lines)
+
+
+_PROPERTIES = """\
+  properties:
+    hazelcast.operation.thread.count: "64"  # a store waits for the disk; with few operation threads, so would everything else
+"""
+
+
+def to_paste(names: Sequence[str], agent: str, cluster_name: str) -> str:
+    """A whole hazelcast.yaml for people, with comments."""
+    return f"""\
+# A Hazelcast member (5.5 or newer) whose maps do not forget.
+#   classpath:   hazelcast.jar and the jar that `imap-wal plugin path` prints
+#   beside it:   imap-wal agent --config agent.toml      (endpoint = {_quoted(agent)})
+hazelcast:
+  cluster-name: {_quoted(cluster_name)}
+{_PROPERTIES}\
+  # Members on one machine that find each other without multicast:
+  # network:
+  #   port:
+  #     port: 5701
+  #   join:
+  #     auto-detection:
+  #       enabled: false
+  #     multicast:
+  #       enabled: false
+  #     tcp-ip:
+  #       enabled: true
+  #       member-list: [127.0.0.1:5701, 127.0.0.1:5702]
+  map:
+{map_section(names, agent, {})}
+          # timeout-ms: "10000"             # longest wait for one acknowledgement
+          # read-through: "true"            # for maps with eviction or evict(): ask the log for keys that are not in memory
+"""
+
+
+def to_run(cluster_name: str, port: int, ports: Sequence[int], agent: str, properties: Mapping[str, str]) -> str:
+    """One member of `node start`: TCP-IP join on the loopback address, every map durable."""
+    members = ", ".join(f"127.0.0.1:{each}" for each in ports)
+    return f"""\
+hazelcast:
+  cluster-name: {_quoted(cluster_name)}
+{_PROPERTIES}\
+    hazelcast.phone.home.enabled: "false"
+    hazelcast.socket.bind.any: "false"
+    hazelcast.logging.type: jdk
+  network:
+    port:
+      port: {port}
+      auto-increment: false
+    interfaces:
+      enabled: true
+      interfaces: [127.0.0.1]
+    join:
+      auto-detection:
+        enabled: false
+      multicast:
+        enabled: false
+      tcp-ip:
+        enabled: true
+        member-list: [{members}]
+  map:
+{map_section(["default"], agent, properties)}
+"""

@@ -1,0 +1,17 @@
+"""Talking to a cluster as an application would, through hazelcast-python-client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+
+def connect(addresses: Sequence[str], cluster_name: str = "dev", timeout_s: float = 30) -> Any:
+    """A client; an error of the client's own when no member answers in time."""
+    import hazelcast
+
+    logging.getLogger("hazelcast").setLevel(logging.CRITICAL)
+    return hazelcast.HazelcastClient(
+        cluster_name=cluster_name, cluster_members=list(addresses), cluster_connect_timeout=timeout_s, smart_routing=True, statistics_enabled=False
+    )
