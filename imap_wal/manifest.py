@@ -205,6 +205,10 @@ class Snapshot:
     tombstones: int
     bytes: int
     created_ms: int
+    dropped: int = 0
+    """Generation of the last drop of this map; a reader that merged before it must forget what it merged."""
+    until_ms: int = 0
+    """How the map stood at earlier times than this (Unix time) can no longer be told: older changes of its keys are gone."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

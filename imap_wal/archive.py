@@ -1,0 +1,400 @@
+"""Sealed segments become Parquet: one zstd file a map, readable by anything that reads Parquet; then the segments go.
+
+    write   segments ─▶ a local file a map ─▶ store.create_from ─▶ one node manifest (archives, archived, metadata, requests) ─▶ delete segments
+    read    row groups ─▶ rows as a segment gives them
+
+A crash before the manifest leaves Parquet files that no manifest names: nobody reads them, and the next run deletes them. A crash after it leaves segments at or
+below `archived`: nobody reads those either, same end.
+
+Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition · the order: incarnation, partition_version, session,
+request · where it stood: node, epoch, segment, frame, index. A snapshot's files have no position, and are sorted by key.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from imap_wal import layout
+from imap_wal.entry import Row
+from imap_wal.errors import CorruptLog
+from imap_wal.format import START, Position
+from imap_wal.manifest import Archive, ManifestLog, NodeManifest
+from imap_wal.pieces import SEGMENT, Changes, Metadata, Piece, read_piece, void_below
+from storage_backends import AlreadyExists, SegmentStore
+
+_ENTRY_FIELDS = [
+    pa.field("map", pa.string(), nullable=False),
+    pa.field("key", pa.binary(), nullable=False),
+    pa.field("key_class", pa.string(), nullable=False),
+    pa.field("value", pa.binary()),
+    pa.field("value_class", pa.string(), nullable=False),
+    pa.field("deleted", pa.bool_(), nullable=False),
+    pa.field("timestamp_ms", pa.int64(), nullable=False),
+    pa.field("expires_at_ms", pa.int64(), nullable=False),
+    pa.field("partition", pa.int64(), nullable=False),
+    pa.field("incarnation", pa.int64(), nullable=False),
+    pa.field("partition_version", pa.int64(), nullable=False),
+    pa.field("session", pa.int64(), nullable=False),
+    pa.field("request", pa.int64(), nullable=False),
+    pa.field("node", pa.string(), nullable=False),
+]
+_POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in ("epoch", "segment", "frame", "index")]
+
+SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
+ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
+
+GROUP_ROWS_MAX = 65_536
+GROUP_BYTES_MAX = 32 * 1024 * 1024
+"""A row group is about this much: what a reader or writer holds in memory of one file."""
+OPEN_FILES_MAX = 128
+"""Maps that one pass over the segments writes; a log of more maps takes more passes."""
+BUFFERED_BYTES_MAX = 128 * 1024 * 1024
+MEMBERS_MAX = 1000
+"""Metadata other than schemas that a manifest carries on; the oldest go first."""
+
+_DICTIONARIES = ["map", "key_class", "value_class", "node"]
+
+
+# ---- rows and columns ----------------------------------------------------------------------------------------------
+
+
+def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequence[Position] | None = None) -> Any:
+    """A `pyarrow.RecordBatch` of rows; with positions in ARCHIVE_SCHEMA, else in SNAPSHOT_SCHEMA."""
+    schema = SNAPSHOT_SCHEMA if positions is None else ARCHIVE_SCHEMA
+    fields: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) if rows else [()] * 10
+    columns: list[Sequence[Any]] = [*fields[:9]]
+    orders = fields[9]
+    columns += list(zip(*orders, strict=True)) if rows else [()] * 4
+    columns.append([nodes] * len(rows) if isinstance(nodes, str) else nodes)
+    if positions is not None:
+        columns += list(zip(*positions, strict=True)) if positions else [()] * 4
+    return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+
+
+def to_rows(batch: Any) -> list[Row]:
+    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order of columns."""
+    column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
+    values = _bytes(column["value"])
+    orders = zip(*(_integers(column[name]) for name in ("incarnation", "partition_version", "session", "request")), strict=True)
+    return list(
+        zip(
+            _strings(column["map"]),
+            _bytes(column["key"]),
+            _strings(column["key_class"]),
+            values,
+            _strings(column["value_class"]),
+            column["deleted"].to_pylist(),
+            _integers(column["timestamp_ms"]),
+            _integers(column["expires_at_ms"]),
+            _integers(column["partition"]),
+            orders,
+            strict=True,
+        )
+    )
+
+
+def to_positions(batch: Any) -> list[Position]:
+    """The positions of a record batch in ARCHIVE_SCHEMA."""
+    return list(map(Position, *(_integers(batch.column(batch.schema.get_field_index(name))) for name in ("epoch", "segment", "frame", "index"))))
+
+
+def nodes_of(batch: Any) -> list[str]:
+    """The node column of a record batch."""
+    return _strings(batch.column(batch.schema.get_field_index("node")))
+
+
+# Arrow's own to_pylist makes a scalar object per value first; reading its buffers is several times as fast.
+
+
+def _integers(array: Any) -> list[int]:
+    buffer = array.buffers()[1]
+    if buffer is None or array.null_count:
+        return list(array.to_pylist())
+    return memoryview(buffer).cast("q")[array.offset : array.offset + len(array)].tolist()
+
+
+def _bytes(array: Any) -> list[Any]:
+    _, offsets, data = array.buffers()
+    if not pa.types.is_binary(array.type) or offsets is None or data is None:
+        return list(array.to_pylist())
+    places = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1].tolist()
+    start = places[0]
+    content = data.slice(start, places[-1] - start).to_pybytes()
+    found: list[Any] = [content[a - start : b - start] for a, b in pairwise(places)]
+    if array.null_count:
+        for index, null in enumerate(array.is_null().to_pylist()):
+            if null:
+                found[index] = None
+    return found
+
+
+def _strings(array: Any) -> list[str]:
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    names = array.dictionary.to_pylist()
+    if len(names) == 1 and not array.null_count:
+        return [str(names[0])] * len(array)
+    return [names[index] for index in array.indices.to_pylist()]
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def batches(store: SegmentStore, path: str, columns: list[str] | None = None, rows_max: int = 8192) -> Iterator[Any]:
+    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`."""
+    with store.open_input(path) as source:
+        try:
+            yield from pq.ParquetFile(source, read_dictionary=_DICTIONARIES).iter_batches(rows_max, columns=columns)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
+
+
+def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) -> Iterator[Changes]:
+    """What counts of an archive, in log order. `first` and `last` of the batches are those of the archive unless positions are read."""
+    below = max(piece.since or START, piece.covered.get(piece.map, START))
+    if piece.last <= below or (piece.until is not None and piece.first > piece.until):
+        return
+    void = void_below(piece.cuts, piece.first), void_below(piece.cuts, piece.last)
+    placed = positions or below >= piece.first or (piece.until is not None and piece.until < piece.last) or void[0] != void[1]
+    columns = [field.name for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA) if field.name != "node"]
+    for batch in batches(store, piece.path, columns):
+        rows, places = to_rows(batch), to_positions(batch) if placed else None
+        first, last = piece.first, piece.last
+        if places is not None:
+            first, last = places[0], places[-1]
+            kept = [
+                (row, place)
+                for row, place in zip(rows, places, strict=True)
+                if place > below and (piece.until is None or place <= piece.until) and row[9][0] >= void_below(piece.cuts, place)
+            ]
+            rows, places = [row for row, _ in kept], [place for _, place in kept]
+        elif void[0]:
+            rows = [row for row in rows if row[9][0] >= void[0]]
+        yield Changes(piece.node, rows, first, last, batch.nbytes, places if positions else None)
+
+
+def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
+    """The rows of a snapshot's file, apart by the node that wrote them."""
+    for batch in batches(store, piece.path):
+        rows, nodes = to_rows(batch), nodes_of(batch)
+        for node in dict.fromkeys(nodes):
+            own = rows if nodes.count(node) == len(nodes) else [row for row, name in zip(rows, nodes, strict=True) if name == node]
+            yield Changes(node, own, START, START, batch.nbytes * len(own) // len(rows))
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+class ParquetFile:
+    """A Parquet file being written on this machine, a row group at a time, and then published whole."""
+
+    def __init__(self, folder: Path, schema: Any) -> None:
+        self._schema = schema
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
+            self.local = Path(file.name)
+        self._writer = pq.ParquetWriter(
+            self.local, schema, compression="zstd", use_dictionary=_DICTIONARIES, write_statistics=["map", "timestamp_ms"], store_schema=False
+        )
+        self._batches: list[Any] = []
+        self._rows = 0
+        self.buffered = 0
+        self.records = 0
+        self.tombstones = 0
+
+    def write(self, batch: Any, tombstones: int) -> None:
+        """Add rows; they are on disk after `flush`."""
+        self._batches.append(batch)
+        self._rows += len(batch)
+        self.buffered += batch.nbytes
+        self.records += len(batch)
+        self.tombstones += tombstones
+        if self._rows >= GROUP_ROWS_MAX or self.buffered >= GROUP_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """End the row group."""
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema), row_group_size=max(self._rows, 1))
+        self._batches, self._rows, self.buffered = [], 0, 0
+
+    def publish(self, store: SegmentStore, path: str) -> int:
+        """Close, and show it under its name; returns its bytes."""
+        self.flush()
+        self._writer.close()
+        size = self.local.stat().st_size
+        try:
+            store.create_from(path, str(self.local))
+        except AlreadyExists:
+            store.delete(path)  # left behind by a run that died before its manifest
+            store.create_from(path, str(self.local))
+        self.local.unlink()
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What an archive run did. `bytes_before` on storage as segments, `bytes_after` as Parquet."""
+
+    segments: int = 0
+    records: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    archives: tuple[Archive, ...] = ()
+
+
+class _MapFile:
+    def __init__(self, folder: Path, first: Position) -> None:
+        self.file = ParquetFile(folder, ARCHIVE_SCHEMA)
+        self.first = self.last = first
+
+
+class _Pass:
+    """One run of `archive_sealed`: what it learns from the segments while it writes the Parquet files."""
+
+    def __init__(self, store: SegmentStore, node_folder: str, node: str, pieces: list[Piece], folder: Path) -> None:
+        self._store, self._node_folder, self._node, self._pieces, self._folder = store, node_folder, node, pieces, folder
+        self.archives: list[Archive] = []
+        self.requests: dict[int, int] = {}
+        self.metadata: dict[Metadata, None] = {}
+        self.end = START
+
+    def run(self) -> None:
+        left: set[str] = set()
+        maps = self._write(None, left)
+        while left:
+            later: set[str] = set()
+            maps |= self._write(frozenset(left), later)
+            left = later
+
+    def _write(self, wanted: frozenset[str] | None, left: set[str]) -> set[str]:
+        files: dict[str, _MapFile] = {}
+        for piece in self._pieces:
+            for changes in read_piece(self._store, piece, wanted, positions=True):
+                self.end = max(self.end, changes.last)
+                for item in changes.metadata:
+                    self.metadata.setdefault(to_manifest(item))
+                self._split(changes, files, left)
+                if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
+                    max(files.values(), key=lambda file: file.file.buffered).file.flush()
+        for name, file in sorted(files.items()):
+            path = layout.archive_path(self._node_folder, name, file.first, file.last)
+            size = file.file.publish(self._store, path)
+            self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size))
+        return set(files)
+
+    def _split(self, changes: Changes, files: dict[str, _MapFile], left: set[str]) -> None:
+        by_map: dict[str, tuple[list[Row], list[Position]]] = {}
+        requests = self.requests
+        for row, place in zip(changes.rows, changes.positions or (), strict=True):
+            rows, places = by_map.setdefault(row[0], ([], []))
+            rows.append(row)
+            places.append(place)
+            _, _, session, request = row[9]
+            if request > requests.get(session, 0):
+                requests[session] = request
+        for name, (rows, places) in by_map.items():
+            file = files.get(name)
+            if file is None:
+                if len(files) >= OPEN_FILES_MAX or name in left:
+                    left.add(name)
+                    continue
+                file = files[name] = _MapFile(self._folder, places[0])
+            file.last = places[-1]
+            file.file.write(to_batch(rows, self._node, places), sum(row[5] for row in rows))
+
+
+def archive_sealed(
+    store: SegmentStore,
+    node_folder: str,
+    node: str,
+    manifests: ManifestLog[NodeManifest],
+    *,
+    writing: int | None = None,
+    scratch: Path | None = None,
+) -> Archived:
+    """Turn sealed segments into archives. Only for who owns the node's log, or holds its lock.
+
+    `writing`: number of the segment being written, or that will be written next: only those below it are taken. None: nobody writes, all are taken.
+    Damage in a sealed segment stops the run before anything is changed: `CorruptLog`, `ShortLog`."""
+    _, manifest = manifests.read()
+    _sweep(store, node_folder, manifest)
+    segments: list[tuple[int, int, str, int]] = []
+    for file in store.list(f"{node_folder}/wal"):
+        number = layout.parse_wal_path(file.path)
+        if number and number > manifest.archived and (writing is None or number[1] < writing):
+            segments.append((*number, file.path, file.size))
+    segments.sort(key=lambda item: item[1])
+    segments = [item for index, item in enumerate(segments) if not _replaced(segments, index)]
+    if not segments:
+        return Archived()
+    pieces = [
+        Piece(SEGMENT, node, path, epoch=epoch, number=number, next_path=segments[index + 1][2] if index + 1 < len(segments) else "")
+        for index, (epoch, number, path, _) in enumerate(segments)
+    ]
+    archived = segments[-1][0], segments[-1][1]
+    with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch) as folder:
+        work = _Pass(store, node_folder, node, pieces, Path(folder))
+        work.run()
+
+    def change(now: NodeManifest) -> NodeManifest:
+        requests = dict(now.requests)
+        for session, request in work.requests.items():
+            requests[session] = max(request, requests.get(session, 0))
+        known = {archive.path for archive in now.archives}
+        return replace(
+            now,
+            archived=max(now.archived, archived),
+            archives=(*now.archives, *(archive for archive in work.archives if archive.path not in known)),
+            metadata=_carry([*now.metadata, *work.metadata]),
+            requests=requests,
+            checkpoint=max(now.checkpoint, work.end),
+        )
+
+    manifests.update(change)
+    for *_, path, _ in segments:
+        store.delete(path)
+    return Archived(
+        len(segments),
+        sum(archive.records for archive in work.archives),
+        sum(size for *_, size in segments),
+        sum(archive.bytes for archive in work.archives),
+        tuple(work.archives),
+    )
+
+
+def _replaced(segments: Sequence[tuple[int, int, str, int]], index: int) -> bool:
+    """Whether a later epoch has this number or a lower one: then this file was begun by a writer that had been replaced."""
+    epoch, number = segments[index][:2]
+    return any(other[0] > epoch and other[1] <= number for other in segments)
+
+
+def _sweep(store: SegmentStore, node_folder: str, manifest: NodeManifest) -> None:
+    """Delete what an earlier run left behind when it died."""
+    known = {archive.path for archive in manifest.archives}
+    for file in store.list(f"{node_folder}/archive"):
+        if file.path not in known and file.path.endswith(".parquet"):
+            store.delete(file.path)
+    for file in store.list(f"{node_folder}/wal"):
+        number = layout.parse_wal_path(file.path)
+        if number and number <= manifest.archived:
+            store.delete(file.path)
+
+
+def to_manifest(item: Metadata) -> Metadata:
+    """Metadata as JSON takes it; `restore.from_manifest` is the way back."""
+    return tuple(part.hex() if isinstance(part, bytes) else part for part in item)
+
+
+def _carry(items: Iterable[Metadata]) -> tuple[Metadata, ...]:
+    distinct = list(dict.fromkeys(tuple(item) for item in items))
+    schemas = [item for item in distinct if item[0] == "schema"]
+    others = [item for item in distinct if item[0] != "schema"]
+    return (*schemas, *others[-MEMBERS_MAX:])

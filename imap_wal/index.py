@@ -1,0 +1,256 @@
+"""The newest change of every key, in bounded memory.
+
+    add ─▶ one dict a map and node: key → newest row        the fast path: a lookup and a tuple compare
+             │ more than `memory_bytes`
+             ▼
+           shared strings, exact count ─▶ still too much ─▶ SQLite in a scratch file, one row a map, key and node
+
+The node stays apart until a key is read, so that two nodes that claim the same (incarnation, partition version) are seen as the conflict they are,
+whichever was merged first, and so that merging a node never looks at another one. See docs/decisions/0020-newest-index.md.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgpack
+
+from imap_wal.entry import Row
+from imap_wal.errors import OrderConflict
+
+_Table = dict[bytes, Row]
+
+ROW_BYTES = 700
+"""What a row fresh from msgpack takes besides key and value: tuples, integers, three strings of its own, its place in the dict."""
+SHARED_ROW_BYTES = 500
+"""The same, once equal strings are one."""
+_KEYS_A_QUERY = 500
+_ORDER = struct.Struct(">QQQQ")  # big-endian: SQLite compares the bytes as we compare the tuples
+
+
+class KeyConflict(OrderConflict):
+    """An `OrderConflict` that says of which key."""
+
+    def __init__(self, name: str, key: bytes, text: str) -> None:
+        super().__init__(text)
+        self.map, self.key = name, key
+
+
+class NewestIndex:
+    """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses a file in `scratch` (default: the system's temporary
+    folder) that has no name, so that nothing is left behind even after a kill."""
+
+    def __init__(self, memory_bytes: int, scratch: Path | None = None) -> None:
+        self._memory_bytes, self._scratch = memory_bytes, scratch
+        self._tables: dict[str, dict[str, _Table]] = {}
+        self._grown = 0
+        self._room = memory_bytes
+        self._database: sqlite3.Connection | None = None
+        self._ids: dict[str, int] = {}
+        self._names: list[str] = []
+
+    def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None) -> None:
+        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the caller knows it."""
+        name: str | None = None
+        table: _Table = {}
+        get = table.get
+        for row in rows:
+            if row[0] != name:
+                name = row[0]
+                table = self._tables.setdefault(name, {}).setdefault(node, {})
+                get = table.get
+            key = row[1]
+            known = get(key)
+            if known is None or known[9] < row[9]:
+                table[key] = row
+        if payload_bytes is None:
+            payload_bytes = sum(len(row[1]) + len(row[3] or b"") for row in rows)
+        self._grown += payload_bytes + ROW_BYTES * len(rows)  # an upper bound: replaced rows are counted too
+        if self._grown > self._room:
+            self._tighten()
+
+    def maps(self) -> list[str]:
+        """Names of all maps that have a row, tombstones too."""
+        found = {name for name, nodes in self._tables.items() if any(nodes.values())}
+        if self._database is not None:
+            found.update(self._names[number] for (number,) in self._database.execute("SELECT DISTINCT map FROM rows"))
+        return sorted(found)
+
+    def get(self, name: str, keys: Sequence[bytes]) -> list[Row | None]:
+        """The newest row of each key, tombstones too; None where there is none. `OrderConflict`."""
+        return [found[0] if found else None for found in self._lookup(name, keys)]
+
+    def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
+        """All newest rows of a map, tombstones too. Rows that are added meanwhile may show or not. `OrderConflict`."""
+        for rows, _ in self.batches_with_nodes(name, rows_max):
+            yield rows
+
+    def batches_with_nodes(self, name: str, rows_max: int = 10_000, *, ordered: bool = False) -> Iterator[tuple[list[Row], list[str]]]:
+        """`batches`, and of each row the node that wrote it; `ordered` by key."""
+        for keys in self._keys(name, rows_max, ordered):
+            found = [item for item in self._lookup(name, keys, paged=True) if item]
+            if found:
+                yield [row for row, _ in found], [node for _, node in found]
+
+    def count(self, name: str) -> int:
+        """How many keys of a map have a row, tombstones too."""
+        if self._database is None:
+            nodes = list(self._tables.get(name, {}).values())
+            return len(nodes[0]) if len(nodes) == 1 else len(_union(nodes))
+        self._flush()
+        return int(self._database.execute("SELECT count(DISTINCT key) FROM rows WHERE map = ?", (self._id(name),)).fetchone()[0])
+
+    def counts(self) -> dict[str, int]:
+        return {name: self.count(name) for name in self.maps()}
+
+    def remove(self, name: str) -> None:
+        """Forget a map."""
+        self._tables.pop(name, None)
+        if self._database is not None:
+            self._database.execute("DELETE FROM rows WHERE map = ?", (self._id(name),))
+
+    def close(self) -> None:
+        """Let go of memory and of the scratch file. Safe to call twice."""
+        self._tables.clear()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether memory did not suffice."""
+        return self._database is not None
+
+    # ---- inside ----
+
+    def _keys(self, name: str, count: int, ordered: bool) -> Iterator[list[bytes]]:
+        if self._database is None:
+            nodes = list(self._tables.get(name, {}).values())
+            keys: Sequence[bytes] = list(nodes[0] if len(nodes) == 1 else _union(nodes))
+            if ordered:
+                keys = sorted(keys)
+            for start in range(0, len(keys), count):
+                yield list(keys[start : start + count])
+            return
+        last, above = b"", "key >= ?"
+        while True:
+            self._flush()
+            # by key, not by cursor: rows may be added between two batches
+            query = f"SELECT DISTINCT key FROM rows WHERE map = ? AND {above} ORDER BY key LIMIT ?"  # noqa: S608  # one of two constants
+            found = [key for (key,) in self._database.execute(query, (self._id(name), last, count))]
+            if not found:
+                return
+            yield found
+            last, above = found[-1], "key > ?"
+
+    def _lookup(self, name: str, keys: Sequence[bytes], *, paged: bool = False) -> list[tuple[Row, str] | None]:
+        """Row and node of each key. `paged`: the keys are all that there are from the first to the last, in order."""
+        nodes = self._tables.get(name, {})
+        if self._database is None and len(nodes) == 1:
+            ((node, table),) = nodes.items()
+            return [(row, node) if row is not None else None for row in map(table.get, keys)]
+        newest: dict[bytes, tuple[Row, str]] = {}
+        for node, table in nodes.items():
+            for key in keys:
+                row = table.get(key)
+                if row is not None:
+                    self._newer(newest, key, row, node)
+        if self._database is not None:
+            for key, number, packed in self._stored(name, keys, paged):
+                self._newer(newest, key, msgpack.unpackb(packed, use_list=False), self._names[number])
+        return [newest.get(key) for key in keys]
+
+    def _stored(self, name: str, keys: Sequence[bytes], paged: bool) -> Iterator[tuple[bytes, int, bytes]]:
+        assert self._database is not None
+        select = "SELECT key, node, row FROM rows WHERE map = ? AND key"
+        if paged:
+            yield from self._database.execute(f"{select} BETWEEN ? AND ?", (self._id(name), keys[0], keys[-1]))
+            return
+        for start in range(0, len(keys), _KEYS_A_QUERY):
+            part = keys[start : start + _KEYS_A_QUERY]
+            yield from self._database.execute(f"{select} IN ({','.join('?' * len(part))})", (self._id(name), *part))
+
+    @staticmethod
+    def _newer(newest: dict[bytes, tuple[Row, str]], key: bytes, row: Row, node: str) -> None:
+        known = newest.get(key)
+        if known is None:
+            newest[key] = (row, node)
+            return
+        other, other_node = known
+        if node != other_node and row[9][:2] == other[9][:2]:
+            raise KeyConflict(
+                row[0],
+                key,
+                f"map {row[0]!r}, key {key!r}: nodes {other_node!r} and {node!r} both hold a change of incarnation {row[9][0]}, "
+                f"partition version {row[9][1]} (orders {other[9]} and {row[9]})",
+            )
+        if other[9] < row[9]:
+            newest[key] = (row, node)
+
+    def _tighten(self) -> None:
+        """Count exactly, with equal strings made one; give all to the scratch file when that is not enough."""
+        intern = sys.intern
+        used = 0
+        for nodes in self._tables.values():
+            for table in nodes.values():
+                for key, row in table.items():
+                    name, own, key_class, value, value_class, deleted, timestamp, expires, partition, order = row
+                    table[key] = (intern(name), own, intern(key_class), value, intern(value_class), deleted, timestamp, expires, partition, order)
+                    used += len(key) + len(value or b"")
+                used += SHARED_ROW_BYTES * len(table)
+        if used > self._memory_bytes * 3 // 4:
+            self._flush()
+            used = 0
+        self._grown, self._room = 0, self._memory_bytes - used
+
+    def _flush(self) -> None:
+        database = self._database or self._open_database()
+        pack = msgpack.Packer(use_bin_type=True).pack
+        order = _ORDER.pack
+        database.execute("BEGIN")
+        for name, nodes in self._tables.items():
+            number = self._id(name)
+            for node, table in nodes.items():
+                node_number = self._id(node)
+                database.executemany(
+                    "INSERT INTO rows VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ord = excluded.ord, row = excluded.row "
+                    "WHERE excluded.ord > rows.ord",
+                    ((number, key, node_number, order(*table[key][9]), pack(table[key])) for key in sorted(table)),
+                )
+        database.execute("COMMIT")
+        self._tables.clear()
+        self._grown, self._room = 0, self._memory_bytes
+
+    def _open_database(self) -> sqlite3.Connection:
+        with tempfile.NamedTemporaryFile(prefix="imap-wal-index-", dir=self._scratch) as file:
+            database = sqlite3.connect(file.name, isolation_level=None, check_same_thread=False)
+            # Nobody reads this file after us: no journal, no sync. And none of it is needed by name again.
+            for pragma in (
+                "journal_mode = OFF",
+                "synchronous = OFF",
+                "locking_mode = EXCLUSIVE",
+                f"cache_size = -{max(2048, self._memory_bytes // 8192)}",
+            ):
+                database.execute(f"PRAGMA {pragma}")
+            database.execute(
+                "CREATE TABLE rows (map INTEGER, key BLOB, node INTEGER, ord BLOB, row BLOB, PRIMARY KEY (map, key, node)) WITHOUT ROWID"
+            )
+        self._database = database
+        return database
+
+    def _id(self, name: str) -> int:
+        number = self._ids.get(name)
+        if number is None:
+            number = self._ids[name] = len(self._names)
+            self._names.append(name)
+        return number
+
+
+def _union(tables: list[_Table]) -> set[bytes]:
+    keys: set[bytes] = set()
+    return keys.union(*tables)

@@ -1,0 +1,259 @@
+"""What is read of a log, file by file: a `Piece` is one segment, archive or snapshot part and which of its entries count; `read_piece` yields them as `Changes`.
+
+Pieces are plain values that can be sent to another process: Spark reads each in a task of its own.
+
+Which entries count:
+  since, until   positions at or below `since`, or above `until`, are left out
+  covered        map → position: entries of that map at or below it are in a snapshot, and must not be read beside it
+  cuts           (incarnation, position): what an older incarnation appended behind the position is void
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgpack
+
+from imap_wal import entry, format
+from imap_wal.entry import Row
+from imap_wal.errors import CorruptLog, LogError, ShortLog
+from imap_wal.format import FRAME_HEADER_BYTES, START, Frame, Position
+from imap_wal.segment import SegmentReader
+from storage_backends import NotFound, SegmentStore
+
+SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
+
+ROWS_MAX = 8192
+PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
+"""A batch of changes is about this much (one frame or row group, where that is more)."""
+
+END = Position(2**62, 0, 0, 0)
+"""After everything."""
+
+Metadata: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """A batch of entries of one node, in log order, from position `first` to `last` (entries that do not count included; START of a snapshot). `bytes`
+    is what they took on storage, unpacked. `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment goes on."""
+
+    node: str
+    rows: list[Row]
+    first: Position
+    last: Position
+    bytes: int = 0
+    positions: list[Position] | None = None
+    metadata: tuple[Metadata, ...] = ()
+    next_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot. `next_path` is the segment after a sealed one; "" for the newest.
+    `start` is the byte offset to begin at (0: at the front, or behind `since`)."""
+
+    kind: str
+    node: str
+    path: str
+    map: str = ""
+    epoch: int = 0
+    number: int = 0
+    first: Position = START
+    last: Position = END
+    next_path: str = ""
+    start: int = 0
+    since: Position | None = None
+    until: Position | None = None
+    covered: Mapping[str, Position] = field(default_factory=dict)
+    cuts: tuple[tuple[int, Position], ...] = ()
+    bytes: int = 0
+    records: int = 0
+
+
+def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[Changes]:
+    """The entries of a piece that count, in log order. `NotFound` when the file went since the piece was made (archived or pruned); `LogError`."""
+    if piece.kind == SEGMENT:
+        return _SegmentPass(store, piece, maps, positions).read()
+    from imap_wal.archive import read_archive, read_snapshot  # pyarrow is loaded by those who meet a Parquet file
+
+    if maps is not None and piece.map not in maps:
+        return iter(())
+    return read_archive(store, piece, positions=positions) if piece.kind == ARCHIVE else read_snapshot(store, piece)
+
+
+def void_below(cuts: tuple[tuple[int, Position], ...], position: Position) -> int:
+    """Entries at `position` of an incarnation below this are void (0: none)."""
+    return max((incarnation for incarnation, cut in cuts if cut < position), default=0)
+
+
+class _SegmentPass:
+    """One reading of a segment: groups frames into batches, each under one rule."""
+
+    def __init__(self, store: SegmentStore, piece: Piece, maps: Collection[str] | None, positions: bool) -> None:
+        self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
+        self._frames: list[Frame] = []
+        self._bytes = self._records = 0
+
+    def read(self) -> Iterator[Changes]:
+        piece = self._piece
+        reader = self._open()
+        if reader is None:
+            return
+        start, stop = self._start(reader), None
+        if piece.until is not None and piece.until[:2] <= (piece.epoch, piece.number):
+            if piece.until[:2] < (piece.epoch, piece.number):
+                return
+            stop = piece.until.frame + 1
+        borders = self._borders()
+        border = borders.pop() if borders else None
+        frames = reader.frames(start, stop)
+        checksum, stuck_at, tries = 0, -1, 0
+        while True:
+            for frame in frames:
+                checksum = frame.checksum
+                if border is not None and frame.offset > border:
+                    yield from self._flush()
+                    while border is not None and frame.offset > border:
+                        border = borders.pop() if borders else None
+                if frame.kind == format.ENTRIES:
+                    self._frames.append(frame)
+                    self._bytes += frame.end - frame.offset
+                    self._records += frame.count
+                    if self._bytes >= PAYLOAD_BYTES_MAX or self._records >= ROWS_MAX:
+                        yield from self._flush()
+                elif frame.kind == format.METADATA:
+                    yield from self._flush()
+                    position = self._position(frame)
+                    items = tuple(tuple(item) for item in self._unpack(frame.payload, frame))
+                    yield Changes(piece.node, [], position, position, metadata=items, next_offset=frame.end)
+                else:
+                    yield from self._flush()
+                    position = self._position(frame)
+                    yield Changes(piece.node, [], position, position, next_offset=frame.end)
+            yield from self._flush()
+            if stop is not None:
+                return
+            damage = self._check_tail(reader, checksum)
+            if damage is None:
+                return
+            # The segment may be being written this very moment: a frame that was half there when it was read is whole by now.
+            if reader.end != stuck_at:
+                stuck_at, tries = reader.end, 0
+            tries += 1
+            if piece.next_path or tries > 3:
+                raise damage
+            time.sleep(0.005 * tries)
+            frames = reader.frames(reader.end)
+
+    def _open(self) -> SegmentReader | None:
+        piece = self._piece
+        try:
+            reader = SegmentReader(self._store, piece.path)
+        except LogError:
+            if not piece.next_path and self._header_is_torn():
+                return None  # the newest: its writer is at its first commit, or died there
+            raise
+        if (reader.header.epoch, reader.header.number) != (piece.epoch, piece.number):
+            found = f"{reader.header.epoch}-{reader.header.number}"
+            raise CorruptLog(piece.path, 0, f"this is segment {found} of node {reader.header.node!r} under another name", "give it back its name")
+        return reader
+
+    def _header_is_torn(self) -> bool:
+        """Nothing but (the front of) a header, and zeros."""
+        start = self._store.read(self._piece.path, 0, 4096)
+        needed = format.header_bytes_needed(start)
+        if start[:8].strip(b"\0") and not format.MAGIC.startswith(start[:8].rstrip(b"\0")):
+            return False
+        return not self._store.read(self._piece.path, needed if start.strip(b"\0") else 0).strip(b"\0")
+
+    def _start(self, reader: SegmentReader) -> int | None:
+        piece = self._piece
+        if piece.start:
+            return piece.start
+        if piece.since is None or piece.since[:2] != (piece.epoch, piece.number):
+            return None
+        for frame in reader.frames(piece.since.frame, piece.since.frame + 1):
+            return frame.end
+        raise CorruptLog(piece.path, piece.since.frame, f"no frame stands at {piece.since}, where reading was to go on")
+
+    def _borders(self) -> list[int]:
+        """Frame offsets behind which another rule holds, greatest first."""
+        here = (self._piece.epoch, self._piece.number)
+        places = [*self._piece.covered.values(), *(cut for _, cut in self._piece.cuts)]
+        return sorted({place.frame for place in places if place[:2] == here}, reverse=True)
+
+    def _position(self, frame: Frame) -> Position:
+        return Position(self._piece.epoch, self._piece.number, frame.offset, max(frame.count - 1, 0))
+
+    def _unpack(self, payload: bytes, frame: Frame) -> list[Any]:
+        try:
+            return list(entry.rows(payload))
+        except (ValueError, msgpack.UnpackException) as error:
+            raise CorruptLog(
+                self._piece.path, frame.offset, f"the checksum of this frame is right, but its content is no msgpack ({error})"
+            ) from error
+
+    def _flush(self) -> Iterator[Changes]:
+        frames = self._frames
+        if not frames:
+            return
+        piece = self._piece
+        rows: list[Row] = []
+        if self._maps is None or self._maps:  # else only positions are wanted
+            rows = self._unpack(frames[0].payload if len(frames) == 1 else b"".join([frame.payload for frame in frames]), frames[0])
+            if len(rows) != self._records:
+                raise CorruptLog(piece.path, frames[0].offset, f"frames promise {self._records} entries and hold {len(rows)}")
+        first, last = self._position(frames[0])._replace(index=0), self._position(frames[-1])
+        places: list[Position] | None = None
+        if self._positions and rows:
+            epoch, number = piece.epoch, piece.number
+            places = [Position(epoch, number, frame.offset, index) for frame in frames for index in range(frame.count)]
+        rows, places = select(rows, places, self._maps, {name for name, mark in piece.covered.items() if last <= mark}, void_below(piece.cuts, last))
+        changes = Changes(piece.node, rows, first, last, self._bytes, places, (), frames[-1].end)
+        self._frames = []
+        self._bytes = self._records = 0
+        yield changes
+
+    def _check_tail(self, reader: SegmentReader, checksum: int) -> LogError | None:
+        piece = self._piece
+        if not piece.next_path:
+            probe = self._store.read(piece.path, reader.end, FRAME_HEADER_BYTES) if piece.start else b"?"
+            if not probe.strip(b"\0"):
+                return None  # read up to here before: nothing was appended since
+        tail = reader.tail()
+        if tail.status == "corrupt" or (tail.status == "torn-tail" and piece.next_path):
+            return CorruptLog(
+                piece.path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes that were synced have changed"
+            )
+        if piece.next_path and checksum:
+            try:
+                expected = SegmentReader(self._store, piece.next_path).header.previous_checksum
+            except (LogError, NotFound):
+                return None  # told when that one is read
+            if expected not in (0, checksum):
+                return ShortLog(piece.path, tail.end, "the next segment goes on from a later frame: the end of this one is missing")
+        return None
+
+
+def select(
+    rows: list[Row], places: list[Position] | None, maps: Collection[str] | None, covered: Collection[str], incarnation: int
+) -> tuple[list[Row], list[Position] | None]:
+    """Without rows of other maps, of covered maps, of incarnations below `incarnation`."""
+    if places is not None and (maps is not None or covered or incarnation):
+        pairs = [
+            (row, place)
+            for row, place in zip(rows, places, strict=True)
+            if (maps is None or row[0] in maps) and row[0] not in covered and row[9][0] >= incarnation
+        ]
+        return [row for row, _ in pairs], [place for _, place in pairs]
+    if maps is not None:
+        rows = [row for row in rows if row[0] in maps]
+    if covered:
+        rows = [row for row in rows if row[0] not in covered]
+    if incarnation:
+        rows = [row for row in rows if row[9][0] >= incarnation]
+    return rows, places

@@ -1,0 +1,588 @@
+"""What a restore sees: all nodes' logs of one cluster, and their newest-first merge.
+
+    ClusterLog   plans which files are read (`pieces`), reads them (`changes`); everything that reads a log goes through it
+    LiveView     merges them once into a NewestIndex, then only what was appended since; serves keys and rows
+
+A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are read again and that pass begins anew; merging twice what was
+merged before changes nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from imap_wal import layout
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.entry import Row
+from imap_wal.errors import MissingNode, OrderConflict, ShortLog
+from imap_wal.format import FRAME_HEADER_BYTES, START, Position
+from imap_wal.index import KeyConflict, NewestIndex
+from imap_wal.manifest import ClusterManifest, NodeManifest, Snapshot, cluster_manifests, node_manifests
+from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Piece, read_piece
+from imap_wal.settings import RecoveryPolicy, Settings
+from storage_backends import NotFound, SegmentStore
+
+ATTEMPTS = 8
+"""How often a pass begins anew because files went while they were read."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """A segment as the listing has it; `bytes` with preallocated space."""
+
+    epoch: int
+    number: int
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node's log as it stood when it was looked at. `segments` are those that are not archived, in order, without gaps."""
+
+    name: str
+    folder: str
+    manifest: NodeManifest
+    segments: tuple[SegmentFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All logs of a cluster as they stood. `missing`: registered nodes whose log is not there, with why."""
+
+    manifest: ClusterManifest
+    nodes: Mapping[str, NodeState]
+    missing: Mapping[str, str]
+
+    def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
+        """(incarnation, position) of each cluster lifetime: what an older incarnation has behind the position is void. A node that a lifetime does not
+        name had no log when it began."""
+        return tuple((lifetime.incarnation, lifetime.cuts.get(node, START)) for lifetime in self.manifest.lifetimes)
+
+    def covered(self, node: str) -> dict[str, Position]:
+        """Map → position at or below which a snapshot holds what this node wrote to it. Marks of another log directory do not count."""
+        directory = self.nodes[node].manifest.directory
+        marks = {name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()}
+        return {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == directory}
+
+    def demand(self, policy: RecoveryPolicy) -> None:
+        """`MissingNode` unless all registered nodes are there, or the policy does without them."""
+        if self.missing and policy is RecoveryPolicy.FULL:
+            raise MissingNode(
+                "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items())
+                + "; bring the log back, or go on without what only it holds: recovery_policy='partial'"
+            )
+
+
+class ClusterLog:
+    """All logs of one cluster, for reading. Holds no state but where to look; safe for many threads as far as the store is."""
+
+    def __init__(self, store: SegmentStore, namespace: str, cluster: str, clock: Clock | None = None, randomness: Randomness | None = None) -> None:
+        self.store, self.namespace, self.cluster = store, namespace, cluster
+        self.clock, self.randomness = clock or SystemClock(), randomness or SystemRandomness()
+        self.folder = layout.cluster_folder(namespace, cluster)
+        self.manifests = cluster_manifests(store, self.folder, self.clock, self.randomness)
+
+    def manifest(self) -> ClusterManifest:
+        """The cluster's manifest, as it is now."""
+        return self.manifests.read()[1]
+
+    def nodes(self) -> list[str]:
+        """Names of all registered nodes."""
+        return sorted(self.manifest().nodes)
+
+    def node_folder(self, node: str) -> str:
+        return layout.node_folder(self.folder, node)
+
+    def state(self) -> ClusterState:
+        """Look at all manifests and listings. `ShortLog` names a segment that is missing."""
+        manifest = self.manifest()
+        nodes: dict[str, NodeState] = {}
+        missing: dict[str, str] = {}
+        for name, directory in sorted(manifest.nodes.items()):
+            found = self.node(name)
+            if not found.manifest.directory:
+                missing[name] = f"no log stands in {found.folder}"
+            elif found.manifest.directory != directory:
+                missing[name] = f"in {found.folder} stands log directory {found.manifest.directory}, registered was {directory}"
+            else:
+                nodes[name] = found
+        return ClusterState(manifest, nodes, missing)
+
+    def node(self, name: str) -> NodeState:
+        """One node's log; an empty manifest where there is none."""
+        folder = self.node_folder(name)
+        manifests = node_manifests(self.store, folder, self.clock, self.randomness)
+        gap = ""
+        for _ in range(ATTEMPTS):
+            # Listing first: what is archived in between is then known to the manifest, and never seems to be missing.
+            listed = self.store.list(f"{folder}/wal")
+            _, manifest = manifests.read()
+            newest: dict[int, SegmentFile] = {}
+            for file in listed:
+                number = layout.parse_wal_path(file.path)
+                if number is not None and number > manifest.archived:
+                    # Of two files of one number the older epoch's was begun after it had been replaced: nothing in it was acknowledged.
+                    known = newest.get(number[1])
+                    if known is None or known.epoch < number[0]:
+                        newest[number[1]] = SegmentFile(*number, file.path, file.size)
+            segments: list[SegmentFile] = []
+            for _, segment in sorted(newest.items()):
+                if not segments or segment.epoch >= segments[-1].epoch:
+                    segments.append(segment)
+            gap = self._gap(folder, manifest, segments)
+            if not gap:
+                return NodeState(name, folder, manifest, tuple(segments))
+        raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", "bring the file back from a copy, or use `imap-wal repair`")
+
+    @staticmethod
+    def _gap(folder: str, manifest: NodeManifest, segments: Sequence[SegmentFile]) -> str:
+        expected = manifest.archived[1] + 1
+        for segment in segments:
+            if segment.number != expected:
+                return f"{folder}/wal/*-{expected:08d}.wal"
+            expected += 1
+        if manifest.checkpoint.segment >= expected:
+            return f"{folder}/wal/*-{expected:08d}.wal"
+        return ""
+
+    def pieces(
+        self,
+        state: ClusterState,
+        *,
+        since: Mapping[str, Position] | None = None,
+        until: Mapping[str, Position] | None = None,
+        maps: Collection[str] | None = None,
+        nodes: Collection[str] | None = None,
+        snapshots: bool = True,
+        covered: bool = False,
+    ) -> list[Piece]:
+        """The files to read, snapshots first, then node by node in log order. `covered=True` reads also what a snapshot covers, if it is still there."""
+        found: list[Piece] = []
+        if snapshots:
+            for name, snapshot in sorted(state.manifest.snapshots.items()):
+                if maps is None or name in maps:
+                    found += snapshot_pieces(name, snapshot)
+        for node in sorted(state.nodes):
+            if nodes is None or node in nodes:
+                found += self.node_pieces(
+                    state, node, since=(since or {}).get(node), until=None if until is None else until.get(node, START), maps=maps, covered=covered
+                )
+        return found
+
+    def node_pieces(
+        self,
+        state: ClusterState,
+        node: str,
+        *,
+        since: Position | None = None,
+        until: Position | None = None,
+        maps: Collection[str] | None = None,
+        covered: bool = False,
+    ) -> list[Piece]:
+        """`pieces` of one node."""
+        if until == START:
+            return []
+        log = state.nodes[node]
+        marks = {} if covered else state.covered(node)
+        cuts = state.cuts(node)
+        found: list[Piece] = []
+        for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
+            below = max(since or START, marks.get(archive.map, START))
+            if archive.last <= below or (until is not None and archive.first > until) or (maps is not None and archive.map not in maps):
+                continue
+            found.append(
+                Piece(
+                    ARCHIVE, node, archive.path, archive.map, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
+                    bytes=archive.bytes, records=archive.records,
+                )
+            )  # fmt: skip
+        all_covered = min((marks.get(name, START) for name in maps), default=END) if maps is not None else START
+        below = max(since or START, all_covered)
+        for index, segment in enumerate(log.segments):
+            here = (segment.epoch, segment.number)
+            if here < below[:2] or (until is not None and here > until[:2]):
+                continue
+            following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
+            found.append(
+                Piece(
+                    SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since, until=until,
+                    covered=marks, cuts=cuts, bytes=segment.bytes,
+                )
+            )  # fmt: skip
+        return found
+
+    def changes(
+        self,
+        since: Mapping[str, Position] | None = None,
+        maps: Collection[str] | None = None,
+        *,
+        until: Mapping[str, Position] | None = None,
+        nodes: Collection[str] | None = None,
+        policy: RecoveryPolicy = RecoveryPolicy.FULL,
+        positions: bool = False,
+        snapshots: bool = True,
+        covered: bool = False,
+        state: ClusterState | None = None,
+    ) -> Iterator[Changes]:
+        """All entries that count: snapshots, then each node's log above its low-water marks (and above `since`), in its order. What was archived meanwhile is
+        read from the archive. `NotFound` when a rewrite and a prune came in between: then begin again. `MissingNode`, `LogError`."""
+        state = state or self.state()
+        state.demand(policy)
+        if snapshots:
+            for piece in self.pieces(state, maps=maps, nodes=(), snapshots=True):
+                for changes in read_piece(self.store, piece, maps):
+                    if nodes is None or changes.node in nodes:
+                        yield changes
+        for node in sorted(state.nodes):
+            if nodes is not None and node not in nodes:
+                continue
+            place, limit = (since or {}).get(node), None if until is None else until.get(node, START)
+            for attempt in range(ATTEMPTS):
+                now = state
+                if attempt:
+                    now = self.state()
+                    if now.manifest.snapshots != state.manifest.snapshots or node not in now.nodes:
+                        raise NotFound("the log was rewritten while it was read; begin again", self.folder)
+                pieces = self.node_pieces(now, node, since=place, until=limit, maps=maps, covered=covered)
+                segment = False
+                try:
+                    for piece in pieces:
+                        segment = piece.kind == SEGMENT
+                        for changes in read_piece(self.store, piece, maps, positions=positions):
+                            yield changes
+                            if segment:
+                                place = changes.last
+                    break
+                except NotFound:
+                    if not segment or attempt == ATTEMPTS - 1:
+                        raise
+
+    def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
+        """Position of the last entry of every node's log now. `since`: an earlier answer, to read less."""
+        return {node: self._end(node, (since or {}).get(node, START)) for node in sorted(self.state().nodes)}
+
+    def _end(self, node: str, known: Position) -> Position:
+        for _ in range(ATTEMPTS):
+            log = self.node(node)
+            end = max([known, log.manifest.checkpoint, *(archive.last for archive in log.manifest.archives)])
+            try:
+                for index in range(len(log.segments) - 1, -1, -1):  # the newest may hold no whole frame yet
+                    segment = log.segments[index]
+                    if (segment.epoch, segment.number) < end[:2]:
+                        break
+                    following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
+                    since = end if end[:2] == (segment.epoch, segment.number) else None
+                    piece = Piece(SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since)
+                    last = max((changes.last for changes in read_piece(self.store, piece, ())), default=START)
+                    if last > end:
+                        return last
+                return end
+            except NotFound:
+                continue
+        raise NotFound("the log changes too fast to find its end", self.node_folder(node))
+
+    def find(self, name: str, key: bytes) -> list[tuple[str, Position, Row]]:
+        """Every entry of one key that counts, with node and position (START: in a snapshot). Reads the whole log."""
+        found: list[tuple[str, Position, Row]] = []
+        for changes in self.changes(maps=(name,), policy=RecoveryPolicy.PARTIAL, positions=True):
+            places = changes.positions or [START] * len(changes.rows)
+            found += [(changes.node, place, row) for row, place in zip(changes.rows, places, strict=True) if row[1] == key]
+        return found
+
+
+def snapshot_pieces(name: str, snapshot: Snapshot) -> list[Piece]:
+    """The part files of a snapshot."""
+    return [Piece(SNAPSHOT, "", path, name, bytes=snapshot.bytes // len(snapshot.files)) for path in snapshot.files]
+
+
+def pin_cuts(log: ClusterLog) -> dict[str, Position]:
+    """Where every node's log ends now; entries at or below that position are in. A registered node whose log is missing is cut behind everything: what it holds
+    counts if it comes back."""
+    state = log.state()
+    return {**log.ends(), **dict.fromkeys(state.missing, END)}
+
+
+@dataclass(frozen=True, slots=True)
+class MergeProgress:
+    """How far a merge is, in files and in bytes on storage."""
+
+    files: int
+    files_total: int
+    bytes: int
+    bytes_total: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStatistics:
+    """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count keys now."""
+
+    records: int
+    bytes: int
+    live: int
+    tombstones: int
+    seconds: float
+    missing: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """How far a node's log was merged: the last position, and where its segment goes on."""
+
+    directory: str
+    position: Position = START
+    path: str = ""
+    next_offset: int = 0
+
+
+class LiveView:
+    """The newest change of every key over all nodes. Thread-safe. Nothing is read before the first `catch_up`."""
+
+    def __init__(self, log: ClusterLog, settings: Settings, progress: Callable[[MergeProgress], None] | None = None) -> None:
+        self._log, self._settings, self._progress = log, settings, progress
+        self._lock = threading.RLock()
+        self._index = self._new_index()
+        self._cursors: dict[str, _Cursor] = {}
+        self._generations: dict[str, int] = {}
+        self._lifetimes: tuple[object, ...] = ()
+        self._metadata: dict[Metadata, None] = {}
+        self._missing: Mapping[str, str] = {}
+        self._signature: object = None
+        self._records = self._bytes = 0
+        self._seconds = 0.0
+        self._closed = False
+
+    def catch_up(self) -> None:
+        """Merge everything once; later, what was appended since. Cheap when nothing was. `MissingNode`, `LogError`, `StorageError`."""
+        with self._lock:
+            if self._closed or self._unchanged():
+                return
+            start = self._log.clock.monotonic()
+            with _no_garbage_collection():
+                for attempt in range(ATTEMPTS):
+                    self._signature = None
+                    signature = self._look()
+                    try:
+                        self._merge()
+                    except NotFound:
+                        if attempt == ATTEMPTS - 1:
+                            raise
+                        continue
+                    self._signature = signature
+                    break
+            self._seconds += self._log.clock.monotonic() - start
+
+    def maps(self) -> list[str]:
+        """Names of all maps that have a live key."""
+        with self._lock:
+            return [name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None]
+
+    def keys(self, name: str, batch: int = 10_000) -> Iterator[list[bytes]]:
+        """The live keys of a map, in no order, at most `batch` at a time."""
+        for rows in self.rows(name, batch):
+            yield [row[1] for row in rows]
+
+    def rows(self, name: str, batch: int = 10_000) -> Iterator[list[Row]]:
+        """The live rows of a map, in no order, at most `batch` at a time."""
+        with self._lock:
+            batches = self._index.batches(name, batch)
+        while True:
+            with self._lock:
+                try:
+                    rows = next(batches, None)
+                except KeyConflict as error:
+                    raise self._explain(error) from error
+            if rows is None:
+                return
+            rows = live(rows, self._log.clock.now_ms())
+            if rows:
+                yield rows
+
+    def load(self, name: str, keys: Sequence[bytes]) -> list[Row]:
+        """The live rows of those keys; absent, deleted and expired ones are left out."""
+        with self._lock:
+            try:
+                found = self._index.get(name, keys)
+            except KeyConflict as error:
+                raise self._explain(error) from error
+        return live([row for row in found if row is not None], self._log.clock.now_ms())
+
+    def metadata(self) -> list[Metadata]:
+        """All metadata of all nodes, each once, in the order they were read."""
+        with self._lock:
+            return list(self._metadata)
+
+    def ends(self) -> dict[str, Position]:
+        """How far each node's log was merged."""
+        with self._lock:
+            return {node: cursor.position for node, cursor in self._cursors.items()}
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Nodes that were left out (recovery policy partial), with why."""
+        return self._missing
+
+    @property
+    def statistics(self) -> RestoreStatistics:
+        with self._lock:
+            total = sum(self._index.counts().values())
+            living = sum(len(rows) for name in self._index.maps() for rows in self.rows(name))
+            return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing)
+
+    def close(self) -> None:
+        """Let go of memory and scratch. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            self._index.close()
+
+    # ---- with the lock held ----
+
+    def _new_index(self) -> NewestIndex:
+        return NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
+
+    def _look(self) -> object:
+        """What of the listings would change with a rotation, an archive, a snapshot, a new node."""
+        store, folder = self._log.store, self._log.folder
+        names = [f"{folder}/manifest", *(f"{self._log.node_folder(node)}/{part}" for node in sorted(self._cursors) for part in ("manifest", "wal"))]
+        return [[file.path for file in store.list(name)] for name in names]
+
+    def _unchanged(self) -> bool:
+        if self._signature is None or self._look() != self._signature:
+            return False
+        # A preallocated segment does not grow: look at the place where its next frame would stand.
+        try:
+            return not any(
+                cursor.path and self._log.store.read(cursor.path, cursor.next_offset, FRAME_HEADER_BYTES).strip(b"\0")
+                for cursor in self._cursors.values()
+            )
+        except NotFound:
+            return False
+
+    def _merge(self) -> None:
+        state = self._log.state()
+        state.demand(self._settings.recovery_policy)
+        self._missing = state.missing
+        self._heed_lifetimes(state)
+        again = self._maps_to_read_again(state)
+        pieces: list[tuple[Piece, bool]] = []
+        if again:
+            for name in again:
+                self._index.remove(name)
+                self._generations.pop(name, None)
+            until = {node: cursor.position for node, cursor in self._cursors.items()}
+            pieces += [(piece, False) for piece in self._log.pieces(state, maps=again, until=until)]
+        for node, log in state.nodes.items():
+            cursor = self._cursors.get(node)
+            if cursor is None or cursor.directory != log.manifest.directory:
+                cursor = self._cursors[node] = _Cursor(log.manifest.directory)
+            for item in log.manifest.metadata:
+                self._metadata.setdefault(from_manifest(item))
+            for piece in self._log.node_pieces(state, node, since=cursor.position if cursor.position > START else None):
+                start = cursor.next_offset if piece.path == cursor.path else 0
+                pieces.append((replace(piece, start=start), True))
+        self._read(pieces, again)
+        for node, log in state.nodes.items():
+            # Only when all of a node's archives are merged: they are a file a map, side by side in position.
+            end = max((archive.last for archive in log.manifest.archives), default=START)
+            if end > self._cursors[node].position:
+                self._cursors[node] = replace(self._cursors[node], position=end)
+        self._generations = {name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()}
+
+    def _read(self, pieces: list[tuple[Piece, bool]], again: Collection[str]) -> None:
+        total = sum(piece.bytes for piece, _ in pieces)
+        done = 0
+        for count, (piece, forward) in enumerate(pieces):
+            for changes in read_piece(self._log.store, piece, None if forward else again):
+                if changes.rows:
+                    self._index.add(changes.node, changes.rows, changes.bytes)
+                    self._records += len(changes.rows)
+                for item in changes.metadata:
+                    self._metadata.setdefault(item)
+                if forward and piece.kind == SEGMENT:
+                    cursor = self._cursors[piece.node]
+                    self._cursors[piece.node] = _Cursor(cursor.directory, changes.last, piece.path, changes.next_offset)
+                    self._bytes += changes.bytes
+            if forward and piece.kind == SEGMENT and self._cursors[piece.node].path != piece.path:
+                # no frame in it yet: remember to look there
+                self._cursors[piece.node] = replace(self._cursors[piece.node], path=piece.path, next_offset=0)
+            if piece.kind != SEGMENT:
+                self._bytes += piece.bytes
+            done += piece.bytes
+            if self._progress is not None:
+                self._progress(MergeProgress(count + 1, len(pieces), done, total, self._records))
+
+    def _heed_lifetimes(self, state: ClusterState) -> None:
+        """A lifetime that began since may void what is already merged (its bytes came after the cut, before its manifest): then begin anew."""
+        known, lifetimes = self._lifetimes, state.manifest.lifetimes
+        new = [lifetime for lifetime in lifetimes if lifetime not in known]
+        if any(cursor.position > lifetime.cuts.get(node, START) for lifetime in new for node, cursor in self._cursors.items()):
+            self._index.close()
+            self._index = self._new_index()
+            self._cursors.clear()
+            self._generations.clear()
+        self._lifetimes = lifetimes
+
+    def _maps_to_read_again(self, state: ClusterState) -> list[str]:
+        """Maps whose new snapshot cannot be passed over: the map was dropped, or it covers what was not yet merged and may be pruned."""
+        found = []
+        for name, snapshot in state.manifest.snapshots.items():
+            known = self._generations.get(name, 0)
+            if snapshot.generation == known:
+                continue
+            ahead = any(
+                mark.position > cursor.position
+                for node, mark in snapshot.marks.items()
+                if (cursor := self._cursors.get(node, _Cursor(mark.directory))).directory == mark.directory
+            )
+            if known == 0 or snapshot.dropped > known or ahead:
+                found.append(name)
+        return found
+
+    def _explain(self, error: KeyConflict) -> OrderConflict:
+        """With the positions, which the index does not keep."""
+        places = self._log.find(error.map, error.key)
+        where = "; ".join(
+            f"node {node!r} at {place}: {row[9]}" for node, place, row in sorted(places, key=lambda place: place[2][9], reverse=True)[:4]
+        )
+        return OrderConflict(f"{error}. In the log: {where}")
+
+
+def live(rows: Sequence[Row], now_ms: int) -> list[Row]:
+    """Without tombstones and what has expired."""
+    return [row for row in rows if not row[5] and not 0 < row[7] <= now_ms]
+
+
+def from_manifest(item: Metadata) -> Metadata:
+    """Metadata as a frame has it: a node's manifest keeps a schema's bytes in hex."""
+    return ("schema", item[1], bytes.fromhex(item[2])) if item[0] == "schema" and isinstance(item[2], str) else tuple(item)
+
+
+_collector_lock = threading.Lock()
+_collector_users = 0
+_collector_was_on = False
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A merge makes millions of tuples and no cycles; the collector would walk them all again and again (measured: two thirds of the time)."""
+    global _collector_users, _collector_was_on
+    with _collector_lock:
+        if _collector_users == 0:
+            _collector_was_on = gc.isenabled()
+            gc.disable()
+        _collector_users += 1
+    try:
+        yield
+    finally:
+        with _collector_lock:
+            _collector_users -= 1
+            if _collector_users == 0 and _collector_was_on:
+                gc.enable()
