@@ -148,7 +148,7 @@ class Store:
         self.committer.rotate()
         with self._archive_lock:
             return archive_sealed(
-                self._log.store, self._log.identity.node_folder, self._log.identity.node, self._log.manifests, writing=self._log.current_segment
+                self._log.store, self._log.identity.node_folder, self._log.identity.node, self._log.manifests, writing=self._log.unsealed
             ).records
 
     @property

@@ -178,9 +178,10 @@ class NodeLog:
             self._finish()
 
     @property
-    def current_segment(self) -> int | None:
-        """Number of the segment being written; None between two."""
-        return self._segment.header.number if self._segment else None
+    def unsealed(self) -> int:
+        """Number of the first segment that is not sealed: the one being written, or the next one. Safe from any thread."""
+        following, current = self._next_segment, self._segment  # in this order: a segment that begins in between is then never taken for sealed
+        return current.header.number if current is not None else following
 
     def _begin(self) -> SegmentWriter | ObjectSegment:
         number = self._next_segment

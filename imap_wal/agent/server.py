@@ -252,7 +252,7 @@ class Agent:
     def _archive(self) -> int:
         """Seal, and turn what is sealed into archives; on the keeper's thread."""
         self._committer.rotate()
-        done = archive_sealed(self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.current_segment)
+        done = archive_sealed(self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.unsealed)
         _log.info("archived", records=done.records)
         return done.records
 
