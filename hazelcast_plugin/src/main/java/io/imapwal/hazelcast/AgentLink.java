@@ -120,7 +120,7 @@ final class AgentLink {
         throw failure;
     }
 
-    /** Returns when a connection is greeted under the present cluster id. @throws NotAppended when there is none */
+    /** Returns when a connection is greeted under the present cluster id. @throws LogUnavailable when there is none */
     Welcome connect() {
         Ticket ticket = new Ticket(List.of());
         run(ticket);
@@ -236,7 +236,7 @@ final class AgentLink {
             failure = e;
         }
         for (Ticket greeting : greetings) {
-            greeting.finish(failure == null ? null : notAppended("", failure));
+            greeting.finish(failure == null ? null : unreachable(failure));
         }
         List<Change> rest = new ArrayList<>(message.size());
         for (Change change : message) {
@@ -410,6 +410,12 @@ final class AgentLink {
     private NotAppended notAppended(String map, IOException cause) {
         return new NotAppended(map + "not appended by " + agent() + ": " + reason(cause)
                 + ". Nothing was changed; the operation may be repeated as it is", cause);
+    }
+
+    private LogUnavailable unreachable(IOException cause) {
+        return new LogUnavailable(cause instanceof AgentError || cause instanceof ProtocolException
+                ? agent() + " refuses: " + reason(cause)
+                : agent() + " cannot be reached: " + reason(cause) + " (is \"imap-wal agent\" running there?)", cause);
     }
 
     private static String map(Change change) {

@@ -194,10 +194,10 @@ final class MapState {
                 }
                 attempt.complete(null);
             } catch (Throwable e) {
-                String why = "map \"" + map + "\" is not available until its log is: " + AgentLink.reason(e)
-                        + ". It comes back by itself";
+                String why = "map \"" + map + "\" is not available, because its log is not: " + AgentLink.reason(e)
+                        + ". It comes back by itself as soon as the log does";
                 plugin.logger().warning("imap-wal: " + why);
-                attempt.completeExceptionally(new LogUnavailable(why, e));
+                attempt.completeExceptionally(new LogUnavailable(why, e instanceof LogUnavailable ? e.getCause() : e));
             }
         });
     }

@@ -165,6 +165,7 @@ final class MsgpackReader {
             }
             return map;
         }
+        at++;
         throw unexpected("value");
     }
 
@@ -215,6 +216,6 @@ final class MsgpackReader {
     }
 
     private ProtocolException unexpected(String wanted) {
-        return new ProtocolException(String.format("wanted %s at byte %d, found 0x%02x", wanted, at - 1, bytes[Math.min(at, end) - 1]));
+        return new ProtocolException(String.format("wanted %s at byte %d, found 0x%02x", wanted, at - 1, bytes[at - 1]));
     }
 }

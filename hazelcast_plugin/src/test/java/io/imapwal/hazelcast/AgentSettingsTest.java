@@ -1,0 +1,61 @@
+package io.imapwal.hazelcast;
+
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+import java.util.Properties;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+class AgentSettingsTest {
+
+    private static Properties properties(String... namesAndValues) {
+        Properties properties = new Properties();
+        for (int i = 0; i < namesAndValues.length; i += 2) {
+            properties.setProperty(namesAndValues[i], namesAndValues[i + 1]);
+        }
+        return properties;
+    }
+
+    @Test
+    void anAgentIsEnough() {
+        AgentSettings settings = AgentSettings.of("orders", properties("agent", " ipc:///run/a.sock "));
+        assertEquals("/run/a.sock", settings.agent().path());
+        assertEquals(10_000, settings.timeoutMs());
+        assertEquals(2_000, settings.connectTimeoutMs());
+        assertEquals(300_000, settings.restoreTimeoutMs());
+        assertEquals(10_000, settings.restoreChunk());
+        assertFalse(settings.readThrough());
+    }
+
+    @Test
+    void everythingCanBeSaid() {
+        AgentSettings settings = AgentSettings.of("orders", properties("agent", "tcp://[::1]:7701", "timeout-ms", "1", "connect-timeout-ms",
+                "2", "restore-timeout-ms", "3", "read-through", "true", "restore-chunk", "4"));
+        assertEquals("::1", settings.agent().host());
+        assertEquals(7701, settings.agent().port());
+        assertTrue(settings.readThrough());
+        assertEquals(4, settings.restoreChunk());
+    }
+
+    @ParameterizedTest
+    @CsvSource({"agent,''", "agent,http://x:1", "agent,tcp://x", "agent,tcp://x:0", "agent,tcp://:5", "agent,tcp://x:70000", "agent,ipc://relative",
+        "timeout-ms,0", "timeout-ms,-1", "timeout-ms,5s", "timeout-ms,''", "connect-timeout-ms,x", "restore-timeout-ms,99999999999",
+        "read-through,yes", "restore-chunk,0", "time-out-ms,5", "Agent,ipc:///x"})
+    void whatIsWrongIsNamedWithItsMap(String name, String value) {
+        Properties properties = properties("agent", "ipc:///run/a.sock");
+        properties.setProperty(name, value);
+        String message = assertThrows(IllegalArgumentException.class, () -> AgentSettings.of("orders", properties)).getMessage();
+        assertTrue(message.contains("\"" + name + "\"") && message.contains("\"orders\""), message);
+    }
+
+    @Test
+    void aMissingAgentIsNamed() {
+        String message = assertThrows(IllegalArgumentException.class, () -> AgentSettings.of("orders", properties())).getMessage();
+        assertTrue(message.contains("\"agent\"") && message.contains("\"orders\""), message);
+    }
+}
