@@ -1,10 +1,10 @@
 """From a URL to a store: the one place that knows all of them.
 
-    /path, relative/path, file:///path     LocalStore
-    memory://name                          MemoryStore
-    objects+file:///path                   one immutable object per commit, on a local directory (for trials and tests)
-    webhdfs://host:port/path, hdfs://…     HdfsStore
-    s3://, gs://, abfs://, …               ObjectStore over fsspec; `?key=value` are options of its driver
+/path, relative/path, file:///path     LocalStore
+memory://name                          MemoryStore
+objects+file:///path                   one immutable object per commit, on a local directory (for trials and tests)
+webhdfs://host:port/path, hdfs://…     HdfsStore
+s3://, gs://, abfs://, …               ObjectStore over fsspec; `?key=value` are options of its driver
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 
 
-def open_store(
-    url: str, storage_options: Mapping[str, Any] | None = None, *, clock_ms: Callable[[], int] = system_clock_ms
-) -> SegmentStore:
+def open_store(url: str, storage_options: Mapping[str, Any] | None = None, *, clock_ms: Callable[[], int] = system_clock_ms) -> SegmentStore:
     """The store at `url`. Nothing is created before the first write. Options in `storage_options` win over those of the URL, and may
     hold what does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. `StorageError` for a URL that no
     store serves, or whose driver is not installed (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from random import Random
 from types import TracebackType
-from typing import BinaryIO, Literal, NoReturn, Self, TypeVar
+from typing import BinaryIO, Literal, Self, TypeVar
 
 from storage_backends.errors import NoSpace, StorageError, Unavailable
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
@@ -85,7 +85,7 @@ class Operation:
 class FaultyStore:
     """A `SegmentStore` around another one. `operations` tells what was asked for, in order."""
 
-    def __init__(self, inner: SegmentStore, plan: Plan = Plan()) -> None:  # noqa: B008  frozen
+    def __init__(self, inner: SegmentStore, plan: Plan = Plan()) -> None:
         self.inner = inner
         self.plan = plan
         self.url = inner.url
@@ -97,7 +97,7 @@ class FaultyStore:
         self._death: Killed | None = None
         self._appenders: builtins.list[_FaultyAppender] = []
         self._locks: builtins.list[Lock] = []
-        self._random = Random(plan.seed)
+        self._random = Random(plan.seed)  # noqa: S311  to be repeated, not to be secret
 
     @property
     def count(self) -> int:
@@ -173,7 +173,7 @@ class FaultyStore:
             return answer
         if fault.when == "after":
             action()
-        self._fire(fault, operation)
+        raise self._strike(fault, operation)
 
     def _ask(self, kind: str, path: str) -> tuple[Fault | None, Operation]:
         with self._mutex:
@@ -194,12 +194,13 @@ class FaultyStore:
         if self._death is not None:
             raise type(self._death)(*self._death.args)
 
-    def _fire(self, fault: Fault, operation: Operation) -> NoReturn:
+    def _strike(self, fault: Fault, operation: Operation) -> BaseException:
+        """What to raise, after doing to the store what goes with it."""
         text = f"{fault.when} {operation.kind} (operation {operation.number}), {self.plan}"
         if fault.action == "error":
-            raise fault.error(f"planned fault {text}", operation.path)
+            return fault.error(f"planned fault {text}", operation.path)
         if fault.action == "short-write":
-            raise NoSpace(f"planned short write, {text}", operation.path)
+            return NoSpace(f"planned short write, {text}", operation.path)
         with self._mutex:
             self._live()
             self._death = (PowerLoss if fault.action == "power-loss" else Killed)(f"{operation.path}: {text}")
@@ -207,10 +208,8 @@ class FaultyStore:
             for appender in self._appenders:
                 appender.die(lose=fault.action == "power-loss")
             for lock in self._locks:
-                with contextlib.suppress(StorageError):
-                    _let_go(lock)
-        self._live()
-        raise AssertionError
+                _let_go(lock)
+            return type(self._death)(*self._death.args)
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
@@ -225,7 +224,8 @@ def _let_go(lock: Lock) -> None:
     from storage_backends.lease import Lease
 
     if not isinstance(lock, Lease):
-        lock.release()
+        with contextlib.suppress(StorageError):
+            lock.release()
 
 
 class _FaultyAppender:
@@ -261,7 +261,7 @@ class _FaultyAppender:
             if fault.action == "error" and fault.when == "after":
                 self.size -= len(data)
                 self._written_beyond = True
-            self._store._fire(fault, operation)
+            raise self._store._strike(fault, operation)
 
     def sync(self) -> None:
         def sync() -> None:

@@ -220,10 +220,7 @@ class LocalStore:
     # reading
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        found = [
-            StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000)
-            for path, status in self._walk(folder_prefix(folder))
-        ]
+        found = [StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000) for path, status in self._walk(folder_prefix(folder))]
         found.sort(key=lambda file: file.path)
         return found
 
@@ -326,16 +323,22 @@ class LocalStore:
             folder = os.path.dirname(target)
             try:
                 os.unlink(target)
-                _sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
-                pass
-            while folder != self.root and folder.startswith(self._prefix):
+                return
+            while True:
+                try:
+                    _sync_folder(folder)
+                except FileNotFoundError:
+                    pass  # removed as empty by another deletion; what is to be synced is above it
+                if folder == self.root:
+                    return
                 try:
                     os.rmdir(folder)
+                except FileNotFoundError:
+                    pass
                 except OSError:
-                    return  # not empty, gone already, or not ours to remove
+                    return  # not empty, or not ours to remove
                 folder = os.path.dirname(folder)
-                _sync_folder(folder)
 
         self._guard(path, remove)
 

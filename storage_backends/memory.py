@@ -99,9 +99,7 @@ class MemoryLock:
 class MemoryStore:
     """A `SegmentStore` whose medium is the process: it promises durability for as long as that lives, which is all its users ask."""
 
-    capabilities = Capabilities(
-        durable_append=True, durable_sync=True, exclusive_create=True, atomic_replace=True, preallocate=True, locks=True
-    )
+    capabilities = Capabilities(durable_append=True, durable_sync=True, exclusive_create=True, atomic_replace=True, preallocate=True, locks=True)
 
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"

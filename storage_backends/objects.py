@@ -14,13 +14,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from secrets import token_hex
-from typing import Any, BinaryIO, NoReturn, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
-import fsspec.core
+import fsspec
 
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
@@ -39,6 +40,7 @@ EXTRAS = {
 
 _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modificationTime")
 
 T = TypeVar("T")
@@ -67,9 +69,9 @@ class ObjectStore:
             extra = EXTRAS.get(protocol)
             what = f"pip install 'imap-wal[{extra}]'" if extra else f"pip install the fsspec driver ({error})"
             raise StorageError(f"the driver for {protocol}:// is not installed: {what}") from error
-        except StorageError:
-            raise
         except Exception as error:
+            if protocol not in fsspec.available_protocols():
+                raise StorageError(f"no driver knows {protocol}://") from error
             raise StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}") from error
         self.url = url.rstrip("/")
         self.capabilities = Capabilities(
@@ -97,9 +99,7 @@ class ObjectStore:
             for name, info in found.items()
             if info.get("type") != "directory" and not name.endswith("/")  # a key with a slash at its end is a console's idea of a folder
         ]
-        return sorted(
-            (file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)), key=lambda file: file.path
-        )
+        return sorted((file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)), key=lambda file: file.path)
 
     def folders(self, folder: str) -> builtins.list[str]:
         prefix = folder_prefix(folder)
@@ -132,7 +132,7 @@ class ObjectStore:
             # A range that begins at or after the end is an error to some services ("416") and nothing to others.
             if self.size(path) <= offset:
                 return b""
-            raise_translated(error, path)
+            raise translated(error, path) from error
 
     def open_input(self, path: str) -> BinaryIO:
         return cast(BinaryIO, self._call(path, lambda: self._fs.open(self._full(path), "rb")))
@@ -143,6 +143,8 @@ class ObjectStore:
         self._exclusive(path, lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
 
     def create_from(self, path: str, local_file: str) -> None:
+        if not os.path.isfile(local_file):
+            raise StorageError(f"no such local file: {local_file}", path)
         # The driver sends it in parts that nobody sees before the last request, which carries the condition: at 100 MB and more on S3.
         self._exclusive(path, lambda: self._fs.put_file(local_file, self._full(path), mode="create"))
 
@@ -176,11 +178,13 @@ class ObjectStore:
         try:
             return action()
         except FileNotFoundError as error:
+            if service_code(error)[0] in _NO_BUCKET:  # a misspelt bucket is not an empty map
+                raise Unavailable(f"the bucket or container is missing: {error}", path) from error
             if "missing" in missing:
                 return missing["missing"]
             raise NotFound("no such object", path) from error
         except Exception as error:
-            raise_translated(error, path)
+            raise translated(error, path) from error
 
     def _writing(self, path: str, action: Callable[[], object]) -> None:
         try:
@@ -188,7 +192,7 @@ class ObjectStore:
         except FileNotFoundError as error:
             raise Unavailable(f"the bucket or container is missing: {error}", path) from error
         except Exception as error:
-            raise_translated(error, path)
+            raise translated(error, path) from error
 
     def _exclusive(self, path: str, action: Callable[[], object]) -> None:
         check_path(path)
@@ -211,8 +215,9 @@ class ObjectStore:
                 if status == 412 or code in ("PreconditionFailed", "412"):
                     raise AlreadyExists("there is one already", path) from error
                 # S3 answers 409 to one of two conditional puts at the same moment: nothing was written, and it is to be sent again.
-                if code != "ConditionalRequestConflict" or attempt == _CONFLICTS_MAX - 1:
-                    raise_translated(error, path)
+                if code == "ConditionalRequestConflict" and attempt < _CONFLICTS_MAX - 1:
+                    continue
+                raise translated(error, path) from error
 
     def _probe(self) -> None:
         with self._probe_mutex:
@@ -273,24 +278,22 @@ def service_code(error: BaseException) -> tuple[str, int]:
     return "", 0
 
 
-def raise_translated(error: Exception, path: str) -> NoReturn:
-    """Raise the error of a store that stands for one of a driver."""
-    if isinstance(error, StorageError):
-        raise error
+def translated(error: Exception, path: str) -> StorageError:
+    """The error of a store that stands for one of a driver."""
     if isinstance(error, FileNotFoundError):
-        raise NotFound("no such object", path) from error
+        return NotFound("no such object", path)
     if isinstance(error, FileExistsError):
-        raise AlreadyExists("there is one already", path) from error
+        return AlreadyExists("there is one already", path)
     code, status = service_code(error)
     text = f"{type(error).__name__}: {error}"
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or status == 507 or code in ("QuotaExceeded", "XMinioStorageFull"):
-        raise NoSpace(text, path) from error
+        return NoSpace(text, path)
     if isinstance(error, PermissionError) or status in (401, 403) or "Credentials" in type(error).__name__:
-        raise Unavailable(f"refused: {text} (check the credentials and what they allow)", path) from error
+        return Unavailable(f"refused: {text} (check the credentials and what they allow)", path)
     if isinstance(error, TimeoutError):
-        raise Unavailable(f"no answer in time: {text}", path) from error
-    raise Unavailable(text, path) from error
+        return Unavailable(f"no answer in time: {text}", path)
+    return Unavailable(text, path)
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:

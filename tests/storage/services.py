@@ -1,0 +1,70 @@
+"""Real services for the tests of stores: found or installed, started on a free port, stopped again. Nothing is skipped: what is
+missing fails the test that asked for it, and says what to install."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(__file__).parents[2] / "build" / "services"
+
+
+def need(program: str, why: str) -> str:
+    """The path of a program."""
+    found = shutil.which(program) or shutil.which(program, path="/usr/local/go/bin")
+    if found is None:
+        pytest.fail(f"{program} is not installed: {why}", pytrace=False)
+    return found
+
+
+def go_program(name: str, module: str) -> str:
+    """A program written in Go, installed into build/services when it is not there yet (a minute or two)."""
+    found = shutil.which(name) or shutil.which(name, path=str(BUILD))
+    if found is None:
+        go = need("go", f"the storage tests build {name} with `go install {module}`")
+        in_gopath = Path(subprocess.run([go, "env", "GOPATH"], check=True, capture_output=True, text=True).stdout.strip()) / "bin" / name
+        if in_gopath.exists():
+            return str(in_gopath)
+        BUILD.mkdir(parents=True, exist_ok=True)
+        built = subprocess.run([go, "install", module], env={**os.environ, "GOBIN": str(BUILD)}, capture_output=True, text=True, check=False)
+        if built.returncode:
+            pytest.fail(f"go install {module}: {built.stderr[-2000:]}", pytrace=False)
+        found = str(BUILD / name)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, log: Path, *, environment: dict[str, str] | None = None, seconds: float = 60) -> Iterator[None]:
+    """The service `command`, answering on `port`; its output is in `log`."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})})
+    try:
+        deadline = time.monotonic() + seconds
+        while True:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{command[0]} did not start: {log.read_text(errors='replace')[-2000:]}", pytrace=False)
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,179 @@
+"""Object storage for real: s3fs against the S3 gateway versitygw, over HTTP, with its own conditional puts."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from services import free_port, go_program, running
+
+from storage_backends import AlreadyExists, Locked, SegmentStore, StorageError, Unavailable, Unsupported, open_store
+from storage_backends.lease import Lease
+from storage_backends.objects import ObjectStore
+from storage_backends.testing import check_segment_store
+
+# The first run builds the gateway.
+pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class S3:
+    folder: Path
+    options: dict[str, Any]
+
+    def open(self, root: str = "bucket/some/root", **options: Any) -> SegmentStore:
+        return open_store(f"s3://{root}", {**self.options, **options})
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    program = go_program("versitygw", "github.com/versity/versitygw/cmd/versitygw@v1.8.0")
+    folder = tmp_path_factory.mktemp("s3")
+    (folder / "data" / "bucket").mkdir(parents=True)
+    port = free_port()
+    with running(
+        [program, "--port", f"127.0.0.1:{port}", "posix", str(folder / "data")],
+        port,
+        folder / "log",
+        environment={"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret-secret"},
+    ):
+        yield S3(folder, {"key": "access", "secret": "secret-secret", "endpoint_url": f"http://127.0.0.1:{port}"})
+
+
+def test_s3_keeps_every_promise(s3: S3) -> None:
+    check_segment_store(s3.open(), reopen=s3.open)
+
+
+def test_s3_at_the_root_of_a_bucket_keeps_every_promise(s3: S3) -> None:
+    check_segment_store(s3.open("bucket"), reopen=lambda: s3.open("bucket/"))
+
+
+def test_options_in_the_url(s3: S3) -> None:
+    options = "&".join(f"{key}={value}" for key, value in s3.options.items())
+    store = open_store(f"s3://bucket/by-url?{options}&use_ssl=false")
+    store.create("1", b"x")
+    assert s3.open("bucket/by-url").read("1") == b"x"
+    assert "secret" not in store.url
+
+
+def test_what_it_declares(s3: S3) -> None:
+    capabilities = s3.open().capabilities
+    assert capabilities.exclusive_create
+    assert capabilities.durable_sync
+    assert not capabilities.durable_append
+    assert not capabilities.locks
+
+
+def test_content_in_several_parts_is_created_exclusively(s3: S3, tmp_path: Path) -> None:
+    store = s3.open()
+    file = tmp_path / "big.parquet"
+    with file.open("wb") as output:
+        for part in range(101):
+            output.write(bytes([part]) * 2**20)
+    store.create_from("big/1", str(file))
+    assert store.size("big/1") == 101 * 2**20
+    assert store.read("big/1", 100 * 2**20 - 1, 2) == bytes([99, 100])
+    with pytest.raises(AlreadyExists):
+        s3.open().create_from("big/1", str(file))
+    assert [file.path for file in store.list("big")] == ["big/1"]
+    store.delete("big/1")
+
+
+def test_lease_on_s3_runs_out_and_is_taken_over(s3: S3) -> None:
+    now = [1_800_000_000_000]
+
+    def open_with_clock() -> ObjectStore:
+        return ObjectStore("s3://bucket/leases", s3.options, clock_ms=lambda: now[0], lease_ms=1000)
+
+    first = open_with_clock().lock("writer.lock", "first")
+    with pytest.raises(Locked, match="held by first"):
+        open_with_clock().lock("writer.lock", "second")
+    now[0] += 1000
+    second = open_with_clock().lock("writer.lock", "second")
+    assert isinstance(first, Lease)
+    with pytest.raises(Locked, match="held by second"):
+        first.renew()
+    second.release()
+
+
+def test_wrong_credentials_and_a_missing_bucket_are_told(s3: S3) -> None:
+    wrong = s3.open(secret="wrong-secret")
+    calls: list[Callable[[SegmentStore], object]] = [
+        lambda store: store.create("1", b""),
+        lambda store: store.exists("1"),
+        lambda store: store.list(""),
+        lambda store: store.read("1"),
+        lambda store: store.replace("1", b""),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable, match="credentials"):
+            call(wrong)
+    misspelt = s3.open("bukcet/root")
+    for call in calls:
+        with pytest.raises(Unavailable, match="bucket or container is missing"):
+            call(misspelt)
+
+
+def test_service_that_is_away_is_unavailable_and_never_looks_empty(s3: S3) -> None:
+    away = s3.open(endpoint_url=f"http://127.0.0.1:{free_port()}", config_kwargs={"connect_timeout": 1, "retries": {"max_attempts": 1}})
+    away._fs.retries = 1  # type: ignore[attr-defined]
+    calls: list[Callable[[], object]] = [
+        lambda: away.exists("1"),
+        lambda: away.list(""),
+        lambda: away.folders(""),
+        lambda: away.read("1"),
+        lambda: away.create("1", b""),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable):
+            call()
+
+
+class _IgnoresConditions(http.server.BaseHTTPRequestHandler):
+    """As some S3 look-alikes do: every put succeeds."""
+
+    objects: ClassVar[set[str]] = set()
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.objects.add(self.path)
+        self._answer(200)
+
+    def do_DELETE(self) -> None:
+        self.objects.discard(self.path)
+        self._answer(204)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_service_that_ignores_the_condition_is_refused_before_it_overwrites_anything(s3: S3) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _IgnoresConditions)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        store = s3.open(endpoint_url=f"http://127.0.0.1:{server.server_port}")
+        for _ in range(2):
+            with pytest.raises(Unsupported, match="ignores the condition"):
+                store.create("manifest/1.json", b"mine")
+        assert _IgnoresConditions.objects == set(), "neither the object nor the probe is there"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_missing_local_file_is_not_a_missing_bucket(s3: S3, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="local file"):
+        s3.open().create_from("1", str(tmp_path / "missing"))
