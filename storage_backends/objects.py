@@ -127,7 +127,7 @@ class ObjectStore:
         try:
             return bytes(self._fs.cat_file(full, start=offset, end=end))
         except FileNotFoundError as error:
-            raise NotFound("no such object", path) from error
+            raise translated(error, path) from error
         except Exception as error:
             # A range that begins at or after the end is an error to some services ("416") and nothing to others.
             if self.size(path) <= offset:
@@ -178,11 +178,10 @@ class ObjectStore:
         try:
             return action()
         except FileNotFoundError as error:
-            if service_code(error)[0] in _NO_BUCKET:  # a misspelt bucket is not an empty map
-                raise Unavailable(f"the bucket or container is missing: {error}", path) from error
-            if "missing" in missing:
+            absent = translated(error, path)
+            if "missing" in missing and isinstance(absent, NotFound):
                 return missing["missing"]
-            raise NotFound("no such object", path) from error
+            raise absent from error
         except Exception as error:
             raise translated(error, path) from error
 
@@ -280,11 +279,13 @@ def service_code(error: BaseException) -> tuple[str, int]:
 
 def translated(error: Exception, path: str) -> StorageError:
     """The error of a store that stands for one of a driver."""
-    if isinstance(error, FileNotFoundError):
-        return NotFound("no such object", path)
     if isinstance(error, FileExistsError):
         return AlreadyExists("there is one already", path)
     code, status = service_code(error)
+    if code in _NO_BUCKET:  # a misspelt bucket is not an empty map
+        return Unavailable(f"the bucket or container is missing: {error}", path)
+    if isinstance(error, FileNotFoundError):
+        return NotFound("no such object", path)
     text = f"{type(error).__name__}: {error}"
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or status == 507 or code in ("QuotaExceeded", "XMinioStorageFull"):

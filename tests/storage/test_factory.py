@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,8 @@ def test_missing_driver_says_what_to_install(url: str, extra: str, monkeypatch: 
 
     for module in [name for name in sys.modules if name.partition(".")[0] in ("s3fs", "gcsfs", "adlfs")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr("fsspec.registry._registry", {})
+    for protocol in ("s3", "gs", "abfs"):
+        monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, protocol, raising=False)
     monkeypatch.setattr(builtins, "__import__", without_drivers)
     with pytest.raises(StorageError, match=rf"pip install 'imap-wal\[{extra}\]'"):
         open_store(url)

@@ -138,6 +138,7 @@ class _IgnoresConditions(http.server.BaseHTTPRequestHandler):
     """As some S3 look-alikes do: every put succeeds."""
 
     objects: ClassVar[set[str]] = set()
+    protocol_version = "HTTP/1.1"  # the client waits for a "100 Continue"
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
