@@ -40,6 +40,8 @@ FRAME_HEADER = struct.Struct("<III")
 FRAME_HEADER_BYTES = 12
 COUNT_MAX = 2**24 - 1
 BODY_BYTES_MAX = 2**31 - 1
+FRAME_OVERHEAD_BYTES = 1024 * 1024
+"""A payload this much below the maximum fits in a frame."""
 _SEED = struct.Struct("<QII")
 _SYNCED = struct.Struct("<Q")
 SYNCED_BYTES = 8
@@ -101,6 +103,8 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
     if len(data) < _PREFIX.size:
         raise ShortLog(file, len(data), f"the file ends inside the segment header ({len(data)} bytes)")
     magic, version, length = _PREFIX.unpack_from(data)
+    if not data[: _PREFIX.size].strip(b"\0"):
+        raise ShortLog(file, 0, "the segment header was never written")
     if magic != MAGIC:
         raise CorruptLog(file, 0, "this is not a segment of imap-wal (wrong magic)", "move a foreign file away; if it was a segment, restore it from a copy")
     end = _PREFIX.size + length

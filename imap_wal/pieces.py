@@ -21,7 +21,7 @@ from imap_wal import entry, format
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, LogError, ShortLog
 from imap_wal.format import FRAME_HEADER_BYTES, START, Frame, Position
-from imap_wal.segment import SegmentReader
+from imap_wal.segment import SegmentReader, unborn
 from storage_backends import NotFound, SegmentStore
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
@@ -154,21 +154,13 @@ class _SegmentPass:
         try:
             reader = SegmentReader(self._store, piece.path)
         except LogError:
-            if not piece.next_path and self._header_is_torn():
+            if not piece.next_path and unborn(self._store, piece.path):
                 return None  # the newest: its writer is at its first commit, or died there
             raise
         if (reader.header.epoch, reader.header.number) != (piece.epoch, piece.number):
             found = f"{reader.header.epoch}-{reader.header.number}"
             raise CorruptLog(piece.path, 0, f"this is segment {found} of node {reader.header.node!r} under another name", "give it back its name")
         return reader
-
-    def _header_is_torn(self) -> bool:
-        """Nothing but (the front of) a header, and zeros."""
-        start = self._store.read(self._piece.path, 0, 4096)
-        needed = format.header_bytes_needed(start)
-        if start[:8].strip(b"\0") and not format.MAGIC.startswith(start[:8].rstrip(b"\0")):
-            return False
-        return not self._store.read(self._piece.path, needed if start.strip(b"\0") else 0).strip(b"\0")
 
     def _start(self, reader: SegmentReader) -> int | None:
         piece = self._piece

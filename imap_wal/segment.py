@@ -7,11 +7,11 @@ the last whole frame.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imap_wal import format
-from imap_wal.errors import CorruptLog, ShortLog
+from imap_wal import format, layout
+from imap_wal.errors import CorruptLog
 from imap_wal.format import Frame, NoFrame, SegmentHeader
 from storage_backends import SegmentStore
 
@@ -34,7 +34,9 @@ class SegmentWriter:
         self.synced = 0
         self.records = 0
         try:
+            # Safe before the first frame is written: a segment whose header is not whole then holds nothing else, see `unborn`.
             self._appender.append(header.encode())
+            self.sync()
         except BaseException:
             self._appender.close()
             raise
@@ -168,13 +170,11 @@ class SegmentReader:
                 yield frame
 
 
-def read_header(store: SegmentStore, path: str) -> SegmentHeader | None:
-    """The header, or None where a crash left the newest segment without a whole one."""
-    try:
-        return SegmentReader(store, path).header
-    except ShortLog:
-        return None
-
-
-def joined_size(payload: Sequence[bytes]) -> int:
-    return sum(map(len, payload))
+def unborn(store: SegmentStore, path: str) -> bool:
+    """Whether a crash left nothing of a segment but the front of its header, and zeros: no frame was ever in it."""
+    namespace, cluster, _, node = (layout.decode(part) for part in path.split("/")[:4])
+    # The header's length field may be what is damaged; but a header of these names is never longer, even if all its numbers were.
+    number, token = 2**32 - 1, b"\0" * 16
+    longest = SegmentHeader(token, namespace, cluster, node, number, number, number, 2**63, "-" * 36)
+    start = store.read(path, 0, len(format.MAGIC)).rstrip(b"\0")
+    return format.MAGIC.startswith(start) and not store.read(path, len(longest.encode())).strip(b"\0")

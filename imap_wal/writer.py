@@ -21,10 +21,10 @@ import msgpack
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import CorruptLog, Fenced, MissingNode, ShortLog, StorageUnavailable, WriterLocked
+from imap_wal.errors import CorruptLog, Fenced, LogError, MissingNode, StorageUnavailable, UnsupportedVersion, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
-from imap_wal.segment import SegmentReader, SegmentWriter
+from imap_wal.segment import SegmentReader, SegmentWriter, unborn
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import AlreadyExists, Locked, NotFound, SegmentStore, StorageError
 
@@ -208,7 +208,7 @@ class NodeLog:
     # ---- sessions ----
 
     def new_session(self, plugin: str = "") -> int:
-        """The session of a plug-in (the one it had, if it is known), or a new one."""
+        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new one."""
         with self._mutex:
 
             def change(manifest: NodeManifest) -> NodeManifest | None:
@@ -284,7 +284,7 @@ def open_node_log(
                 store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
             except AlreadyExists:
                 pass  # an earlier takeover stopped half-way
-        recovery, requests, end, next_segment, checksum = _recover(store, identity, before)
+        recovery, requests, end, next_segment, checksum = _recover(store, identity, before, takeover)
         if before.epoch and not store.capabilities.durable_append:
             # Occupies the name the old writer would create next: it then fails, and knows.
             next_segment = _occupy(store, identity, before, next_segment, clock, randomness)
@@ -328,7 +328,9 @@ def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = 
     return sorted(found, key=lambda item: item[1])
 
 
-def _recover(store: SegmentStore, identity: Identity, manifest: NodeManifest) -> tuple[Recovery, Mapping[int, int], Position, int, int]:
+def _recover(
+    store: SegmentStore, identity: Identity, manifest: NodeManifest, takeover: bool
+) -> tuple[Recovery, Mapping[int, int], Position, int, int]:
     """Read what follows the checkpoint: (recovery, requests, end, next segment number, checksum of the last frame)."""
     files = segment_files(store, identity.node_folder, manifest.archived)
     last_archived = manifest.archived[1]
@@ -345,8 +347,8 @@ def _recover(store: SegmentStore, identity: Identity, manifest: NodeManifest) ->
             continue
         try:
             reader = SegmentReader(store, path)
-        except ShortLog:
-            if path != newest:
+        except LogError as error:
+            if path != newest or isinstance(error, UnsupportedVersion) or not unborn(store, path):
                 raise
             torn_file, torn = path, store.size(path)
             store.delete(path)  # a crash before the first commit of this segment: nothing was acknowledged
@@ -367,11 +369,13 @@ def _recover(store: SegmentStore, identity: Identity, manifest: NodeManifest) ->
             raise CorruptLog(
                 path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes that were synced have changed"
             )
-        if tail.size > tail.end:
-            if tail.status == "torn-tail":
-                torn_file, torn = path, tail.size - tail.end
-            if store.capabilities.durable_append:
-                store.truncate(path, tail.end)
+        if tail.status == "torn-tail":
+            torn_file, torn = path, tail.size - tail.end
+        if takeover and path == newest and store.capabilities.durable_append:
+            # The writer that was shut out may be about to append to this file. With a copy in its place it appends to one that nobody reads.
+            store.replace(path, store.read(path, 0, tail.end))
+        elif tail.size > tail.end and store.capabilities.durable_append:
+            store.truncate(path, tail.end)
     return Recovery(False, frames, records, torn_file, torn), requests, end, next_segment, checksum
 
 
