@@ -3,8 +3,8 @@
 Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins the compare-and-swap, and a node's (epoch, sessions,
 archives), written by the node's owner and by `prune`.
 
-A writer that slept may find its number free again because old ones were cleaned; so after every create it looks whether a higher number exists, and if so
-it lost. Cleaning stays below a floor that the newest manifest names.
+A writer that slept may find its number free again because old ones were cleaned; so after every create it looks at the newest manifest. Cleaning stays
+below a floor that the newest one names: below it, the writer lost; above it, its number was free in its turn, and the newest was built on it.
 """
 
 from __future__ import annotations
@@ -75,13 +75,18 @@ class ManifestLog(Generic[C]):
             self._store.create(self._path(number), text)
         except AlreadyExists:
             try:
-                if self._decode(number)[0] != nonce:  # ours is there if our create succeeded and only its answer was lost
+                if self._decode(number)[0]["nonce"] != nonce:  # ours is there if our create succeeded and only its answer was lost
                     return False
             except NotFound:
                 return False
-        if self._numbers()[-1:] != [number]:
-            return False  # we slept: the number was free only because it had been cleaned
-        for old in self._numbers():
+        numbers = self._numbers()
+        while numbers[-1:] != [number]:
+            try:
+                # Above ours if we slept: then the number was free only because it had been cleaned.
+                return bool(numbers) and bool(self._decode(numbers[-1])[0]["floor"] <= number)
+            except NotFound:
+                numbers = self._numbers()  # cleaned meanwhile: there is a newer one
+        for old in numbers:
             if old < floor:
                 self._store.delete(self._path(old))
         return True
@@ -97,7 +102,7 @@ class ManifestLog(Generic[C]):
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number:010d}.json"
 
-    def _decode(self, number: int) -> tuple[str, C]:
+    def _decode(self, number: int) -> tuple[dict[str, Any], C]:
         path = self._path(number)
         try:
             data: dict[str, Any] = json.loads(self._store.read(path))
@@ -109,7 +114,7 @@ class ManifestLog(Generic[C]):
             raise UnsupportedVersion(path, 0, f"manifest format {data['format']}; this imap-wal reads {FORMAT}", "upgrade imap-wal; the file was not touched")
         if data.pop("checksum", None) != _checksum(data):
             raise CorruptLog(path, 0, "this manifest does not match its checksum", "restore it from a copy, or remove it to fall back on the number before")
-        return data["nonce"], self._kind.from_json(data)
+        return data, self._kind.from_json(data)
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
@@ -147,7 +152,7 @@ class NodeManifest:
     session: int = 0
     """The last session number given."""
     plugins: Mapping[str, int] = field(default_factory=dict)
-    """Plug-in UUID → session, for plug-ins of the newest incarnation."""
+    """Plug-in UUID and incarnation → session, of the last plug-in starts."""
     requests: Mapping[int, int] = field(default_factory=dict)
     """Session → last durable request, as it stood at `checkpoint`."""
     checkpoint: Position = START
