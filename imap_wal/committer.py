@@ -9,7 +9,7 @@ A failed write or sync poisons the committer: nothing more is acknowledged, and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -69,8 +69,8 @@ class CommitStatistics:
 
 
 class Committer:
-    """Owns the node's log and the ring's committing consumer. `on_rotate` is called after a segment was sealed; `before_ack` between sync and
-    acknowledgement: what it raises (`OutcomeUnknown`) is what the callers of that commit get."""
+    """Owns the node's log and the ring's committing consumer. `on_rotate` is called after a segment was sealed; `before_ack` with the batches of a
+    commit, between sync and acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Committer:
         settings: Settings,
         clock: Clock,
         on_rotate: Callable[[], None] | None = None,
-        before_ack: Callable[[], None] | None = None,
+        before_ack: Callable[[Sequence[Batch]], None] | None = None,
     ) -> None:
         self.ring, self.log = ring, log
         self._settings, self._clock = settings, clock
@@ -127,10 +127,11 @@ class Committer:
             self._leave()
 
     def _leave(self) -> None:
-        """Let the commit lock go. Whoever published after our last look found it taken and sleeps: the first of them leads now."""
+        """Let the commit lock go. Whoever published after our last look found it taken and sleeps: one of them leads now. All are woken, since
+        the first may have left its wait (an interrupt) or never begun it."""
         self._lock.release()
-        for first in self._consumer.take(1):
-            first.wake()
+        for batch in self._consumer.take():
+            batch.wake()
 
     def commit_ready(self) -> None:
         """Commit all that is in the ring now."""
@@ -197,34 +198,22 @@ class Committer:
                 self._rotate()
 
     def _commit(self, batches: list[Batch]) -> None:
-        written = 0
+        before = self.log.bytes_written
+        writing = True
         try:
             for kind, group in groupby(batches, key=lambda batch: batch.kind):
-                written += self._write(kind, list(group))
+                self._write(kind, list(group))
+            writing = False
             self._commits += 1
-            if self._syncs_each:
-                self._timed_sync()
-            elif self._unsynced_since is None:
-                self._unsynced_since = self._clock.monotonic()
-            elif (
-                self._settings.durability is Durability.INTERVAL
-                and (self._clock.monotonic() - self._unsynced_since) * 1000 >= self._settings.sync_interval_ms
-            ):
-                self._timed_sync()
-            if self._before_ack is not None:
-                self._before_ack()
-        except OutcomeUnknown as error:
-            for batch in batches:
-                batch.error = error
+            self._make_safe()
         except Fenced as error:
             self._failure = error
             for batch in batches:
                 batch.error = OutcomeUnknown(str(error))
             return
         except StorageError as error:
-            at_write = written < len(batches)
-            certain = at_write and written == 0 and self.log.rewind()
-            self._poison(error, "write" if at_write else "sync")
+            certain = writing and self.log.bytes_written == before and self.log.rewind()
+            self._poison(error, "write" if writing else "sync")
             for batch in batches:
                 kind = NotAppended if certain else OutcomeUnknown
                 batch.error = kind(f"{'nothing was appended' if certain else 'the change may be in the log'}: {self._failure}")
@@ -232,9 +221,11 @@ class Committer:
         for batch in batches:
             if batch.session:
                 self.log.requests[batch.session] = max(self.log.requests.get(batch.session, 0), batch.request)
+        if self._before_ack is not None:
+            self._before_ack(batches)
 
-    def _write(self, kind: int, batches: list[Batch]) -> int:
-        """One frame for the batches (several, where a frame cannot count that many); returns how many batches were written."""
+    def _write(self, kind: int, batches: list[Batch]) -> None:
+        """One frame for the batches (several, where a frame cannot count that many)."""
         start = 0
         while start < len(batches):
             payload: list[bytes] = []
@@ -243,6 +234,10 @@ class Committer:
                 payload += batches[stop].payload
                 count += batches[stop].count
                 stop += 1
+            if self._unsynced_since is None:
+                self._unsynced_since = self._clock.monotonic()
+            elif self._syncs_each:
+                self._timed_sync()  # one unsynced frame at most: a power loss then never leaves a whole frame behind a torn one
             first = self.log.write(kind, count, payload)
             index = 0
             for batch in batches[start:stop]:
@@ -250,7 +245,17 @@ class Committer:
                 index += batch.count
             self._records += count
             start = stop
-        return len(batches)
+
+    def _make_safe(self) -> None:
+        """As safe as the durability asks before an acknowledgement. A writer that was replaced acknowledges nothing under any of them."""
+        late = self._settings.durability is Durability.INTERVAL and self._unsynced_ms() >= self._settings.sync_interval_ms
+        if self._syncs_each or late:
+            self._timed_sync()
+        else:
+            self.log.check_fence()
+
+    def _unsynced_ms(self) -> float:
+        return 0 if self._unsynced_since is None else (self._clock.monotonic() - self._unsynced_since) * 1000
 
     def _timed_sync(self) -> None:
         start = self._clock.monotonic()

@@ -72,6 +72,9 @@ class Reads:
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
         except (TypeError, ValueError) as error:
             return ["error", number, "bad-request", f"{kind}: {error}"], b""
+        except Exception as error:  # noqa: BLE001  # a bug; but without this thread every later read would wait in vain
+            _log.exception("read failed", kind=kind)
+            return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
     def _keys(self, number: int, name: str, cursor: int | None, limit: int) -> tuple[list[Any], bytes]:
         if cursor is None:

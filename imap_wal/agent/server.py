@@ -7,9 +7,9 @@ write path.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from types import FrameType
+from types import FrameType, NoneType
 from typing import Any
 
 import msgpack
@@ -22,9 +22,8 @@ from imap_wal.agent.transport import Message, Router
 from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch, Committer
-from imap_wal.entry import ORDER, rows
-from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable
-from imap_wal.format import METADATA
+from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable, TooLarge
+from imap_wal.format import BODY_BYTES_MAX, FRAME_OVERHEAD_BYTES, METADATA
 from imap_wal.keeper import Keeper
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.ring import RingBuffer
@@ -37,6 +36,9 @@ VERSION = "0.1.0"
 TICK_MS = 200
 REOPEN_S = 1.0
 """How long a poisoned log rests before it is opened again with a new epoch."""
+
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
+"""What reading a request that is not as `docs/protocol.md` draws it can raise."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -69,7 +71,9 @@ class Agent:
         try:
             self._router = Router(config.endpoint)
         except ImapWalError:
+            self._keeper.stop()
             self._committer.close()
+            self._store.close()
             raise
         cluster = ClusterLog(self._store, config.namespace, config.cluster, self._clock, self._randomness)
         self._reads = Reads(LiveView(cluster, config.log), self._router.outbox)
@@ -79,7 +83,11 @@ class Agent:
         what = f"imap-wal agent at {self.config.endpoint}"
         self._node_log = open_node_log(self._store, self._identity, settings, self._clock, self._randomness, what=what, takeover=takeover)
         cluster = ClusterLog(self._store, self.config.namespace, self.config.cluster, self._clock, self._randomness)
-        self._sessions = Sessions(self._node_log, cluster)
+        try:
+            self._sessions = Sessions(self._node_log, cluster)
+        except BaseException:
+            self._node_log.close(clean=False)  # else its lock would keep ourselves out
+            raise
         self._ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
         self._keeper = Keeper(settings, self._clock)
         self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._keeper.sealed, self._sessions.check_newest)
@@ -142,7 +150,9 @@ class Agent:
                 self._error(message.sender, number, "not-ready", "say hello first")
             else:
                 self._reads.ask(message)
-        except (TypeError, ValueError, KeyError) as error:
+        except TooLarge as error:
+            self._error(message.sender, number, "too-large", str(error))
+        except MALFORMED as error:
             self._error(message.sender, number, "bad-request", f"{kind}: {error!r}")
         except (ImapWalError, StorageError) as error:
             _log.error("request failed", kind=kind, error=str(error))
@@ -152,6 +162,7 @@ class Agent:
         if about.get("protocol") != PROTOCOL:
             self._error(sender, number, "unsupported-version", f"this agent speaks protocol {PROTOCOL}, not {about.get('protocol')!r}; use plug-in and agent of one release")
             return
+        self._committer.commit_ready()  # what came before it: `last_request` must tell the truth, and a new incarnation begins behind it
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
@@ -186,9 +197,12 @@ class Agent:
         if refusal is not None:
             self._error(message.sender, number, *refusal)
             return
-        self._appends += count
+        if count < 1 or (kind == "append" and first < 1):
+            raise ValueError(f"{count} changes from request {first}; both begin at 1")
+        if len(message.payload) > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
+            raise TooLarge(f"one message of {len(message.payload)} bytes; it takes less than 2 GiB")
         if kind == "metadata":
-            _check_stream(message.payload, count)
+            _check_metadata(message.payload, count)
             batch = Batch([message.payload], count, kind=METADATA)
         else:
             last = first + count - 1
@@ -197,21 +211,15 @@ class Agent:
                 self._duplicates += count
                 self._router.send(message.sender, ["ack", number, first, count])
                 return
-            self._check_entries(message.payload, count, session)
+            _check_entries(message.payload, count, (self._sessions.session(session).incarnation, session, first), self.config.log.max_value_bytes)
             payload, entries = message.payload, count
             if first <= known:  # the front of it is in the log already
                 payload, entries = _without_front(payload, known - first + 1), last - known
                 self._duplicates += count - entries
             batch = Batch([payload], entries, session=session, request=last)
+        self._appends += count
         pending.append(Pending(message.sender, number, first, count, batch))
         self._committer.submit(batch)
-
-    def _check_entries(self, payload: bytes, count: int, session: int) -> None:
-        """The message is a stream of so many entries, the first of them of this session. (Each is checked for its shape when it is read.)"""
-        _check_stream(payload, count)
-        first = next(iter(rows(payload)))
-        if len(first) != 10 or first[ORDER][2] != session or first[ORDER][0] != self._sessions.session(session).incarnation:
-            raise ValueError("the first entry is not a DataEntry of this session and incarnation")
 
     def _answer(self, pending: list[Pending]) -> None:
         for each in pending:
@@ -275,13 +283,37 @@ class Agent:
         }
 
 
-def _check_stream(payload: bytes, count: int) -> None:
-    unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
+def _values(payload: bytes, count: int) -> Iterator[Any]:
+    """The values of a stream of exactly so many."""
+    unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=2**32 - 1, strict_map_key=False)
     unpacker.feed(payload)
     for _ in range(count):
-        unpacker.skip()
+        yield unpacker.unpack()
     if unpacker.tell() != len(payload):
         raise ValueError(f"{count} values announced, the payload holds more")
+
+
+def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int) -> None:
+    """Every value is a DataEntry, of this incarnation and session, numbered from the request on: what is in the log must be readable for ever."""
+    incarnation, session, request = first
+    for name, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order in _values(payload, count):
+        kinds = type(name), type(key), type(key_class), type(value_class), type(deleted), type(timestamp_ms), type(expires_at_ms), type(partition)
+        if kinds != _ENTRY or type(value) is not (NoneType if deleted else bytes) or not name:
+            raise ValueError(f"request {request} is not a DataEntry")
+        if type(order[1]) is not int or order != (incarnation, order[1], session, request):
+            raise ValueError(f"an entry has order {order} where ({incarnation}, partition version, {session}, {request}) belongs")
+        if value and len(key) + len(value) > value_bytes_max:
+            raise TooLarge(f"map {name!r}: key and value take {len(key) + len(value)} bytes, max_value_bytes is {value_bytes_max}")
+        request += 1
+
+
+_ENTRY = (str, bytes, str, str, bool, int, int, int)
+
+
+def _check_metadata(payload: bytes, count: int) -> None:
+    for kind, number, content in _values(payload, count):
+        if kind != "schema" or type(number) is not int or type(content) is not bytes:
+            raise ValueError(f"{kind!r} is not a metadata array")
 
 
 def _without_front(payload: bytes, count: int) -> bytes:

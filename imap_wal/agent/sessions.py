@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from imap_wal.committer import Batch
 from imap_wal.errors import OutcomeUnknown
 from imap_wal.format import Position
 from imap_wal.manifest import ClusterManifest, Lifetime
@@ -31,22 +33,23 @@ class Sessions:
 
     def __init__(self, log: NodeLog, view_of: ClusterLog) -> None:
         self._log, self._cluster = log, view_of
-        self._by_plugin: dict[str, Session] = {}
+        self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, str] = {}
         self._manifest_number, self._manifest = log.clusters.read()
         self._read_at = log.clock.monotonic()
 
     def hello(self, sender: bytes, about: dict[str, Any]) -> tuple[Session, bool]:
-        """The session of a plug-in that says hello, and whether it is new here. Claims an incarnation for a cluster id that has none, or an older one than the newest."""
+        """The session of a plug-in that says hello, and whether it is new here. Claims an incarnation for a cluster id that has none, or an older one than the newest.
+
+        A plug-in has a session for each incarnation: what it sent in an older one may be void, and must not count as what is in the log."""
         cluster_id, plugin, purpose = str(about["cluster_id"]), str(about["plugin_uuid"]), about["purpose"]
-        session = self._by_plugin.get(plugin)
         incarnation = self._incarnation(cluster_id)
-        new = session is None or session.incarnation != incarnation
+        session = self._by_plugin.get((plugin, incarnation))
+        new = session is None
         if session is None:
-            session = Session(self._log.new_session(plugin), incarnation, cluster_id, plugin)
-            self._by_plugin[plugin] = self._by_number[session.number] = session
-        session.incarnation, session.cluster_id = incarnation, cluster_id
+            session = Session(self._log.new_session(f"{plugin}/{incarnation}"), incarnation, cluster_id, plugin)
+            self._by_plugin[plugin, incarnation] = self._by_number[session.number] = session
         if purpose == "write":
             session.writer = sender
         self._connections[sender] = plugin
@@ -70,17 +73,16 @@ class Sessions:
     def session(self, number: int) -> Session:
         return self._by_number[number]
 
-    def check_newest(self) -> None:
-        """Between sync and acknowledgement: did another cluster claim the log meanwhile? One stat on a local file system."""
+    def check_newest(self, batches: Sequence[Batch]) -> None:
+        """Between sync and acknowledgement: did another cluster claim the log meanwhile? Then older batches get an error. One stat on a local file system."""
         now = self._log.clock.monotonic()
-        moved = self._log.store.exists(self._log.clusters.next_path(self._manifest_number))
-        if not moved and now - self._read_at < READ_AGAIN_S:
-            return
-        self._read_at = now
-        before = self._newest()
-        self._manifest_number, self._manifest = self._log.clusters.read()
-        if self._newest() != before:
-            raise OutcomeUnknown(f"another cluster claimed this log (incarnation {self._newest()}); say hello again")
+        if now - self._read_at >= READ_AGAIN_S or self._log.store.exists(self._log.clusters.next_path(self._manifest_number)):
+            self._read_at = now
+            self._manifest_number, self._manifest = self._log.clusters.read()
+        newest = self._newest()
+        for batch in batches:
+            if batch.session and self._by_number[batch.session].incarnation != newest:
+                batch.error = OutcomeUnknown(f"another cluster claimed this log (incarnation {newest}); say hello again")
 
     def _newest(self) -> int:
         return max(self._manifest.claims.values(), default=0)
