@@ -15,8 +15,6 @@ from imap_wal import store as embedded
 from imap_wal.serializer import Serializer
 from imap_wal.store import Change, DurableMap, Store, StoreStatistics
 
-EARLY = 100000
-"""Start a commit at once when this many operations wait: the disk then works while the loop goes on gathering."""
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """What waits beyond this goes into the next commit."""
 
@@ -67,6 +65,7 @@ class AsyncStore:
 
     def enqueue(self, changes: list[Change]) -> asyncio.Future[None]:
         """Have the changes committed with whatever else waits; the future ends when they are durable."""
+        self._store.check_open()
         future = self._loop.create_future()
         self._waiting += changes
         self._futures.append((future, len(changes)))

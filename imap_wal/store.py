@@ -18,11 +18,12 @@ from typing import Any, Self, TypeAlias
 
 import msgpack
 
+from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.committer import Batch, Committer, CommitStatistics
+from imap_wal.committer import Batch, CommitStatistics, Committer
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
-from imap_wal.format import BODY_BYTES_MAX
+from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES
 from imap_wal.keeper import Keeper
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.ring import RingBuffer, RingStatistics
@@ -31,8 +32,6 @@ from imap_wal.settings import Durability, Settings
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
 
-FRAME_OVERHEAD_BYTES = 1024 * 1024
-
 Change: TypeAlias = "tuple[MapState, bytes, bytes | None, int]"
 """One serialised change: map, key, value (None: a deletion), expires_at_ms (0: never). A plain tuple, since one is made per operation."""
 
@@ -40,25 +39,28 @@ Change: TypeAlias = "tuple[MapState, bytes, bytes | None, int]"
 class MapState:
     """What memory knows of one map: serialised keys and values, and who expires when."""
 
-    __slots__ = ("_deadlines", "expires", "name", "serializer", "values")
+    __slots__ = ("_deadlines", "_mutex", "expires", "name", "serializer", "values")
 
     def __init__(self, name: str, serializer: Serializer) -> None:
         self.name, self.serializer = name, serializer
         self.values: dict[bytes, bytes] = {}
         self.expires: dict[bytes, int] = {}
         self._deadlines: list[tuple[int, bytes]] = []
+        self._mutex = threading.Lock()
+        """Between `set` and `purge`; `get` and the sets of a map where nothing expires do without."""
 
     def set(self, key: bytes, value: bytes | None, expires_at_ms: int = 0) -> None:
         """Apply one change."""
-        if value is None:
-            self.values.pop(key, None)
-        else:
-            self.values[key] = value
-        if expires_at_ms and value is not None:
-            self.expires[key] = expires_at_ms
-            heapq.heappush(self._deadlines, (expires_at_ms, key))
-        elif self.expires:
-            self.expires.pop(key, None)
+        with self._mutex:
+            if value is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = value
+            if expires_at_ms and value is not None:
+                self.expires[key] = expires_at_ms
+                heapq.heappush(self._deadlines, (expires_at_ms, key))
+            else:
+                self.expires.pop(key, None)
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
         value = self.values.get(key)
@@ -68,11 +70,14 @@ class MapState:
 
     def purge(self, now_ms: int) -> None:
         """Forget what has expired."""
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            deadline, key = heapq.heappop(self._deadlines)
-            if self.expires.get(key) == deadline:
-                del self.expires[key]
-                self.values.pop(key, None)
+        if not self._deadlines:
+            return
+        with self._mutex:
+            while self._deadlines and self._deadlines[0][0] <= now_ms:
+                deadline, key = heapq.heappop(self._deadlines)
+                if self.expires.get(key) == deadline:
+                    del self.expires[key]
+                    self.values.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,8 @@ class Store:
     def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False) -> DurableMap:
         """The durable map of that name: created empty, or as the log has it. `raw=True`: keys and values are bytes.
         A map is read with the serializer it was written with; asking for another raises InvalidSetting."""
-        self._check_open()
+        self.check_open()
+        layout.encode(name)
         wanted = RawSerializer() if raw else serializer
         with self._order_lock:
             state = self._maps.get(name)
@@ -137,14 +143,14 @@ class Store:
 
     def sync(self) -> None:
         """Durability barrier: all that returned before is safe on storage when this returns."""
-        self._check_open()
+        self.check_open()
         self.committer.sync()
 
     def archive(self) -> int:
         """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved."""
         from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
 
-        self._check_open()
+        self.check_open()
         self.committer.rotate()
         with self._archive_lock:
             return archive_sealed(
@@ -179,18 +185,21 @@ class Store:
 
     def change(self, changes: list[Change]) -> None:
         """Log the changes as one commit, then apply them; returns as the durability says."""
-        batch = self.submit(changes)
         if self._settings.durability is Durability.ASYNC:
             if self.committer.failure is not None:
                 raise self.committer.failure
+            self.submit(changes)
             return
+        batch = self.submit(changes)
         self.committer.wait(batch)
         if batch.error is not None:
             raise batch.error
 
     def submit(self, changes: list[Change]) -> Batch:
         """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
-        self._check_open()
+        self.check_open()
+        if len(changes) > COUNT_MAX:
+            raise TooLarge(f"one commit of {len(changes)} changes; it takes at most {COUNT_MAX}, split the update")
         now = self._clock.now_ms()
         incarnation, session = self._incarnation, self._session
         pack = self._row_packer.pack
@@ -231,7 +240,8 @@ class Store:
                     state.set(row[KEY], row[VALUE], row[EXPIRES_AT_MS])
         view.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """`Closed` if it was."""
         if self._closed:
             raise Closed("this store was closed; open it again")
 
@@ -288,8 +298,11 @@ class DurableMap(MutableMapping[Any, Any]):
         """The change that `put` would make, serialised."""
         if ttl is not None and ttl <= 0:
             raise InvalidSetting(f"ttl is {ttl}; it takes more than 0 seconds, or None")
-        expires = self._store.now_ms() + max(1, round(ttl * 1000)) if ttl is not None else 0
-        return self._change(key, value, expires)
+        if ttl is None:
+            return self._change(key, value)
+        now = self._store.now_ms()
+        self._state.purge(now)  # whoever only puts and gets must not keep what expired
+        return self._change(key, value, now + max(1, round(ttl * 1000)))
 
     def _change(self, key: Any, value: Any, expires_at_ms: int = 0) -> Change:
         state = self._state
@@ -347,7 +360,7 @@ class DurableMap(MutableMapping[Any, Any]):
         return f"<DurableMap {self.name!r} of {len(self)}>"
 
 
-def open(  # noqa: A001  # the public name, as in design.md: imap_wal.open
+def open(  # the public name, as in design.md: imap_wal.open
     url: str,
     *,
     namespace: str = "default",
