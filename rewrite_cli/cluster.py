@@ -77,7 +77,7 @@ class Child:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent)  # noqa: PLW1509  # one thread here
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent)  # noqa: PLW1509  # one thread here
 
     @property
     def pid(self) -> int:
@@ -94,7 +94,8 @@ class Child:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Between fork and exec: SIGKILL for this process when its parent is gone."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -170,7 +171,7 @@ class Cluster:
                     self._check(deadline, f"the member at {address} has not joined the others")
                     try:
                         client = client or connect([address], self.plan.cluster_name, 1)
-                    except Exception:  # noqa: BLE001  # the client has many errors for "not yet"
+                    except Exception:  # noqa: BLE001, S112  # the client has many errors for "not yet"
                         continue
                     if len(client.cluster_service.get_members()) == self.plan.members:
                         break

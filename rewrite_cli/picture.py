@@ -23,7 +23,7 @@ def draw(report: Report, path: Path) -> None:
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    style = {
+    style: Any = {
         "font.family": "DejaVu Sans",
         "font.size": 10,
         "text.color": INK,
@@ -66,8 +66,8 @@ def _timeline(axes: Any, report: Report) -> None:
     top = max((sum(counts) for _, counts in report.timeline.samples), default=1)
     axes.stackplot(times, *layers, colors=PRODUCERS, labels=("producer 1", "producer 2"), linewidth=0, alpha=0.92)
     kills = iter(report.kills)
-    for label, (after, start, end) in zip(["opening the log", *[""] * len(report.timeline.spans)], report.timeline.spans, strict=False):
-        start, end = start - began, end - began
+    spans = [(after, start - began, end - began) for after, start, end in report.timeline.spans]
+    for label, (after, start, end) in zip(["opening the log", *[""] * len(spans)], spans, strict=False):
         killed = next(kills, None) if after == "kill -9" else None
         axes.axvspan(start, end, color=RESTORE, alpha=0.55, linewidth=0, zorder=3, label=label or None)
         if killed is not None:

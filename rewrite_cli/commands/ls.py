@@ -22,10 +22,12 @@ def command(scope: Scope, files: bool, output: str) -> None:
       imap-wal ls s3://bucket/maps --cluster eu --files
     """
     with scope.open() as (_, clusters):
-        rows = [
+        rows: list[dict[str, object]] = [
             row
             for view in clusters
-            for row in (_files(view, scope) if files else [_node(view, node) for node in view.nodes if scope.wants_node(node.name)] + _missing(view))
+            for row in (
+                _files(view, scope) if files else [*(_node(view, node) for node in view.nodes if scope.wants_node(node.name)), *_missing(view)]
+            )
         ]
         snapshots = [row for view in clusters for row in _snapshots(view)]
     if output == out.JSON:
@@ -60,8 +62,18 @@ def _node(view: ClusterView, node: NodeView) -> dict[str, object]:
 
 def _missing(view: ClusterView) -> list[dict[str, object]]:
     return [
-        {"namespace": view.namespace, "cluster": view.cluster, "node": name, "state": "MISSING", "epoch": None, "segments": 0, "log_bytes": 0}
-        | {"archives": 0, "archived_records": 0, "archive_bytes": 0}
+        {
+            "namespace": view.namespace,
+            "cluster": view.cluster,
+            "node": name,
+            "state": "MISSING",
+            "epoch": None,
+            "segments": 0,
+            "log_bytes": 0,
+            "archives": 0,
+            "archived_records": 0,
+            "archive_bytes": 0,
+        }
         for name in view.missing_nodes
     ]
 

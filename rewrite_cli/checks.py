@@ -1,0 +1,204 @@
+"""What `doctor` looks at. Each check is a function that yields `Check`s; one that fails says what to do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from imap_wal.clock import SystemRandomness
+from imap_wal.errors import ImapWalError
+from rewrite_cli import jars, output
+from rewrite_cli.failures import Failed
+from rewrite_cli.survey import ClusterView, survey
+from storage_backends import Locked, SegmentStore, StorageError, open_store
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+DISK_FREE_MIN = 0.1
+EXTRAS = {
+    "pyzmq": "agent",
+    "hazelcast-python-client": "agent",
+    "pyspark": "spark",
+    "s3fs": "s3",
+    "gcsfs": "gcs",
+    "adlfs": "azure",
+    "duckdb": "duckdb",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `advice` is empty where all is well."""
+
+    name: str
+    status: str
+    what: str
+    advice: str = ""
+
+
+def environment() -> Iterator[Check]:
+    """Python, the packages of the extras."""
+    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    yield Check(
+        "python",
+        OK if sys.version_info >= (3, 11) else PROBLEM,
+        f"{found} at {sys.executable}",
+        "" if sys.version_info >= (3, 11) else "use Python 3.11 or newer",
+    )
+    yield Check("imap-wal", OK, version("imap-wal"))
+    absent = []
+    for package, extra in EXTRAS.items():
+        try:
+            yield Check(package, OK, version(package))
+        except PackageNotFoundError:
+            absent.append(f"{package} [{extra}]")
+    if absent:
+        yield Check("extras", OK, f"not installed, needed only for their own kind of work: {', '.join(absent)}")
+
+
+def java_side() -> Iterator[Check]:
+    """Java, the plug-in's jar, Hazelcast's jar: needed beside members, not for embedded maps."""
+    try:
+        release = jars.java_version()
+        yield Check("java", OK if release >= 17 else WARNING, f"{release} at {jars.java()}", "" if release >= 17 else "members need Java 17 or newer")
+    except Failed as error:
+        yield Check("java", WARNING, error.message, "needed for members and Spark, not for embedded maps")
+    for name, find in (("plug-in jar", jars.plugin_jar), ("hazelcast jar", jars.hazelcast_jar)):
+        try:
+            yield Check(name, OK, str(find()))
+        except Failed as error:
+            yield Check(name, WARNING, error.message, "needed for `imap-wal node start`, not for embedded maps")
+
+
+def agent(endpoint: str) -> Iterator[Check]:
+    """Whether an agent answers, and what it says of itself."""
+    from rewrite_cli.cluster import ask_stat
+
+    health = ask_stat(endpoint)
+    if health is None:
+        yield Check(
+            "agent",
+            PROBLEM,
+            f"no answer from {endpoint} within 2 s",
+            "is it running (systemctl status imap-wal-agent), and is this the `endpoint` of its configuration?",
+        )
+        return
+    where = f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability {health.get('durability')}, {health.get('appends')} appends"
+    if health.get("healthy"):
+        yield Check("agent", OK, where)
+    else:
+        yield Check("agent", PROBLEM, f"{where}: {health.get('failure')}", "mend what the text names; the agent then goes on by itself")
+    if health.get("archive_error"):
+        yield Check("agent's archive", WARNING, str(health["archive_error"]), "segments stay until it works; nothing is lost")
+
+
+def storage(url: str) -> Iterator[Check]:
+    """Whether the storage answers and what it can do; then each cluster on it."""
+    try:
+        store = open_store(url)
+    except (StorageError, ImportError) as error:
+        yield Check("storage", PROBLEM, f"{url}: {error}", "correct the URL, or install what it names")
+        return
+    try:
+        yield from _capabilities(store, url)
+        yield from _writable(store)
+        yield from _space(url)
+        views = survey(store)
+        yield Check(
+            "logs",
+            OK if views else WARNING,
+            ", ".join(map(str, views)) or f"none under {url}",
+            "" if views else "nothing has written here yet, or the URL is not the root",
+        )
+        for view in views:
+            yield from _cluster(store, view)
+    except (StorageError, ImapWalError) as error:
+        yield Check("storage", PROBLEM, str(error), "see `imap-wal verify` for damage; for an unreachable storage its own logs")
+    finally:
+        store.close()
+
+
+def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
+    can = store.capabilities
+    names = [name.replace("_", " ") for name in can.__dataclass_fields__ if getattr(can, name)]
+    yield Check("storage", OK, f"{url}: {', '.join(names)}")
+    if not can.durable_append:
+        yield Check("append", OK, "no: every commit becomes one object; commits are as slow as the storage's creates")
+    if not can.exclusive_create:
+        yield Check(
+            "exclusive create",
+            PROBLEM,
+            "no: two writers could not be told apart",
+            "use a storage with conditional creates, or one that enforces them",
+        )
+    if not can.locks:
+        yield Check("locks", WARNING, "no: a second writer of a node is only found by fencing", "start each node's agent once")
+
+
+def _writable(store: SegmentStore) -> Iterator[Check]:
+    path = f".imap-wal-doctor/{SystemRandomness().name()}"
+    try:
+        store.create(path, b"imap-wal doctor")
+        store.delete(path)
+    except StorageError as error:
+        yield Check("writing", PROBLEM, str(error), "the agent needs to write here; run doctor as the agent's user")
+    else:
+        yield Check("writing", OK, "a file was created, synced and deleted")
+
+
+def _space(url: str) -> Iterator[Check]:
+    path = Path(url.removeprefix("file://"))
+    if "://" in url.removeprefix("file://"):
+        return
+    while not path.exists():
+        path = path.parent
+    usage = shutil.disk_usage(path)
+    share = usage.free / usage.total
+    text = f"{output.size(usage.free)} free of {output.size(usage.total)}"
+    yield Check(
+        "disk",
+        OK if share >= DISK_FREE_MIN else WARNING,
+        text,
+        "" if share >= DISK_FREE_MIN else "a full disk stops every write: archive, rewrite and prune, or make room",
+    )
+
+
+def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    name = f"cluster {view}"
+    if view.missing_nodes:
+        nodes = ", ".join(map(repr, view.missing_nodes))
+        yield Check(
+            name,
+            PROBLEM,
+            f"the log of {nodes} is missing: a restart refuses to go on without it",
+            'bring its disk back, or start with recovery_policy = "partial" to go on without',
+        )
+    crashed = []
+    for node in view.nodes:
+        if node.manifest.clean or not store.capabilities.locks:
+            continue
+        try:
+            store.lock(f"{node.folder}/writer.lock", "imap-wal doctor").release()
+            crashed.append(node.name)
+        except Locked as error:
+            yield Check(name, OK, f"node {node.name!r} is being written by {error.holder}")
+    if crashed:
+        yield Check(
+            name,
+            WARNING,
+            f"nobody writes {', '.join(map(repr, crashed))}, and they were not closed: a crash or kill",
+            "the next start recovers them; nothing acknowledged is lost",
+        )
+    total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
+    if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
+        yield Check(
+            name,
+            WARNING,
+            f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
+            "`imap-wal stat` tells what is dead; `imap-wal rewrite`, then `prune`",
+        )
+    if not view.missing_nodes and not crashed:
+        yield Check(name, OK, f"{len(view.nodes)} nodes, epochs {', '.join(str(node.manifest.epoch) for node in view.nodes)}")

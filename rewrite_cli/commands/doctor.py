@@ -1,0 +1,44 @@
+"""`imap-wal doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from rewrite_cli import checks
+from rewrite_cli import output as out
+from rewrite_cli.failures import FINDINGS
+
+_MARKS = {
+    checks.OK: click.style("ok", fg="green"),
+    checks.WARNING: click.style("warning", fg="yellow"),
+    checks.PROBLEM: click.style("problem", fg="red", bold=True),
+}
+
+
+@click.command()
+@click.argument("url", required=False, envvar="IMAP_WAL_URL")
+@click.option("--agent", "endpoints", multiple=True, help="An agent's endpoint to ask: ipc:///path or tcp://host:port; may be repeated.")
+@out.output_option
+def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
+    """Check the environment; with URL the storage and the logs on it; with --agent whether agents are well. Exit code 3 when there is a problem.
+
+    \b
+    Examples:
+      imap-wal doctor
+      imap-wal doctor /var/lib/maps --agent ipc:///run/imap-wal/agent.sock
+    """
+    found = [*checks.environment(), *checks.java_side()]
+    if url:
+        found += checks.storage(url)
+    for endpoint in endpoints:
+        found += checks.agent(endpoint)
+    if output == out.JSON:
+        out.print_json({"checks": [asdict(check) for check in found]})
+    else:
+        for check in found:
+            click.echo(f"{_MARKS[check.status]:<{7 + len(_MARKS[check.status]) - len(check.status)}}  {check.name}: {check.what}")
+            if check.advice:
+                click.echo(f"         → {check.advice}")
+    return FINDINGS if any(check.status == checks.PROBLEM for check in found) else 0

@@ -1,0 +1,68 @@
+"""`imap-wal drop`."""
+
+from __future__ import annotations
+
+import click
+
+from imap_wal.manifest import ClusterManifest, Mark, Snapshot
+from imap_wal.restore import ClusterLog
+from rewrite_cli import output as out
+from rewrite_cli.failures import Failed
+from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.survey import ClusterView
+from storage_backends import SegmentStore
+
+
+@click.command()
+@scope_options(nodes=False)
+@out.yes_option
+@out.dry_run_option
+@out.output_option
+def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
+    """Forget maps: what the log holds of them now is void, and a restart finds them empty. Needs --map.
+
+    Hazelcast's destroy() leaves the log alone; this is what forgets. What is written to the map afterwards counts again. `prune` then gives the space back.
+
+    \b
+    Examples:
+      imap-wal drop /var/lib/maps --map orders --dry-run
+      imap-wal drop /var/lib/maps --cluster eu --map orders --yes
+    """
+    if not scope.maps:
+        raise click.UsageError("name what to forget: --map")
+    with scope.open() as (store, clusters):
+        found = [(view, name) for view in clusters for name in scope.maps if _entries(store, view, name)]
+        if not found:
+            raise Failed(f"{scope.url}: no entries of map {', '.join(map(repr, scope.maps))}")
+        for view, name in found:
+            if view.missing_nodes:
+                raise Failed(
+                    f"{view}: the log of {', '.join(map(repr, view.missing_nodes))} is missing and may hold map {name!r}: bring it back first"
+                )
+        names = ", ".join(f"{name!r} of {view}" for view, name in found)
+        if not dry_run:
+            out.agree(f"Forget {names}?", yes)
+            for view, name in found:
+                drop(store, view, name)
+    if output == out.JSON:
+        out.print_json({"dry_run": dry_run, "dropped": [{"namespace": view.namespace, "cluster": view.cluster, "map": name} for view, name in found]})
+    else:
+        click.echo(f"{'would forget' if dry_run else 'forgot'} {names}")
+
+
+def _entries(store: SegmentStore, view: ClusterView, name: str) -> bool:
+    return any(changes.rows for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=(name,)))
+
+
+def drop(store: SegmentStore, view: ClusterView, name: str) -> None:
+    """Publish an empty snapshot that covers all nodes' logs as they are now."""
+    log = ClusterLog(store, view.namespace, view.cluster)
+    ends = log.ends()
+    now = log.clock.now_ms()
+
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        generation = manifest.generation + 1
+        marks = {node: Mark(directory, ends[node]) for node, directory in manifest.nodes.items() if node in ends}
+        return manifest.with_snapshot(name, Snapshot(generation, (), marks, 0, 0, 0, now, dropped=generation, until_ms=now))
+
+    log.manifests.update(change)

@@ -1,0 +1,149 @@
+"""`imap-wal dump`."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY_CLASS, MAP, ORDER, PARTITION, TIMESTAMP_MS, VALUE_CLASS, Row
+from imap_wal.format import START, Position
+from imap_wal.restore import ClusterLog
+from imap_wal.settings import RecoveryPolicy
+from rewrite_cli import output as out
+from rewrite_cli.decode import Decoder, plain, text
+from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.survey import ClusterView
+from rewrite_cli.times import Moment, iso
+from storage_backends import SegmentStore
+
+
+class Line(NamedTuple):
+    """One entry and where it stands."""
+
+    timestamp_ms: int
+    cluster: str
+    node: str
+    position: Position | None
+    """None: in a snapshot, which keeps no positions."""
+    row: Row
+    decoder: Decoder
+
+
+class PositionType(click.ParamType[Position]):
+    name = "position"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:
+        try:
+            return value if isinstance(value, Position) else Position.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@scope_options()
+@click.option("--key", "keys", multiple=True, help="Only this key, as dump prints it; may be repeated.")
+@click.option("--since", type=Moment(), help="Only entries from this time on: 2026-11-21T10:00, or 15m for the last 15 minutes.")
+@click.option("--until", type=Moment(), help="Only entries before this time.")
+@click.option("--from", "start", type=PositionType(), help="Only entries at or above this position (within each node).")
+@click.option("--to", "stop", type=PositionType(), help="Only entries at or below this position.")
+@click.option("--deleted", is_flag=True, help="Only tombstones.")
+@click.option("--tail", type=click.IntRange(min=1), help="Only the last so many.")
+@out.output_option
+def command(
+    scope: Scope,
+    keys: tuple[str, ...],
+    since: int | None,
+    until: int | None,
+    start: Position | None,
+    stop: Position | None,
+    deleted: bool,
+    tail: int | None,
+    output: str,
+) -> None:
+    """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON one line each.
+
+    \b
+    Examples:
+      imap-wal dump /var/lib/maps --map orders --key 42
+      imap-wal dump /var/lib/maps --since 15m -o json | jq .value
+      imap-wal dump /var/lib/maps --tail 20
+    """
+    with scope.open() as (store, clusters):
+        streams = [stream for view in clusters for stream in _streams(store, view, scope)]
+        lines: Iterable[Line] = heapq.merge(*streams, key=lambda line: line.timestamp_ms)
+
+        def wanted(line: Line) -> bool:
+            row = line.row
+            return bool(
+                (since is None or row[TIMESTAMP_MS] >= since)
+                and (until is None or row[TIMESTAMP_MS] < until)
+                and (start is None or (line.position or START) >= start)
+                and (stop is None or (line.position or START) <= stop)
+                and (row[DELETED] or not deleted)
+                and (not keys or text(line.decoder.key(row)) in keys)
+            )
+
+        lines = filter(wanted, lines)
+        if tail is not None:
+            lines = deque(lines, tail)
+        for line in lines:
+            if output == out.JSON:
+                out.print_line(_json(line))
+            else:
+                click.echo(_text(line))
+
+
+def _streams(store: SegmentStore, view: ClusterView, scope: Scope) -> Iterator[Iterator[Line]]:
+    log = ClusterLog(store, view.namespace, view.cluster)
+    decoder = Decoder(item for node in view.nodes for item in _schemas(node.manifest.metadata))
+    maps = scope.maps or None
+    nodes = [node.name for node in view.nodes if scope.wants_node(node.name)]
+
+    def lines(**which: Any) -> Iterator[Line]:
+        for changes in log.changes(maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, **which):
+            decoder.add_metadata(changes.metadata)
+            places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
+            for row, place in zip(changes.rows, places, strict=True):
+                yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
+
+    yield iter(sorted((line for line in lines(nodes=nodes, until={})), key=lambda line: line.timestamp_ms))
+    for node in nodes:
+        yield lines(nodes=[node], snapshots=False)
+
+
+def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    from imap_wal.restore import from_manifest
+
+    return map(from_manifest, metadata)
+
+
+def _json(line: Line) -> dict[str, Any]:
+    row = line.row
+    return {
+        "cluster": line.cluster,
+        "node": line.node,
+        "position": str(line.position) if line.position is not None else None,
+        "map": row[MAP],
+        "key": plain(line.decoder.key(row)),
+        "value": plain(line.decoder.value(row)),
+        "deleted": row[DELETED],
+        "time": iso(row[TIMESTAMP_MS]),
+        "timestamp_ms": row[TIMESTAMP_MS],
+        "expires_at_ms": row[EXPIRES_AT_MS],
+        "key_class": row[KEY_CLASS],
+        "value_class": row[VALUE_CLASS],
+        "partition": row[PARTITION],
+        "order": list(row[ORDER]),
+    }
+
+
+def _text(line: Line) -> str:
+    row = line.row
+    what = "deleted" if row[DELETED] else f"= {text(line.decoder.value(row))}"
+    place = "snapshot" if line.position is None else str(line.position)
+    expiry = f"  (expires {iso(row[EXPIRES_AT_MS])})" if row[EXPIRES_AT_MS] else ""
+    return f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  {row[MAP]}[{text(line.decoder.key(row))}] {what}{expiry}"

@@ -1,0 +1,143 @@
+"""`imap-wal export`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
+from rewrite_cli import output as out
+from rewrite_cli.decode import plain, text
+from rewrite_cli.live import LiveCluster, merge, partial_option
+from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.times import Moment, iso
+
+FORMATS = ("jsonl", "csv", "parquet")
+COLUMNS = ("namespace", "cluster", "map", "key", "value", "written", "expires", "key_class", "value_class")
+
+
+@click.command()
+@scope_options(nodes=False)
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: what the name of --to ends in, else jsonl.")
+@click.option("--to", "target", type=click.Path(path_type=Path, dir_okay=False), help="A file, which appears whole or not at all. Default: stdout.")
+@click.option("--as-of", type=Moment(), help="As the maps stood at this time: 2026-11-21T10:00, or 2h ago.")
+@partial_option
+def command(scope: Scope, form: str | None, target: Path | None, as_of: int | None, partial: bool) -> None:
+    """Write the live entries, keys and values in the clear.
+
+    In csv and parquet a value that is not text is JSON text.
+
+    \b
+    Examples:
+      imap-wal export /var/lib/maps --map orders > orders.jsonl
+      imap-wal export /var/lib/maps --to orders.parquet --as-of 2026-11-21T10:00
+    """
+    form = form or (target.suffix[1:] if target and target.suffix[1:] in FORMATS else "jsonl")
+    if form == "parquet" and target is None:
+        raise click.UsageError("parquet needs a file: --to orders.parquet")
+    with out.progress() as progress, ExitStack() as stack:
+        task = progress.add_task("reading")
+        store, clusters = stack.enter_context(scope.open())
+        merged = [
+            merge(store, view, scope, stack, lambda words: progress.update(task, description=words), partial=partial, as_of_ms=as_of)
+            for view in clusters
+        ]
+        count = write(form, target, records(merged))
+    if target is not None:
+        out.note(f"{count:,} entries in {target}")
+
+
+def records(clusters: Iterable[LiveCluster]) -> Iterator[dict[str, Any]]:
+    """One dict per live entry, values as they are."""
+    for merged in clusters:
+        for name in merged.maps:
+            for rows in merged.rows(name):
+                for row in rows:
+                    yield {
+                        "namespace": merged.view.namespace,
+                        "cluster": merged.view.cluster,
+                        "map": row[MAP],
+                        "key": merged.decoder.key(row),
+                        "value": merged.decoder.value(row),
+                        "written": iso(row[TIMESTAMP_MS]),
+                        "expires": iso(row[EXPIRES_AT_MS]) or None,
+                        "key_class": row[KEY_CLASS],
+                        "value_class": row[VALUE_CLASS],
+                    }
+
+
+def write(form: str, target: Path | None, entries: Iterable[dict[str, Any]]) -> int:
+    """Returns how many."""
+    if form == "parquet":
+        assert target is not None
+        return _parquet(target, entries)
+    with _text_file(target) as file:
+        return _jsonl(file, entries) if form == "jsonl" else _csv(file, entries)
+
+
+def _jsonl(file: TextIO, entries: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    for entry in entries:
+        count += 1
+        file.write(json.dumps({**entry, "key": plain(entry["key"]), "value": plain(entry["value"])}, ensure_ascii=False) + "\n")
+    return count
+
+
+def _csv(file: TextIO, entries: Iterable[dict[str, Any]]) -> int:
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
+    count = 0
+    for entry in entries:
+        count += 1
+        writer.writerow(["" if value is None else value for value in _flat(entry).values()])
+    return count
+
+
+def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([pa.field(name, pa.string()) for name in COLUMNS])
+    count = 0
+    with _whole(target) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        batch: list[dict[str, Any]] = []
+        for entry in entries:
+            count += 1
+            batch.append(_flat(entry))
+            if len(batch) == 50_000:
+                writer.write_table(pa.Table.from_pylist(batch, schema))
+                batch.clear()
+        writer.write_table(pa.Table.from_pylist(batch, schema))
+    return count
+
+
+def _flat(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "key": text(entry["key"]), "value": text(entry["value"])}
+
+
+@contextmanager
+def _text_file(target: Path | None) -> Iterator[TextIO]:
+    if target is None:
+        yield sys.stdout
+        return
+    with _whole(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A name beside the target, moved over it at the end."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

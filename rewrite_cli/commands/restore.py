@@ -1,0 +1,173 @@
+"""`imap-wal restore`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import msgpack
+
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.entry import ORDER, pack
+from imap_wal.format import ENTRIES, METADATA
+from imap_wal.settings import Settings
+from imap_wal.writer import Identity, NodeLog, open_node_log
+from rewrite_cli import output as out
+from rewrite_cli.commands.export import FORMATS, records, write
+from rewrite_cli.commands.stat import MEMBER_S_PER_ENTRY
+from rewrite_cli.failures import Failed
+from rewrite_cli.live import LiveCluster, merge, partial_option
+from rewrite_cli.scope import Scope, open_empty, scope_options
+from rewrite_cli.times import Moment
+from storage_backends import SegmentStore, StorageError, open_store
+
+NODE = "restored"
+FRAME_BYTES = 4 * 1024 * 1024
+
+
+@click.command()
+@scope_options(nodes=False)
+@click.option(
+    "--to",
+    "target",
+    help="Where a clean copy goes: an empty URL for a log that agents or imap_wal.open can start from, or FILE.jsonl, .csv, .parquet.",
+)
+@click.option("--as-of", type=Moment(), help="As the maps stood at this time.")
+@partial_option
+@out.output_option
+def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, output: str) -> None:
+    """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it as a clean copy.
+
+    The log itself is only read. A service restores by itself when it starts: this is to know beforehand, to move a log to another storage, or to go back in time.
+
+    \b
+    Examples:
+      imap-wal restore /var/lib/maps
+      imap-wal restore /var/lib/maps --to s3://bucket/maps
+      imap-wal restore /var/lib/maps --to file:///tmp/yesterday --as-of 24h
+    """
+    suffix = Path(target).suffix[1:] if target and "://" not in target else ""
+    if target is not None and suffix not in FORMATS:
+        open_empty(target)
+    rows: list[dict[str, Any]] = []
+    with out.progress() as progress, ExitStack() as stack:
+        task = progress.add_task("reading")
+
+        def tell(words: str) -> None:
+            progress.update(task, description=words)
+
+        store, clusters = stack.enter_context(scope.open())
+        merged = [merge(store, view, scope, stack, tell, partial=partial, as_of_ms=as_of) for view in clusters]
+        if target is not None and suffix in FORMATS:
+            written = write(suffix, Path(target), records(merged))
+            out.note(f"{written:,} entries in {target}")
+        copied = _open_target(target) if target is not None and suffix not in FORMATS else None
+        try:
+            for cluster in merged:
+                counts = _copy(cluster, copied) if copied is not None else _count(cluster)
+                rows += [_row(cluster, name, *counts[name]) for name in cluster.maps]
+        finally:
+            if copied is not None:
+                copied.close()
+        forecasts = [_forecast(cluster, rows) for cluster in merged]
+    if output == out.JSON:
+        out.print_json({"maps": rows, "clusters": forecasts, "to": target})
+        return
+    out.print_table(("namespace", "cluster", "map", "entries", "key and value bytes"), [tuple(row.values()) for row in rows])
+    for forecast in forecasts:
+        click.echo(
+            f"{forecast['namespace']}/{forecast['cluster']}: {forecast['records']:,} records merged in {out.duration(forecast['merge_seconds'])}; "
+            f"a member would load {forecast['entries']:,} entries in about {out.duration(forecast['member_seconds'])}"
+        )
+        for node, why in forecast["missing"].items():
+            out.note(f"left out: node {node!r}: {why}")
+    if copied is not None:
+        out.note(f"copied to {target}, as node {NODE!r}")
+
+
+def _row(cluster: LiveCluster, name: str, entries: int, size: int) -> dict[str, Any]:
+    return {"namespace": cluster.view.namespace, "cluster": cluster.view.cluster, "map": name, "entries": entries, "bytes": size}
+
+
+def _forecast(cluster: LiveCluster, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    view = cluster.view
+    entries = sum(row["entries"] for row in rows if (row["namespace"], row["cluster"]) == (view.namespace, view.cluster))
+    return {
+        "namespace": view.namespace,
+        "cluster": view.cluster,
+        "entries": entries,
+        "records": cluster.records,
+        "merge_seconds": cluster.seconds,
+        "member_seconds": entries * MEMBER_S_PER_ENTRY,
+        "missing": cluster.missing,
+    }
+
+
+def _count(cluster: LiveCluster) -> dict[str, tuple[int, int]]:
+    counts = {}
+    for name in cluster.maps:
+        entries = size = 0
+        for rows in cluster.rows(name):
+            entries += len(rows)
+            size += sum(len(row[1]) + len(row[3] or b"") for row in rows)
+        counts[name] = entries, size
+    return counts
+
+
+def _open_target(url: str) -> SegmentStore:
+    try:
+        return open_store(url)
+    except (StorageError, ImportError) as error:
+        raise Failed(f"{url}: {error}") from error
+
+
+def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, int]]:
+    """A log of one node, with the entries as they are, their order too, and the schemas they need."""
+    view = cluster.view
+    log = open_node_log(target, Identity(view.namespace, view.cluster, NODE), Settings(), SystemClock(), SystemRandomness(), what="imap-wal restore")
+    counts: dict[str, tuple[int, int]] = {}
+    clean = False
+    incarnation = 0
+    try:
+        schemas = [msgpack.packb(item) for item in cluster.metadata if item[0] == "schema"]
+        if schemas:
+            log.write(METADATA, len(schemas), schemas)
+        for name in cluster.maps:
+            entries = size = 0
+            for rows in cluster.rows(name):
+                _append(log, [pack(row) for row in rows])
+                entries += len(rows)
+                size += sum(len(row[1]) + len(row[3] or b"") for row in rows)
+                incarnation = max(incarnation, *(row[ORDER][0] for row in rows))
+            counts[name] = entries, size
+        log.sync()
+        # What is written from now on must be newer than all of this.
+        log.clusters.update(lambda manifest: _raised(manifest, incarnation))
+        clean = True
+    finally:
+        log.close(clean)
+    return counts
+
+
+def _raised(manifest: Any, incarnation: int) -> Any:
+    from dataclasses import replace
+
+    return replace(manifest, incarnation=max(manifest.incarnation, incarnation))
+
+
+def _append(log: NodeLog, packed: list[bytes]) -> None:
+    """Frames of a bounded size, and a new segment whenever one is full."""
+    frame: list[bytes] = []
+    size = 0
+    for entry in packed:
+        frame.append(entry)
+        size += len(entry)
+        if size >= FRAME_BYTES:
+            log.write(ENTRIES, len(frame), frame)
+            frame, size = [], 0
+    if frame:
+        log.write(ENTRIES, len(frame), frame)
+    if log.full:
+        log.rotate()

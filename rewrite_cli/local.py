@@ -1,0 +1,124 @@
+"""The rewrite engine of one machine: one pass over the logs into a bounded NewestIndex, then sorted part files.
+
+Logs first, snapshots after: of a map that nobody touched since its snapshot, the snapshot is not even read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from imap_wal.archive import SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.entry import Row
+from imap_wal.index import NewestIndex
+from imap_wal.pieces import SEGMENT, read_piece
+from imap_wal.restore import ClusterLog, MergeProgress, no_garbage_collection, snapshot_pieces
+from imap_wal.settings import Settings
+from rewrite_cli.rewriter import GONE, Job, Merged, Part, Tally
+from storage_backends import SegmentStore
+
+PART_ROWS_MAX = 1_000_000
+PART_BYTES_MAX = 256 * 1024 * 1024
+"""A part file ends at this many rows or bytes of keys and values."""
+
+
+class LocalEngine:
+    """See the module. Memory: `settings.restore_memory_bytes` for the index and some 100 MB beside it; the rest goes to `settings.scratch`."""
+
+    name = "local"
+
+    def __init__(self, settings: Settings | None = None, progress: Callable[[MergeProgress], None] | None = None) -> None:
+        self._settings = settings or Settings()
+        self._progress = progress
+
+    def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+        index = NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
+        try:
+            with no_garbage_collection():
+                return self._run(job, log, index)
+        finally:
+            index.close()
+
+    def _run(self, job: Job, log: ClusterLog, index: NewestIndex) -> list[Merged]:
+        tally = Tally(job.settled)
+        pieces = log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
+        total, done, records = sum(piece.bytes for piece in pieces), 0, 0
+        for count, piece in enumerate(pieces):
+            for changes in read_piece(log.store, piece, job.maps):
+                if changes.rows:
+                    tally.add(changes, count_bytes=piece.kind == SEGMENT)
+                    index.add(changes.node, changes.rows, changes.bytes)
+                    records += len(changes.rows)
+            done += piece.bytes
+            if self._progress is not None:
+                self._progress(MergeProgress(count + 1, len(pieces), done, total, records))
+        merged: list[Merged] = []
+        touched = set(tally.maps)
+        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
+            if not job.wants(name):
+                continue
+            if name not in touched and not snapshot.tombstones:
+                merged.append(Merged(name, 0, 0, (), unchanged=True))
+                continue
+            for piece in snapshot_pieces(name, snapshot):
+                for changes in read_piece(log.store, piece):
+                    tally.add(changes, count_bytes=False)
+                    index.add(changes.node, changes.rows, changes.bytes)
+            touched.add(name)
+        for name in sorted(touched):
+            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch) as folder:
+                writer = PartWriter(log.store, job, name, Path(folder))
+                for rows, nodes in index.batches_with_nodes(name, ordered=True):
+                    writer.add(rows, nodes, tally.late)
+                parts = writer.close()
+            totals = tally.maps.get(name)
+            merged.append(Merged(name, totals.records if totals else 0, totals.bytes if totals else 0, parts))
+        return merged
+
+
+class PartWriter:
+    """Writes the rows of one map that stay, in key order, as part files; of a dry run, only to learn their size. `first` is the number of the first part."""
+
+    def __init__(self, store: SegmentStore, job: Job, name: str, folder: Path, first: int = 0) -> None:
+        self._store, self._job, self._name, self._folder, self._next = store, job, name, folder, first
+        self._file: ParquetFile | None = None
+        self._rows = self._bytes = 0
+        self._parts: list[Part] = []
+
+    def add(self, rows: list[Row], nodes: list[str], late: set[tuple[str, bytes]]) -> None:
+        """The newest rows of the next keys, and who wrote them."""
+        fate, name = self._job.rule.fate, self._name
+        dead = [row[5] or row[7] for row in rows]
+        if any(dead):
+            kept = [
+                (row, node)
+                for row, node, maybe in zip(rows, nodes, dead, strict=True)
+                if not maybe or fate(row, node, bool(late) and (name, row[1]) in late) != GONE
+            ]
+            rows, nodes = [row for row, _ in kept], [node for _, node in kept]
+        if not rows:
+            return
+        if self._file is None:
+            self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA)
+        batch = to_batch(rows, nodes)
+        self._file.write(batch, sum(row[5] for row in rows))
+        self._rows += len(rows)
+        self._bytes += batch.nbytes
+        if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
+            self._finish()
+
+    def close(self) -> tuple[Part, ...]:
+        """Publish the last part; returns all."""
+        self._finish()
+        return tuple(self._parts)
+
+    def _finish(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        path = self._job.part_path(self._name, self._next)
+        size = file.discard() if self._job.dry_run else file.publish(self._store, path)
+        self._parts.append(Part(path, file.records - file.tombstones, file.tombstones, size))
+        self._next += 1
+        self._rows = self._bytes = 0

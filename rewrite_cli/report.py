@@ -1,0 +1,135 @@
+"""What a rewrite, a prune, a drop and `stat` found or did: plain values, for tables and JSON alike. Bytes are on storage unless a name says otherwise."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from imap_wal.format import Position
+
+
+@dataclass(frozen=True, slots=True)
+class MapRewrite:
+    """One map of a rewrite. `records_read` from logs and the former snapshot; `dropped` of them were superseded, deleted for good or expired.
+    `bytes_before`: what the map takes in segments, archives and the former snapshot. `unchanged`: nothing was written since the former snapshot."""
+
+    map: str
+    records_read: int
+    live: int
+    tombstones: int
+    bytes_before: int
+    bytes_after: int
+    generation: int
+    files: tuple[str, ...] = ()
+    unchanged: bool = False
+
+    @property
+    def dropped(self) -> int:
+        return max(self.records_read - self.live - self.tombstones, 0)
+
+    @property
+    def saved_bytes(self) -> int:
+        """What `prune` can give back afterwards."""
+        return self.bytes_before - self.bytes_after
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteReport:
+    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water mark of each node."""
+
+    namespace: str
+    cluster: str
+    engine: str
+    maps: tuple[MapRewrite, ...]
+    covered: Mapping[str, Position]
+    missing: Mapping[str, str]
+    records_read: int
+    seconds: float
+    memory_max_bytes: int
+    dry_run: bool
+
+    @property
+    def records_per_second(self) -> float:
+        return self.records_read / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What was removed, or (`dry_run`) would be. `segments`, `archives`, `snapshot_files` are paths."""
+
+    namespace: str
+    cluster: str
+    segments: tuple[str, ...]
+    archives: tuple[str, ...]
+    snapshot_files: tuple[str, ...]
+    bytes: int
+    skipped: Mapping[str, str]
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DropReport:
+    """A map that was forgotten. `records` and `bytes` of its former snapshot; its entries in logs go with the next prune."""
+
+    map: str
+    generation: int
+    covered: Mapping[str, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class MapNodeStatistics:
+    """One map in one node's log: records that count, of them live (the newest of their key, neither deleted nor expired) and dead; bytes unpacked."""
+
+    map: str
+    node: str
+    records: int
+    live: int
+    dead: int
+    tombstones: int
+    live_bytes: int
+    dead_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatistics:
+    """One node's files."""
+
+    node: str
+    segments: int
+    segment_bytes: int
+    archives: int
+    archive_bytes: int
+    clean: bool
+    end: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How long merging this log at a restart takes on this machine, and how long after a rewrite: `records_per_second` was measured just now."""
+
+    records: int
+    live: int
+    records_per_second: float
+    seconds: float
+    seconds_after_rewrite: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatistics:
+    """What `stat` shows of one cluster. `snapshot_bytes` of all maps; `missing` nodes with why."""
+
+    namespace: str
+    cluster: str
+    maps: tuple[MapNodeStatistics, ...]
+    nodes: tuple[NodeStatistics, ...]
+    snapshots: Mapping[str, int]
+    snapshot_bytes: int
+    missing: Mapping[str, str]
+    forecast: Forecast
+
+
+def memory_max_bytes() -> int:
+    """The most memory this process ever had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,352 @@
+"""What a rewrite is, whoever does the work: which entries, which of them stay, and how the result is published. The engines (`local`, `spark`) only merge.
+
+    prepare   ends of all logs (settled), manifests, ends again (until)
+    engine    everything up to `until`, newest first: per map the delete set and the data set ─▶ part files of a new generation
+    publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks; `LostRace` when another rewrite, a drop, a new cluster
+              lifetime or a new node came in between
+
+When may a tombstone go? What it hides must never come back: an older change of its key, in a log that this snapshot does not cover.
+  - All registered nodes' logs were read, and up to points that were looked at after the tombstone was there (`settled` first, then `until`).
+  - Nobody can append an older change later: every other node's log is closed, or the tombstone's cluster lifetime is over (later bytes of it are void),
+    or the tombstone is older than `GRACE_MS`, which an append in flight cannot be.
+Otherwise it stays, and a later rewrite asks again. Expired entries go by the same rule, `GRACE_MS` after they expired: this machine's clock may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from imap_wal import layout
+from imap_wal.entry import Row
+from imap_wal.errors import InvalidSetting, LostRace
+from imap_wal.format import START, Position
+from imap_wal.manifest import ClusterManifest, Mark, Snapshot
+from imap_wal.pieces import Changes
+from imap_wal.restore import ClusterLog, ClusterState
+from imap_wal.settings import RecoveryPolicy
+from rewrite_cli.report import DropReport, MapRewrite, RewriteReport, memory_max_bytes
+from storage_backends import NotFound
+
+GRACE_MS = 3_600_000
+ATTEMPTS = 3
+
+LIVE, KEPT, GONE = "live", "kept", "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which newest rows a snapshot holds."""
+
+    now_ms: int
+    complete: bool
+    open_nodes: frozenset[str]
+    incarnation: int
+
+    def fate(self, row: Row, node: str, late: bool) -> str:
+        """LIVE, KEPT (a tombstone that must stay) or GONE. `late`: it was appended after the logs were looked at the first time."""
+        expired = 0 < row[7] <= self.now_ms - GRACE_MS
+        if not row[5] and not expired:
+            return LIVE
+        if not self.complete or late:
+            return KEPT
+        incarnation = row[9][0]
+        settled = incarnation == self.incarnation and row[6] <= self.now_ms - GRACE_MS
+        return GONE if self.open_nodes <= {node} or incarnation < self.incarnation or settled else KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All an engine needs to know; it can be sent to another process. `generations` is empty for a dry run."""
+
+    url: str
+    namespace: str
+    cluster: str
+    folder: str
+    state: ClusterState
+    maps: frozenset[str] | None
+    settled: Mapping[str, Position]
+    until: Mapping[str, Position]
+    rule: Rule
+    generation: int
+    dry_run: bool
+    as_of_ms: int | None = None
+
+    def part_path(self, name: str, part: int) -> str:
+        return f"{layout.snapshot_folder(self.folder, name, self.generation)}/part-{part:05d}.parquet"
+
+    def wants(self, name: str) -> bool:
+        return self.maps is None or name in self.maps
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a new snapshot."""
+
+    path: str
+    live: int
+    tombstones: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """One map as an engine left it. `read_bytes` counts what was read of segments. No `parts` and `unchanged`: nothing new was in the logs, and the
+    former snapshot has no tombstones to be rid of."""
+
+    map: str
+    records: int
+    read_bytes: int
+    parts: tuple[Part, ...]
+    unchanged: bool = False
+
+
+class Engine(Protocol):
+    """Merges what a job names and writes part files (of a dry run: measures and discards them)."""
+
+    name: str
+
+    def run(self, job: Job, log: ClusterLog) -> list[Merged]: ...
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was read of one map."""
+
+    records: int = 0
+    bytes: int = 0
+
+
+class Tally:
+    """Counts what goes into a merge, and remembers tombstones that came after the first look at the logs."""
+
+    def __init__(self, settled: Mapping[str, Position]) -> None:
+        self._settled = settled
+        self.maps: dict[str, Totals] = {}
+        self.late: set[tuple[str, bytes]] = set()
+
+    def add(self, changes: Changes, *, count_bytes: bool) -> None:
+        rows = changes.rows
+        counts: dict[str, int] = {}
+        for row in rows:
+            counts[row[0]] = counts.get(row[0], 0) + 1
+        for name, count in counts.items():
+            totals = self.maps.setdefault(name, Totals())
+            totals.records += count
+            if count_bytes:
+                totals.bytes += changes.bytes * count // len(rows)
+        if changes.last > self._settled.get(changes.node, START):
+            self.late.update((row[0], row[1]) for row in rows if row[5] or row[7])
+
+
+def prepare(
+    log: ClusterLog,
+    *,
+    maps: Collection[str] | None = None,
+    as_of_ms: int | None = None,
+    policy: RecoveryPolicy = RecoveryPolicy.FULL,
+    dry_run: bool = False,
+) -> Job:
+    """Look at the logs twice and fix what a rewrite covers. `as_of_ms`: only what was written until then; what is newer stays in the log as it is.
+    `MissingNode`, `LogError`; `InvalidSetting` for a time that an earlier rewrite has made untellable."""
+    settled = log.ends()
+    until = log.ends(settled)
+    state = log.state()  # after the ends: its listings have all files up to them
+    state.demand(policy)
+    until = {node: until.get(node, START) for node in state.nodes}
+    complete = not state.missing
+    now_ms = log.clock.now_ms()
+    if as_of_ms is not None and as_of_ms < now_ms:
+        demand_history(state, as_of_ms, maps)
+        until = {node: min(until[node], _last_until(log, state, node, as_of_ms)) for node in until}
+        settled = until
+        now_ms = as_of_ms
+        complete = complete and len(state.manifest.nodes) == 1  # the cuts were not made at one moment: by clocks, and those differ
+    generation = 0 if dry_run else log.manifests.update(lambda manifest: replace(manifest, generation=manifest.generation + 1)).generation
+    return Job(
+        url=log.store.url,
+        namespace=log.namespace,
+        cluster=log.cluster,
+        folder=log.folder,
+        state=state,
+        maps=None if maps is None else frozenset(maps),
+        settled=settled,
+        until=until,
+        rule=Rule(
+            now_ms,
+            complete,
+            frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
+            max((lifetime.incarnation for lifetime in state.manifest.lifetimes), default=0),
+        ),
+        generation=generation,
+        dry_run=dry_run,
+        as_of_ms=as_of_ms,
+    )
+
+
+def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | None = None) -> None:
+    """`InvalidSetting` when a snapshot has replaced changes that are needed to tell how a map stood at `as_of_ms`."""
+    for name, snapshot in state.manifest.snapshots.items():
+        if (maps is None or name in maps) and snapshot.until_ms > as_of_ms:
+            raise InvalidSetting(f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): how it stood at {as_of_ms} can no longer be told")
+
+
+def _last_until(log: ClusterLog, state: ClusterState, node: str, as_of_ms: int) -> Position:
+    """The position before the first entry of a node that is newer than `as_of_ms`; entries of one commit stay together."""
+    newer: Position | None = None
+    for changes in log.changes(nodes=(node,), snapshots=False, positions=True, policy=RecoveryPolicy.PARTIAL, state=state):
+        if changes.rows and max(row[6] for row in changes.rows) > as_of_ms:
+            first = min(place for row, place in zip(changes.rows, changes.positions or (), strict=True) if row[6] > as_of_ms)
+            newer = first if newer is None else min(newer, first)
+    return Position(2**62, 0, 0, 0) if newer is None else newer._replace(frame=newer.frame - 1, index=0)
+
+
+def rewrite(
+    log: ClusterLog,
+    engine: Engine,
+    *,
+    maps: Collection[str] | None = None,
+    as_of_ms: int | None = None,
+    policy: RecoveryPolicy = RecoveryPolicy.FULL,
+    dry_run: bool = False,
+) -> RewriteReport:
+    """Prepare, merge, publish. A service that writes meanwhile is not disturbed. `LostRace`: nothing was published, run it again."""
+    start = log.clock.monotonic()
+    for attempt in range(ATTEMPTS):
+        job = prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run)
+        try:
+            merged = engine.run(job, log)
+        except NotFound as error:
+            discard(log, job)
+            if attempt == ATTEMPTS - 1:
+                raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
+            continue
+        except BaseException:
+            discard(log, job)
+            raise
+        break
+    if not dry_run:
+        try:
+            publish(log, job, merged)
+        except BaseException:
+            discard(log, job)
+            raise
+    changed = tuple(_report(job, item) for item in sorted(merged, key=lambda item: item.map))
+    return RewriteReport(
+        namespace=job.namespace,
+        cluster=job.cluster,
+        engine=engine.name,
+        maps=changed,
+        covered=job.until,
+        missing=job.state.missing,
+        records_read=sum(item.records for item in merged),
+        seconds=log.clock.monotonic() - start,
+        memory_max_bytes=memory_max_bytes(),
+        dry_run=dry_run,
+    )
+
+
+def publish(log: ClusterLog, job: Job, merged: Collection[Merged]) -> ClusterManifest:
+    """Show the new snapshots, all or none. `LostRace`."""
+    before = job.state.manifest
+    snapshots = {item.map: _snapshot(log, job, item) for item in merged}
+
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
+            return manifest  # ours is there already: only the answer was lost
+        if manifest.lifetimes != before.lifetimes:
+            raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
+        if manifest.nodes != before.nodes:
+            raise LostRace("nodes joined or left the log while this rewrite read; run it again")
+        for name in snapshots:
+            if manifest.snapshots.get(name) != before.snapshots.get(name):
+                raise LostRace(f"map {name!r} was rewritten or dropped by another process while this rewrite read; run it again")
+        return replace(manifest, snapshots={**manifest.snapshots, **snapshots})
+
+    return log.manifests.update(change)
+
+
+def discard(log: ClusterLog, job: Job) -> None:
+    """Delete what a rewrite that was not published wrote."""
+    if job.generation:
+        for file in log.store.list(f"{job.folder}/snapshot"):
+            if file.path.split("/")[-2] == f"{job.generation:08d}":
+                log.store.delete(file.path)
+
+
+def marks(job: Job, name: str) -> dict[str, Mark]:
+    """What the new snapshot of a map covers: of a node that was not read, what the former one covered."""
+    former = job.state.manifest.snapshots.get(name)
+    found = dict(former.marks) if former is not None else {}
+    for node, position in job.until.items():
+        directory = job.state.nodes[node].manifest.directory
+        known = found.get(node)
+        if known is None or known.directory != directory or known.position < position:
+            found[node] = Mark(directory, position)
+    return found
+
+
+def _snapshot(log: ClusterLog, job: Job, item: Merged) -> Snapshot:
+    former = job.state.manifest.snapshots.get(item.map)
+    if item.unchanged and former is not None:
+        return replace(former, marks=marks(job, item.map))
+    return Snapshot(
+        generation=job.generation,
+        files=tuple(part.path for part in item.parts),
+        marks=marks(job, item.map),
+        live=sum(part.live for part in item.parts),
+        tombstones=sum(part.tombstones for part in item.parts),
+        bytes=sum(part.bytes for part in item.parts),
+        created_ms=log.clock.now_ms(),
+        dropped=former.dropped if former is not None else 0,
+        until_ms=job.rule.now_ms,
+    )
+
+
+def _report(job: Job, item: Merged) -> MapRewrite:
+    former = job.state.manifest.snapshots.get(item.map)
+    covered = marks(job, item.map)
+    archived = sum(
+        archive.bytes
+        for node in job.state.nodes.values()
+        for archive in node.manifest.archives
+        if archive.map == item.map and node.name in covered and archive.last <= covered[node.name].position
+    )
+    before = item.read_bytes + archived + (former.bytes if former is not None else 0)
+    if item.unchanged and former is not None:
+        return MapRewrite(
+            item.map, former.live + former.tombstones, former.live, former.tombstones, before, former.bytes, former.generation, former.files, True
+        )
+    return MapRewrite(
+        item.map,
+        item.records,
+        sum(part.live for part in item.parts),
+        sum(part.tombstones for part in item.parts),
+        before,
+        sum(part.bytes for part in item.parts),
+        job.generation,
+        tuple(part.path for part in item.parts),
+    )
+
+
+def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> DropReport:
+    """Forget a map: everything that all logs hold of it now. What is written to it later counts again. Space comes back with `prune`."""
+    ends = log.ends()
+    state = log.state()
+    state.demand(policy)
+    generation = 0
+
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        nonlocal generation
+        former = manifest.snapshots.get(name)
+        covered = dict(former.marks) if former is not None else {}
+        for node, found in state.nodes.items():
+            covered[node] = Mark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
+        generation = manifest.generation + 1
+        now_ms = log.clock.now_ms()
+        snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms)
+        return manifest.with_snapshot(name, snapshot)
+
+    log.manifests.update(change)
+    return DropReport(name, generation, ends)

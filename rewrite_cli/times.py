@@ -1,0 +1,47 @@
+"""Moments as people type and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Moment(click.ParamType[int]):
+    """Unix milliseconds from `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`, `15m` or `2h` (ago), `@1795261005266`. Without a zone: UTC."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if isinstance(value, datetime):
+            return _to_ms(value)
+        text = str(value).strip()
+        if text.startswith("@") and text[1:].isdigit():
+            return int(text[1:])
+        ago = _AGO.fullmatch(text)
+        if ago:
+            from imap_wal.clock import SystemClock
+
+            return SystemClock().now_ms() - round(float(ago[1]) * _UNITS_MS[ago[2]])
+        try:
+            return _to_ms(datetime.fromisoformat(text))
+        except ValueError:
+            self.fail(f"{value!r} is no time: it takes 2026-11-21T10:00, 15m or 2h (ago), or @ and Unix milliseconds", param, ctx)
+
+
+def _to_ms(moment: datetime) -> int:
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def iso(milliseconds: int) -> str:
+    """2026-11-21T10:00:00.123Z; empty for 0."""
+    if not milliseconds:
+        return ""
+    return f"{datetime.fromtimestamp(milliseconds // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
