@@ -227,16 +227,24 @@ class ParquetFile:
 
     def publish(self, store: SegmentStore, path: str) -> int:
         """Close, and show it under its name; returns its bytes."""
-        self.flush()
-        self._writer.close()
-        size = self.local.stat().st_size
+        self._close()
         try:
             store.create_from(path, str(self.local))
         except AlreadyExists:
             store.delete(path)  # left behind by a run that died before its manifest
             store.create_from(path, str(self.local))
+        return self.discard()
+
+    def discard(self) -> int:
+        """Close, and forget it; returns its bytes."""
+        self._close()
+        size = self.local.stat().st_size
         self.local.unlink()
         return size
+
+    def _close(self) -> None:
+        self.flush()
+        self._writer.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,7 +366,7 @@ class LiveView:
             if self._closed or self._unchanged():
                 return
             start = self._log.clock.monotonic()
-            with _no_garbage_collection():
+            with no_garbage_collection():
                 for attempt in range(ATTEMPTS):
                     self._signature = None
                     signature = self._look()
@@ -571,7 +571,7 @@ _collector_was_on = False
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """A merge makes millions of tuples and no cycles; the collector would walk them all again and again (measured: two thirds of the time)."""
     global _collector_users, _collector_was_on
     with _collector_lock:
