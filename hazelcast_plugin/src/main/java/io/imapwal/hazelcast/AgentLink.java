@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.internal.serialization.impl.compact.Schema;
 import com.hazelcast.logging.ILogger;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
 
 import java.io.IOException;
 import java.util.ArrayDeque;
@@ -99,7 +100,7 @@ final class AgentLink {
      *
      * @throws NotAppended    none of them happened
      * @throws OutcomeUnknown some may have happened; the settler has their keys
-     * @throws com.hazelcast.spi.exception.RetryableHazelcastException a partition changed hands while its change was queued
+     * @throws RetryableHazelcastException a partition changed hands while its change was queued
      */
     void append(List<Change> changes) {
         if (changes.isEmpty()) {
@@ -114,6 +115,10 @@ final class AgentLink {
         if (ticket.appended() > 0) {
             // Part of a batch is in the log, and Hazelcast will change nothing in memory.
             changes.forEach(change -> settler.add(this, change, -1, 0));
+            if (failure instanceof RetryableHazelcastException) {
+                // Hazelcast repeats the whole batch at the new owner.
+                throw failure;
+            }
             throw new OutcomeUnknown("map \"" + changes.get(0).map + "\": " + ticket.appended() + " of " + changes.size()
                     + " changes are in the log and the rest failed; " + settling() + ": " + failure.getMessage(), failure);
         }

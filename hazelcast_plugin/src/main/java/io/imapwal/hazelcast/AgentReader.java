@@ -6,7 +6,6 @@ import com.hazelcast.internal.serialization.impl.HeapData;
 import java.io.Closeable;
 import java.io.IOException;
 import java.util.ArrayList;
-import java.util.Collection;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
@@ -16,6 +15,9 @@ import java.util.concurrent.locks.ReentrantLock;
  * A read that fails on a connection that was idle is tried once more on a new one: reading twice does no harm.
  */
 final class AgentReader implements Closeable {
+    private static final int PART_BYTES = 8 << 20;
+    private static final int FIRST_PART_KEYS = 64;
+
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
     private final OrderGuard guard;
@@ -23,6 +25,8 @@ final class AgentReader implements Closeable {
     private final MsgpackWriter payload = new MsgpackWriter(4096);
     private volatile AgentConnection connection;
     private volatile boolean closed;
+    /** Keys in the next load; a hint, so races on it do no harm. */
+    private volatile int loadSize = FIRST_PART_KEYS;
 
     AgentReader(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard) {
         this.settings = settings;
@@ -63,13 +67,48 @@ final class AgentReader implements Closeable {
         });
     }
 
-    List<Entry> load(String map, Collection<Data> keys, int timeoutMs) throws IOException {
+    /** @param taken for how many of the keys, from the first on, the entries are the answer */
+    private record Part(List<Entry> entries, int taken, int bytes) {
+    }
+
+    /** The live entries of these keys. */
+    List<Entry> load(String map, List<Data> keys, int timeoutMs) throws IOException {
+        List<Entry> entries = new ArrayList<>();
+        loadParts(map, keys, timeoutMs, entries::addAll);
+        return entries;
+    }
+
+    interface Entries {
+        void accept(List<Entry> entries) throws IOException;
+    }
+
+    /**
+     * The same in parts of bounded size: values may be of 100 bytes or of megabytes, so the number of keys in a request
+     * follows the size of the last answer, and the agent may answer for the first of them only.
+     */
+    void loadParts(String map, List<Data> keys, int timeoutMs, Entries consumer) throws IOException {
+        int from = 0;
+        while (from < keys.size()) {
+            List<Data> some = keys.subList(from, (int) Math.min(keys.size(), (long) from + loadSize));
+            Part part = loadPart(map, some, timeoutMs);
+            from += part.taken;
+            int fitting = (int) Math.min(1 << 20, (long) PART_BYTES * part.taken / Math.max(1, part.bytes));
+            loadSize = Math.max(1, Math.min(fitting, loadSize * 4));
+            consumer.accept(part.entries);
+        }
+    }
+
+    private Part loadPart(String map, List<Data> keys, int timeoutMs) throws IOException {
         return inTurn(agent -> {
             payload.clear();
             keys.forEach(key -> payload.binary(key.toByteArray()));
             agent.start("load", 2).string(map).integer(keys.size());
             AgentConnection.Answer answer = agent.ask("entries", payload, deadline(timeoutMs));
             long count = answer.header().integer();
+            long taken = answer.header().hasMore() ? answer.header().integer() : keys.size();
+            if (taken < 1 || taken > keys.size()) {
+                throw new ProtocolException("an answer for " + taken + " of " + keys.size() + " keys");
+            }
             MsgpackReader stream = new MsgpackReader(answer.payload());
             List<Entry> entries = new ArrayList<>((int) Math.min(count, 1 << 20));
             for (long i = 0; i < count; i++) {
@@ -78,7 +117,7 @@ final class AgentReader implements Closeable {
                 }
                 entries.add(new Entry(data(stream.binary()), data(stream.binary()), stream.integer()));
             }
-            return entries;
+            return new Part(entries, (int) taken, answer.payload().length);
         });
     }
 

@@ -12,7 +12,6 @@ import com.hazelcast.spi.impl.NodeEngineImpl;
 import java.io.IOException;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.Collection;
 import java.util.Deque;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -50,6 +49,7 @@ final class Restorer {
     private long waitingBytes;
     private final Deque<Sent> sent = new ArrayDeque<>();
     private long sentBytes;
+    private long count;
 
     private record Sent(Future<?> future, long bytes) {
     }
@@ -101,16 +101,16 @@ final class Restorer {
         sent.clear();
         waitingBytes = 0;
         sentBytes = 0;
+        count = 0;
         long from = System.nanoTime();
         Set<UUID> members = members();
-        long count = 0;
         try (AgentReader reader = plugin.newReader(settings)) {
             reader.schemas(plugin.schemas()::register);
             byte[] cursor = null;
             do {
                 AgentReader.Keys page = reader.keys(map, cursor, settings.restoreChunk());
                 if (!page.keys().isEmpty()) {
-                    count += take(reader.load(map, page.keys(), settings.restoreTimeoutMs()));
+                    reader.loadParts(map, page.keys(), settings.restoreTimeoutMs(), this::take);
                 }
                 cursor = page.next();
                 check();
@@ -128,7 +128,7 @@ final class Restorer {
         return true;
     }
 
-    private int take(Collection<AgentReader.Entry> entries) throws InterruptedException, ExecutionException {
+    private void take(List<AgentReader.Entry> entries) throws IOException {
         IPartitionService partitions = nodeEngine.getPartitionService();
         for (AgentReader.Entry entry : entries) {
             int partition = partitions.getPartitionId(entry.key());
@@ -145,8 +145,15 @@ final class Restorer {
         if (waitingBytes > IN_FLIGHT_BYTES) {
             sendAll();
         }
-        await(IN_FLIGHT_BYTES);
-        return entries.size();
+        count += entries.size();
+        try {
+            await(IN_FLIGHT_BYTES);
+        } catch (ExecutionException e) {
+            throw new IOException(AgentLink.reason(ExceptionUtil.peel(e)), e);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new HazelcastInstanceNotActiveException("interrupted while restoring map \"" + map + "\"");
+        }
     }
 
     private void sendAll() {

@@ -60,6 +60,15 @@ final class Settler {
         }
     }
 
+    /** A map that was destroyed has no memory to settle; asking for it would bring it back. */
+    synchronized void forget(String map) {
+        doubts.keySet().removeIf(key -> key.map.equals(map));
+    }
+
+    private synchronized boolean doubts(Key key) {
+        return doubts.containsKey(key);
+    }
+
     synchronized int size() {
         return doubts.size();
     }
@@ -87,6 +96,9 @@ final class Settler {
             }
             try {
                 for (Map.Entry<Key, Doubt> each : batch) {
+                    if (!doubts(each.getKey())) {
+                        continue;
+                    }
                     settle(each.getKey(), each.getValue());
                     synchronized (this) {
                         // Unless it was doubted again meanwhile.

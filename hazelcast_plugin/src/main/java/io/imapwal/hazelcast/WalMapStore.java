@@ -77,6 +77,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     public void destroy() {
         if (state != null) {
             state.close();
+            plugin.settler().forget(map);
         }
     }
 
@@ -130,15 +131,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         List<Data> data = new ArrayList<>(keys.size());
         keys.forEach(key -> data.add(keyData(key)));
         Map<Object, MetadataAwareValue<Object>> loaded = new HashMap<>();
-        for (int from = 0; from < data.size(); from += settings.restoreChunk()) {
-            List<Data> chunk = data.subList(from, Math.min(data.size(), from + settings.restoreChunk()));
-            try {
-                for (AgentReader.Entry entry : plugin.reader(settings).load(map, chunk, settings.restoreTimeoutMs())) {
-                    loaded.put(entry.key(), value(entry));
-                }
-            } catch (IOException e) {
-                throw unavailable(e);
-            }
+        try {
+            plugin.reader(settings).load(map, data, settings.restoreTimeoutMs()).forEach(entry -> loaded.put(entry.key(), value(entry)));
+        } catch (IOException e) {
+            throw unavailable(e);
         }
         return loaded;
     }

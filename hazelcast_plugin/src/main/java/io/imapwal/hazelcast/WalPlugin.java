@@ -86,6 +86,10 @@ final class WalPlugin {
         return schemas;
     }
 
+    Settler settler() {
+        return settler;
+    }
+
     String member() {
         return String.valueOf(nodeEngine.getThisAddress());
     }

@@ -33,6 +33,8 @@ final class FakeAgent implements Closeable {
         ACK,
         /** Appended, then the connection breaks. */
         BREAK_AFTER,
+        /** Appended, then the agent is gone. */
+        DIE_AFTER,
         /** The connection breaks, nothing appended. */
         BREAK_BEFORE,
         /** Appended, no answer. */
@@ -91,6 +93,8 @@ final class FakeAgent implements Closeable {
     volatile long readDelayMs;
     /** After so many loads the agent stops; negative: never. */
     volatile int breakAfterLoads = -1;
+    /** Most keys that one answer covers. */
+    volatile int loadLimit = Integer.MAX_VALUE;
     volatile int appends;
     volatile int loads;
     final List<String> violations = new CopyOnWriteArrayList<>();
@@ -357,7 +361,11 @@ final class FakeAgent implements Closeable {
                 }
                 log.lastRequests.put(session, Math.max(last, first + count - 1));
             }
-            if (now == Mood.BREAK_AFTER) {
+            if (now == Mood.DIE_AFTER) {
+                mood = Mood.ACK;
+                FakeAgent.this.stop();
+                return List.of();
+            } else if (now == Mood.BREAK_AFTER) {
                 mood = Mood.ACK;
                 return List.of();
             } else if (now == Mood.SILENT_AFTER) {
@@ -408,8 +416,10 @@ final class FakeAgent implements Closeable {
             MsgpackReader stream = new MsgpackReader(payload);
             MsgpackWriter answer = new MsgpackWriter();
             int count = 0;
+            int taken = 0;
             synchronized (log) {
-                while (stream.hasMore()) {
+                while (stream.hasMore() && taken < loadLimit) {
+                    taken++;
                     Record found = log.newest(map, stream.binary());
                     if (found != null) {
                         count++;
@@ -417,7 +427,7 @@ final class FakeAgent implements Closeable {
                     }
                 }
             }
-            return List.of(begin("entries", number, 1).integer(count).toByteArray(), answer.toByteArray());
+            return List.of(begin("entries", number, 2).integer(count).integer(taken).toByteArray(), answer.toByteArray());
         }
 
         private MsgpackWriter begin(String kind, long number, int fields) {

@@ -79,6 +79,7 @@ class WalMapStoreTest {
         agent.mood = FakeAgent.Mood.ACK;
         agent.readError = null;
         agent.delayMs = 0;
+        agent.loadLimit = Integer.MAX_VALUE;
         eventually(() -> {
             IMap<String, String> probe = member.getMap("probe");
             probe.set("k", "v");
@@ -263,6 +264,32 @@ class WalMapStoreTest {
     }
 
     @Test
+    void anAgentThatDiesAfterAppendingIsAskedWhenItIsBack() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        agent.mood = FakeAgent.Mood.DIE_AFTER;
+        assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
+        assertThrows(NotAppended.class, () -> map.set("b", 2));
+        assertEquals(1, map.get("a"));
+        agent.start();
+        eventually(() -> map.get("a") == 2);
+        assertEquals(1, map.size());
+    }
+
+    @Test
+    void aLaterChangeOfAKeyInDoubtStays() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        map.set("a", 1);
+        agent.mood = FakeAgent.Mood.UNKNOWN_AFTER;
+        assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
+        agent.mood = FakeAgent.Mood.ACK;
+        map.set("a", 3);
+        Thread.sleep(300);
+        assertEquals(3, map.get("a"));
+        assertEquals(3, logged(name, "a"));
+    }
+
+    @Test
     void anUnknownOutcomeThatIsNotInTheLogLeavesMemory() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
@@ -327,6 +354,7 @@ class WalMapStoreTest {
             map.set(i, i);
         }
         map.evictAll();
+        agent.loadLimit = 3;
         assertEquals(0, map.size());
         map.loadAll(false);
         assertEquals(100, map.size());
