@@ -24,6 +24,8 @@ from imap_wal.entry import Row
 from imap_wal.errors import OrderConflict
 
 _Table = dict[bytes, Row]
+_Found = tuple[Row, str]
+"""The newest row of a key, and the node that wrote it."""
 
 ROW_BYTES = 700
 """What a row fresh from msgpack takes besides key and value: tuples, integers, three strings of its own, its place in the dict."""
@@ -59,10 +61,13 @@ class NewestIndex:
         name: str | None = None
         table: _Table = {}
         get = table.get
+        new = 0
         for row in rows:
             if row[0] != name:
+                new += len(table)
                 name = row[0]
                 table = self._tables.setdefault(name, {}).setdefault(node, {})
+                new -= len(table)
                 get = table.get
             key = row[1]
             known = get(key)
@@ -70,7 +75,8 @@ class NewestIndex:
                 table[key] = row
         if payload_bytes is None:
             payload_bytes = sum(len(row[1]) + len(row[3] or b"") for row in rows)
-        self._grown += payload_bytes + ROW_BYTES * len(rows)  # an upper bound: replaced rows are counted too
+        new += len(table)
+        self._grown += payload_bytes + ROW_BYTES * new  # an upper bound: what replaced rows took is not given back
         if self._grown > self._room:
             self._tighten()
 
@@ -92,8 +98,8 @@ class NewestIndex:
 
     def batches_with_nodes(self, name: str, rows_max: int = 10_000, *, ordered: bool = False) -> Iterator[tuple[list[Row], list[str]]]:
         """`batches`, and of each row the node that wrote it; `ordered` by key."""
-        for keys in self._keys(name, rows_max, ordered):
-            found = [item for item in self._lookup(name, keys, paged=True) if item]
+        pages = self._pages(name, rows_max, ordered) if self._database is None else self._stored_pages(name, rows_max)
+        for found in pages:
             if found:
                 yield [row for row, _ in found], [node for _, node in found]
 
@@ -128,55 +134,57 @@ class NewestIndex:
 
     # ---- inside ----
 
-    def _keys(self, name: str, count: int, ordered: bool) -> Iterator[list[bytes]]:
-        if self._database is None:
-            nodes = list(self._tables.get(name, {}).values())
-            keys: Sequence[bytes] = list(nodes[0] if len(nodes) == 1 else _union(nodes))
-            if ordered:
-                keys = sorted(keys)
-            for start in range(0, len(keys), count):
-                yield list(keys[start : start + count])
-            return
-        last, above = b"", "key >= ?"
-        while True:
+    def _pages(self, name: str, count: int, ordered: bool) -> Iterator[list[_Found]]:
+        nodes = list(self._tables.get(name, {}).values())
+        keys: Sequence[bytes] = list(nodes[0] if len(nodes) == 1 else _union(nodes))
+        if ordered:
+            keys = sorted(keys)
+        for start in range(0, len(keys), count):
+            yield [item for item in self._lookup(name, keys[start : start + count]) if item]
+
+    def _stored_pages(self, name: str, count: int) -> Iterator[list[_Found]]:
+        last, above = b"", ">="
+        query = "SELECT key, node, row FROM rows WHERE map = ? AND key {} ? ORDER BY key, node LIMIT ?"
+        while self._database is not None:
             self._flush()
             # by key, not by cursor: rows may be added between two batches
-            query = f"SELECT DISTINCT key FROM rows WHERE map = ? AND {above} ORDER BY key LIMIT ?"  # noqa: S608  # one of two constants
-            found = [key for (key,) in self._database.execute(query, (self._id(name), last, count))]
-            if not found:
+            page = self._database.execute(query.format(above), (self._id(name), last, count)).fetchall()
+            if not page:
                 return
-            yield found
-            last, above = found[-1], "key > ?"
+            if len(page) == count:  # more nodes of the last key may follow
+                last = page.pop()[0]
+                while page and page[-1][0] == last:
+                    page.pop()
+                key = (self._id(name), last)
+                page += self._database.execute("SELECT key, node, row FROM rows WHERE map = ? AND key = ?", key)
+            last, above = page[-1][0], ">"
+            newest: dict[bytes, _Found] = {}
+            for key, number, packed in page:
+                self._newer(newest, key, msgpack.unpackb(packed, use_list=False), self._names[number])
+            yield list(newest.values())
 
-    def _lookup(self, name: str, keys: Sequence[bytes], *, paged: bool = False) -> list[tuple[Row, str] | None]:
-        """Row and node of each key. `paged`: the keys are all that there are from the first to the last, in order."""
+    def _lookup(self, name: str, keys: Sequence[bytes]) -> list[_Found | None]:
+        """Row and node of each key."""
         nodes = self._tables.get(name, {})
         if self._database is None and len(nodes) == 1:
             ((node, table),) = nodes.items()
             return [(row, node) if row is not None else None for row in map(table.get, keys)]
-        newest: dict[bytes, tuple[Row, str]] = {}
+        newest: dict[bytes, _Found] = {}
         for node, table in nodes.items():
             for key in keys:
                 row = table.get(key)
                 if row is not None:
                     self._newer(newest, key, row, node)
         if self._database is not None:
-            for key, number, packed in self._stored(name, keys, paged):
-                self._newer(newest, key, msgpack.unpackb(packed, use_list=False), self._names[number])
+            for start in range(0, len(keys), _KEYS_A_QUERY):
+                part = keys[start : start + _KEYS_A_QUERY]
+                query = f"SELECT key, node, row FROM rows WHERE map = ? AND key IN ({','.join('?' * len(part))})"  # noqa: S608  # only question marks
+                for key, number, packed in self._database.execute(query, (self._id(name), *part)):
+                    self._newer(newest, key, msgpack.unpackb(packed, use_list=False), self._names[number])
         return [newest.get(key) for key in keys]
 
-    def _stored(self, name: str, keys: Sequence[bytes], paged: bool) -> Iterator[tuple[bytes, int, bytes]]:
-        assert self._database is not None
-        select = "SELECT key, node, row FROM rows WHERE map = ? AND key"
-        if paged:
-            yield from self._database.execute(f"{select} BETWEEN ? AND ?", (self._id(name), keys[0], keys[-1]))
-            return
-        for start in range(0, len(keys), _KEYS_A_QUERY):
-            part = keys[start : start + _KEYS_A_QUERY]
-            yield from self._database.execute(f"{select} IN ({','.join('?' * len(part))})", (self._id(name), *part))
-
     @staticmethod
-    def _newer(newest: dict[bytes, tuple[Row, str]], key: bytes, row: Row, node: str) -> None:
+    def _newer(newest: dict[bytes, _Found], key: bytes, row: Row, node: str) -> None:
         known = newest.get(key)
         if known is None:
             newest[key] = (row, node)
@@ -193,20 +201,26 @@ class NewestIndex:
             newest[key] = (row, node)
 
     def _tighten(self) -> None:
-        """Count exactly, with equal strings made one; give all to the scratch file when that is not enough."""
-        intern = sys.intern
-        used = 0
-        for nodes in self._tables.values():
-            for table in nodes.values():
-                for key, row in table.items():
-                    name, own, key_class, value, value_class, deleted, timestamp, expires, partition, order = row
-                    table[key] = (intern(name), own, intern(key_class), value, intern(value_class), deleted, timestamp, expires, partition, order)
-                    used += len(key) + len(value or b"")
-                used += SHARED_ROW_BYTES * len(table)
+        """Count exactly. When little room is left, make equal strings one; when that is not enough, give all to the scratch file."""
+        tables = [table for nodes in self._tables.values() for table in nodes.values()]
+        payload = sum(len(row[1]) + len(row[3] or b"") for table in tables for row in table.values())
+        count = sum(map(len, tables))
+        used = payload + ROW_BYTES * count
+        if used > self._memory_bytes // 2:
+            for table in tables:
+                self._share_strings(table)
+            used = payload + SHARED_ROW_BYTES * count
         if used > self._memory_bytes * 3 // 4:
             self._flush()
             used = 0
         self._grown, self._room = 0, self._memory_bytes - used
+
+    @staticmethod
+    def _share_strings(table: _Table) -> None:
+        intern = sys.intern
+        for key, row in table.items():
+            name, own, key_class, value, value_class, deleted, timestamp, expires, partition, order = row
+            table[key] = (intern(name), own, intern(key_class), value, intern(value_class), deleted, timestamp, expires, partition, order)
 
     def _flush(self) -> None:
         database = self._database or self._open_database()

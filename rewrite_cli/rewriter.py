@@ -14,8 +14,10 @@ Otherwise it stays, and a later rewrite asks again. Expired entries go by the sa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Protocol
 
 from imap_wal import layout
@@ -128,9 +130,7 @@ class Tally:
 
     def add(self, changes: Changes, *, count_bytes: bool) -> None:
         rows = changes.rows
-        counts: dict[str, int] = {}
-        for row in rows:
-            counts[row[0]] = counts.get(row[0], 0) + 1
+        counts = Counter(map(itemgetter(0), rows))
         for name, count in counts.items():
             totals = self.maps.setdefault(name, Totals())
             totals.records += count
