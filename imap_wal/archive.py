@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,49 @@ class Archived:
     archives: tuple[Archive, ...] = ()
 
 
+@dataclass(slots=True)
+class Summary:
+    """What of sealed segments must outlive them: `maps` name → position of its last entry, the last request of each session, metadata, the end."""
+
+    maps: dict[str, Position] = field(default_factory=dict)
+    requests: dict[int, int] = field(default_factory=dict)
+    metadata: dict[Metadata, None] = field(default_factory=dict)
+    end: Position = START
+
+    def add(self, changes: Changes) -> None:
+        """Take note of a batch, read with positions."""
+        self.end = max(self.end, changes.last)
+        for item in changes.metadata:
+            self.metadata.setdefault(to_manifest(item))
+        maps, requests = self.maps, self.requests
+        for row, place in zip(changes.rows, changes.positions or (), strict=True):
+            maps[row[0]] = place
+            _, _, session, request = row[9]
+            if request > requests.get(session, 0):
+                requests[session] = request
+
+
+def summarize(store: SegmentStore, piece: Piece) -> Summary:
+    """Read one segment for its summary."""
+    summary = Summary()
+    for changes in read_piece(store, piece, positions=True):
+        summary.add(changes)
+    return summary
+
+
+def carried(manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]) -> NodeManifest:
+    """The manifest without the segments up to `archived`, with what must outlive them."""
+    requests = dict(manifest.requests)
+    metadata = list(manifest.metadata)
+    end = manifest.checkpoint
+    for summary in summaries:
+        for session, request in summary.requests.items():
+            requests[session] = max(request, requests.get(session, 0))
+        metadata += summary.metadata
+        end = max(end, summary.end)
+    return replace(manifest, archived=max(manifest.archived, archived), requests=requests, metadata=_carry(metadata), checkpoint=end)
+
+
 class _MapFile:
     def __init__(self, folder: Path, first: Position) -> None:
         self.file = ParquetFile(folder, ARCHIVE_SCHEMA)
@@ -270,9 +313,7 @@ class _Pass:
     def __init__(self, store: SegmentStore, node_folder: str, node: str, pieces: list[Piece], folder: Path) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = store, node_folder, node, pieces, folder
         self.archives: list[Archive] = []
-        self.requests: dict[int, int] = {}
-        self.metadata: dict[Metadata, None] = {}
-        self.end = START
+        self.summary = Summary()
 
     def run(self) -> None:
         left: set[str] = set()
@@ -286,9 +327,7 @@ class _Pass:
         files: dict[str, _MapFile] = {}
         for piece in self._pieces:
             for changes in read_piece(self._store, piece, wanted, positions=True):
-                self.end = max(self.end, changes.last)
-                for item in changes.metadata:
-                    self.metadata.setdefault(to_manifest(item))
+                self.summary.add(changes)
                 self._split(changes, files, left)
                 if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
                     max(files.values(), key=lambda file: file.file.buffered).file.flush()
@@ -300,14 +339,10 @@ class _Pass:
 
     def _split(self, changes: Changes, files: dict[str, _MapFile], left: set[str]) -> None:
         by_map: dict[str, tuple[list[Row], list[Position]]] = {}
-        requests = self.requests
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             rows, places = by_map.setdefault(row[0], ([], []))
             rows.append(row)
             places.append(place)
-            _, _, session, request = row[9]
-            if request > requests.get(session, 0):
-                requests[session] = request
         for name, (rows, places) in by_map.items():
             file = files.get(name)
             if file is None:
@@ -353,18 +388,9 @@ def archive_sealed(
         work.run()
 
     def change(now: NodeManifest) -> NodeManifest:
-        requests = dict(now.requests)
-        for session, request in work.requests.items():
-            requests[session] = max(request, requests.get(session, 0))
         known = {archive.path for archive in now.archives}
-        return replace(
-            now,
-            archived=max(now.archived, archived),
-            archives=(*now.archives, *(archive for archive in work.archives if archive.path not in known)),
-            metadata=_carry([*now.metadata, *work.metadata]),
-            requests=requests,
-            checkpoint=max(now.checkpoint, work.end),
-        )
+        new = (archive for archive in work.archives if archive.path not in known)
+        return carried(replace(now, archives=(*now.archives, *new)), archived, [work.summary])
 
     manifests.update(change)
     for *_, path, _ in segments:
