@@ -124,8 +124,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     @Override
     public Map<Object, MetadataAwareValue<Object>> loadAll(Collection<Object> keys) {
         state.requireRestored();
-        // getAll asks on the partition's thread, loadAll by a user elsewhere: the latter wants what was evicted by hand.
-        if (!readThrough && ThreadUtil.isRunningOnPartitionThread()) {
+        if (!readThrough && forGetAll()) {
             return Map.of();
         }
         List<Data> data = new ArrayList<>(keys.size());
@@ -137,6 +136,15 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             throw unavailable(e);
         }
         return loaded;
+    }
+
+    /**
+     * Whether Hazelcast asks for what {@code getAll} did not find in memory, and not for what a user's {@code loadAll} wants back after
+     * evicting it by hand. It does not say; {@code getAll} comes on the partition's thread, or with offload through {@code loadMultipleKeys}.
+     */
+    private static boolean forGetAll() {
+        return ThreadUtil.isRunningOnPartitionThread() || StackWalker.getInstance()
+                .walk(frames -> frames.limit(20).anyMatch(frame -> frame.getMethodName().equals("loadMultipleKeys")));
     }
 
     /**

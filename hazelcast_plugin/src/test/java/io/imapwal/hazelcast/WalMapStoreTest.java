@@ -314,9 +314,10 @@ class WalMapStoreTest {
         eventually(() -> map.get("a") == 2);
     }
 
-    @Test
-    void absentKeysCostNoHopWithoutEviction() {
-        IMap<Integer, Integer> map = member.getMap(name);
+    @ParameterizedTest
+    @ValueSource(strings = {"plain-", "offloaded-"})
+    void absentKeysCostNoHopWithoutEviction(String prefix) {
+        IMap<Integer, Integer> map = member.getMap(prefix + name);
         map.size();
         int before = agent.loads;
         for (int i = 0; i < 20; i++) {
@@ -347,9 +348,10 @@ class WalMapStoreTest {
         eventually(() -> map.get("a") == 2);
     }
 
-    @Test
-    void whatWasEvictedByHandIsLoadedOnRequest() {
-        IMap<Integer, Integer> map = member.getMap(name);
+    @ParameterizedTest
+    @ValueSource(strings = {"plain-", "offloaded-"})
+    void whatWasEvictedByHandIsLoadedOnRequest(String prefix) {
+        IMap<Integer, Integer> map = member.getMap(prefix + name);
         for (int i = 0; i < 100; i++) {
             map.set(i, i);
         }
