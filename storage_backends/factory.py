@@ -41,6 +41,10 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None, *, cl
         from storage_backends.objects import LocalObjects
 
         return LocalObjects(_local_path(url, rest), clock_ms=clock_ms)
+    if protocol in ("webhdfs", "swebhdfs", "hdfs"):
+        from storage_backends.hdfs import HdfsStore
+
+        return HdfsStore(f"{protocol}://{rest}", options, clock_ms=clock_ms)
     from storage_backends.objects import ObjectStore
 
     return ObjectStore(f"{protocol}://{rest}", options, clock_ms=clock_ms)

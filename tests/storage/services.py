@@ -48,17 +48,27 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int, log: Path, *, environment: dict[str, str] | None = None, seconds: float = 60) -> Iterator[None]:
-    """The service `command`, answering on `port`; its output is in `log`."""
+def running(
+    command: list[str],
+    port: int,
+    log: Path,
+    *,
+    environment: dict[str, str] | None = None,
+    seconds: float = 60,
+    ready: Path | None = None,
+) -> Iterator[None]:
+    """The service `command`, answering on `port`, and with the file `ready` written; its output is in `log`."""
+    everything = {**os.environ, **(environment or {})}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})})
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=everything, cwd=log.parent)
     try:
         deadline = time.monotonic() + seconds
         while True:
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"{command[0]} did not start: {log.read_text(errors='replace')[-2000:]}", pytrace=False)
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
+                if ready is None or ready.exists():
+                    break
             time.sleep(0.05)
         yield
     finally:

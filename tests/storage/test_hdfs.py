@@ -1,0 +1,90 @@
+"""HDFS for real: a name node and a data node of Hadoop 3.4.1 in one JVM, over WebHDFS."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from services import BUILD, free_port, need, running
+
+from storage_backends import AlreadyExists, StorageError, Unavailable, open_store
+from storage_backends.hdfs import HdfsStore
+from storage_backends.testing import check_segment_store
+
+# The first run fetches some 150 MB of jars; truncation waits for the data node.
+pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    java = need("java", "the storage tests run HDFS in it (Java 17)")
+    jars = BUILD / "hdfs"
+    if not list(jars.glob("hadoop-client-minicluster*.jar")):
+        maven = need("mvn", "the storage tests fetch HDFS through Maven")
+        command = [maven, "-q", "-B", "-f", str(Path(__file__).parent / "hdfs" / "pom.xml"), "dependency:copy-dependencies"]
+        fetched = subprocess.run([*command, f"-DoutputDirectory={jars}"], capture_output=True, text=True, check=False)
+        if fetched.returncode:
+            pytest.fail(f"fetching HDFS: {fetched.stdout[-2000:]}{fetched.stderr[-2000:]}", pytrace=False)
+    folder = tmp_path_factory.mktemp("hdfs")
+    port = free_port()
+    manager = [java, "-Xmx512m", "-cp", f"{jars}/*", f"-Dtest.build.data={folder}/data", "org.apache.hadoop.test.MiniDFSClusterManager"]
+    options = ["-format", "-datanodes", "1", "-nnport", str(free_port()), "-httpport", str(port), "-writeDetails", f"{folder}/ready"]
+    with running([*manager, *options], port, folder / "log", seconds=120, ready=folder / "ready"):
+        # Whoever started the cluster owns its root: only that user may make the folder of another.
+        yield f"webhdfs://{subprocess.run(['whoami'], check=True, capture_output=True, text=True).stdout.strip()}@localhost:{port}/maps"
+
+
+def test_hdfs_keeps_every_promise(url: str) -> None:
+    check_segment_store(open_store(url), reopen=lambda: open_store(url))
+
+
+def test_what_it_declares(url: str) -> None:
+    store = open_store(url)
+    assert store.capabilities.durable_append
+    assert not store.capabilities.durable_sync, "WebHDFS has no hsync"
+    assert open_store(f"{url}?sync_on_close=true").capabilities.durable_sync
+    assert "@" not in store.url
+
+
+def test_hdfs_url_speaks_to_the_http_port(url: str) -> None:
+    user, _, rest = url.removeprefix("webhdfs://").partition("@")
+    port = rest.partition("/")[0].partition(":")[2]
+    store = open_store(f"hdfs://localhost:8020/maps?http_port={port}&user={user}")
+    store.create("by-hdfs-url", b"x")
+    assert open_store(url).read("by-hdfs-url") == b"x"
+
+
+def test_appender_whose_append_failed_is_not_used_again(url: str) -> None:
+    store = open_store(url)
+    appender = store.open_append("failed.wal")
+    appender.append(b"one")
+    store.delete("failed.wal")
+    with pytest.raises(StorageError):
+        appender.append(b"two")
+    store.create("failed.wal", b"")
+    with pytest.raises(Unavailable, match="an earlier append failed"):
+        appender.append(b"two")
+    assert appender.size == 3
+
+
+def test_user_without_rights_is_told(url: str) -> None:
+    store = open_store(url.replace(url.removeprefix("webhdfs://").partition("@")[0], "nobody-at-all"))
+    with pytest.raises(Unavailable, match=r"refused.*check the user"):
+        store.create("forbidden", b"")
+
+
+def test_file_left_by_a_dead_writer_is_hidden(url: str) -> None:
+    store = open_store(url)
+    assert isinstance(store, HdfsStore)
+    store._send("PUT", "CREATE", "left/.#tmp-0123", b"half", overwrite="false")
+    store.create("left/1", b"")
+    assert [file.path for file in store.list("left")] == ["left/1"]
+    with pytest.raises(AlreadyExists):
+        store.create("left/1", b"")
+
+
+def test_name_node_that_is_away_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        open_store(f"webhdfs://localhost:{free_port()}/x").exists("1")
