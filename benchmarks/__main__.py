@@ -1,0 +1,68 @@
+"""python -m benchmarks [--quick] [embedded] [member] [restore] [rewrite]: prints a table, and the same as JSON with -o json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import embedded, member, rewrite
+
+Row = dict[str, Any]
+
+
+def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
+    """What can be measured, by name."""
+    return {
+        "embedded": lambda: embedded.run(3 if quick else 7, quick),
+        "rewrite": lambda: rewrite.run(1_000_000 if quick else 10_000_000, 200_000, judged=not quick),
+        "restore": lambda: member.restore(1 if quick else 3, 200_000 if quick else 1_000_000),
+        "member": lambda: member.sets(1 if quick else 3, 5 if quick else 10),
+    }
+
+
+def verdict(row: Row) -> str:
+    """Whether the ratio meets its target."""
+    if row.get("target") is None:
+        return ""
+    met = row["ratio"] <= row["target"] if row.get("at_most") else row["ratio"] >= row["target"]
+    return f"{'at most' if row.get('at_most') else 'at least'} {row['target']:g}: {'met' if met else 'MISSED'}"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    arguments.add_argument("parts", nargs="*", help="embedded, rewrite, restore, member; default all")
+    arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
+    arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options = arguments.parse_args()
+    known = parts(options.quick)
+    unknown = set(options.parts) - set(known)
+    if unknown:
+        arguments.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(known)}")
+    rows: list[Row] = []
+    progress = Console(stderr=True)
+    for name, measure in known.items():
+        if not options.parts or name in options.parts:
+            progress.print(f"measuring {name} …")
+            rows += measure()
+    if options.output == "json":
+        print(json.dumps({"machine": platform.platform(), "quick": options.quick, "rows": rows}, indent=1))
+        return
+    table = Table(title="imap-wal, ratios within one run" + (" (quick)" if options.quick else ""))
+    for column in ("measurement", "median", "range", "unit", "ratio", "to", "target", "note"):
+        table.add_column(column, justify="right" if column in ("median", "ratio") else "left")
+    for row in rows:
+        spread = f"{row['least']:,} … {row['most']:,}" if "least" in row else ""
+        table.add_row(
+            row["measurement"], f"{row['median']:,}", spread, row["unit"], f"{row['ratio']:g}", row["to"], verdict(row), row.get("note", "")
+        )
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A real member under load, with our plug-in and agent and without: 64 callers, one caller, and the restore of a million entries."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rewrite_cli.cluster import die_with_parent
+from rewrite_cli.jars import hazelcast_jar, java, plugin_jar
+
+LOAD = Path(__file__).with_name("MemberLoad.java")
+OPERATION_THREADS = 64  # as `imap-wal plugin config` prints
+TIMEOUT_S = 300
+
+
+@contextmanager
+def agent(folder: Path, durability: str = "always") -> Iterator[str]:
+    """An agent as a process of its own; yields its endpoint."""
+    endpoint = f"ipc://{folder}/agent.sock"
+    config = folder / "agent.toml"
+    config.write_text(f'url = "{(folder / "log").as_uri()}"\nnode = "n1"\nendpoint = "{endpoint}"\n[log]\ndurability = "{durability}"\n')
+    command = [sys.executable, "-m", "rewrite_cli.cli", "agent", "--config", str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    try:
+        yield endpoint
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def member(**options: Any) -> dict[str, Any]:
+    """Run one member in a JVM of its own; what MemberLoad printed."""
+    words = [f"{key.replace('__', '.')}={value}" for key, value in {"operationThreads": OPERATION_THREADS, **options}.items()]
+    command = [java(), "-Xms1g", "-Xmx2g", "-cp", f"{hazelcast_jar()}:{plugin_jar()}", str(LOAD), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, preexec_fn=die_with_parent)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise RuntimeError(f"the member printed no result: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def sets(rounds: int, seconds: int) -> list[dict[str, Any]]:
+    """`set` by 64 callers and by one: no map store, a map store that does nothing, ours with each durability that a member would use; in turns."""
+    rates: dict[str, list[float]] = {}
+    latency: dict[str, str] = {}
+    hung = errors = 0
+    for _ in range(rounds):
+        for callers in (64, 1):
+            for store in ("none", "noop", "always", "os"):
+                with tempfile.TemporaryDirectory() as name:
+                    options = {"mode": "set", "callers": callers, "seconds": seconds, "warmup": seconds}
+                    if store in ("always", "os"):
+                        with agent(Path(name), store) as endpoint:
+                            found = member(**options, store="wal", property__agent=endpoint)
+                    else:
+                        found = member(**options, store=store)
+                label = f"{callers} callers, {store}"
+                rates.setdefault(label, []).append(found["sets_per_second"])
+                latency[label] = f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms, max {found['max_ms']} ms"
+                hung += found["hung"]
+                errors += found["errors"]
+    rows = []
+    for label, seen in rates.items():
+        bare = rates[f"{label.split(',')[0]}, none"]
+        ratio = statistics.median(rate / other for rate, other in zip(seen, bare, strict=True))
+        target = 0.22 if label == "64 callers, always" else None
+        rows.append(_row(f"member set, {label}", seen, "sets/s", ratio, "no map store", target, latency[label]))
+    rows.append(_row("member set, callers that hung / failed", [hung + errors], "callers", float(hung + errors), "nobody", 0.0, ""))
+    return rows
+
+
+def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
+    """Time until a map of so many entries of 100 bytes is loaded: from the log (agent started anew), and from a loader that makes the entries up."""
+    ours: list[float] = []
+    made_up: list[float] = []
+    filled: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with agent(folder) as endpoint:
+            member(mode="fill", store="wal", entries=entries, property__agent=endpoint)
+        for _ in range(rounds):
+            filled.append(member(mode="fill", store="none", entries=entries)["seconds"])
+            made_up.append(_loaded(member(mode="load", store="madeup", entries=entries)))
+            with agent(folder) as endpoint:
+                ours.append(_loaded(member(mode="load", store="wal", entries=entries, property__agent=endpoint)))
+    ratio = statistics.median(mine / other for mine, other in zip(ours, made_up, strict=True))
+    return [
+        _row(
+            f"putAll of {entries:,} without a map store",
+            filled,
+            "s",
+            statistics.median(filled) / statistics.median(made_up),
+            "made-up loader",
+            None,
+            "",
+        ),
+        _row(f"load of {entries:,} from a made-up loader", made_up, "s", 1.0, "itself", None, ""),
+        _row(f"restore of {entries:,} from the log", ours, "s", ratio, "made-up loader", 2.0, "agent and member started anew", at_most=True),
+    ]
+
+
+def _loaded(found: dict[str, Any]) -> float:
+    if not found["right"]:
+        raise RuntimeError(f"the map came back wrong: {found}")
+    return float(found["seconds"])
+
+
+def _row(
+    label: str, seen: list[float], unit: str, ratio: float, to: str, target: float | None, note: str, *, at_most: bool = False
+) -> dict[str, Any]:
+    digits = 2 if unit == "s" else 0
+    return {
+        "measurement": label,
+        "median": round(statistics.median(seen), digits),
+        "least": round(min(seen), digits),
+        "most": round(max(seen), digits),
+        "unit": unit,
+        "ratio": round(ratio, 3),
+        "to": to,
+        "target": target,
+        "at_most": at_most or target == 0.0,
+        "note": note,
+    }

@@ -1,0 +1,67 @@
+"""The local rewrite of a large log: records per second and peak memory, of the command itself, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import imap_wal
+
+VALUE_BYTES = 100
+BATCH = 10_000
+GIB = 2**30
+
+
+def fill(folder: Path, records: int, keys: int) -> None:
+    """A log of so many upserts of so many keys, in commits of 10,000."""
+    value = os.urandom(VALUE_BYTES)
+    with imap_wal.open(folder.as_uri(), node="n1", durability="os") as store:
+        items = store.map("bench", raw=True)
+        for start in range(0, records, BATCH):
+            items.update({b"key%09d" % ((start + number * 7919) % keys): value for number in range(BATCH)})
+
+
+def run(records: int, keys: int, judged: bool = True, memory_bytes: int = GIB) -> list[dict[str, Any]]:
+    """One row for the rate, one for the memory."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fill(folder, records, keys)
+        size = sum(file.stat().st_size for file in folder.rglob("*.wal"))
+        command = [sys.executable, "-m", "rewrite_cli.cli", "rewrite", folder.as_uri(), "--namespace", "default", "--cluster", "embedded"]
+        start = time.perf_counter()
+        process = subprocess.Popen([*command, "--engine", "local", "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        out, problems = process.communicate()
+        seconds = time.perf_counter() - start
+        if process.returncode != 0:
+            raise RuntimeError(f"rewrite ended with {process.returncode}: {problems[-2000:]}")
+        (report,) = json.loads(out)["clusters"]
+    peak = report["memory_max_bytes"]
+    note = f"{records:,} records of {keys:,} keys, {size / GIB:.2f} GiB of segments, {seconds:.1f} s with start-up"
+    rate = records / seconds / 1e6
+    return [
+        {
+            "measurement": "rewrite, local engine",
+            "median": round(rate, 3),
+            "unit": "M records/s",
+            "ratio": round(rate / 0.5, 2),
+            "to": "0.5 M/s",
+            "target": 1.0 if judged else None,
+            "note": note,
+        },
+        {
+            "measurement": "rewrite, local engine: peak memory (RSS)",
+            "median": round(peak / 2**20),
+            "unit": "MiB",
+            "ratio": round(peak / memory_bytes, 2),
+            "to": "1 GiB",
+            "target": 1.0,
+            "at_most": True,
+            "note": "of the command's process, as it reports it",
+        },
+    ]
