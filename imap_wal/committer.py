@@ -234,10 +234,10 @@ class Committer:
                 payload += batches[stop].payload
                 count += batches[stop].count
                 stop += 1
+            if self._syncs_each and self._unsynced_since is not None:
+                self._timed_sync()  # one unsynced frame at most: a power loss then never leaves a whole frame behind a torn one
             if self._unsynced_since is None:
                 self._unsynced_since = self._clock.monotonic()
-            elif self._syncs_each:
-                self._timed_sync()  # one unsynced frame at most: a power loss then never leaves a whole frame behind a torn one
             first = self.log.write(kind, count, payload)
             index = 0
             for batch in batches[start:stop]:

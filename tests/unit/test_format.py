@@ -1,0 +1,154 @@
+"""The bytes of a segment: any change of them is seen, and three kinds of damage stay three errors."""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imap_wal import format
+from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.format import Frame, NoFrame, Position
+from imap_wal.segment import SegmentReader
+from storage_backends.memory import MemoryStore
+from tests.support import header, overwrite, row
+
+PATH = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
+
+
+def small_segment() -> bytes:
+    """A header, three frames, each written after the one before was synced, and preallocated zeros."""
+    head = header()
+    data = head.encode()
+    for payload in ([row("a", "1"), row("b", "2", 2)], [row("a", None, 3)], [row("c", "3", 4)]):
+        chunks, _, _ = format.encode_frame(head.checksum_seed, len(data), format.ENTRIES, len(payload), len(data), payload)
+        data += b"".join(chunks)
+    return data + bytes(24)
+
+
+def frames(store: MemoryStore, data: bytes) -> tuple[list[Frame], str]:
+    overwrite(store, PATH, data)
+    reader = SegmentReader(store, PATH)
+    return list(reader.frames()), reader.tail().status
+
+
+def test_every_single_flipped_bit_of_a_segment_is_seen(memory: MemoryStore) -> None:
+    whole = small_segment()
+    expected, status = frames(memory, whole)
+    assert len(expected) == 3
+    assert status == "clean"
+    for at in range(len(whole) * 8):
+        data = bytearray(whole)
+        data[at // 8] ^= 1 << at % 8
+        try:
+            found, status = frames(memory, bytes(data))
+        except LogError:
+            continue
+        assert found == expected[: len(found)], f"bit {at}: a frame came back changed"
+        assert status != "clean", f"bit {at}: unseen"
+
+
+def test_every_single_flipped_bit_below_the_last_synced_place_is_corruption_and_not_a_torn_tail(memory: MemoryStore) -> None:
+    whole = small_segment()
+    expected, _ = frames(memory, whole)
+    for at in range(expected[0].offset * 8, expected[2].offset * 8):
+        data = bytearray(whole)
+        data[at // 8] ^= 1 << at % 8
+        assert frames(memory, bytes(data))[1] == "corrupt", f"bit {at}"
+
+
+def test_a_frame_copied_to_another_place_of_its_segment_does_not_verify() -> None:
+    head = header()
+    chunks, length, _ = format.encode_frame(head.checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")])
+    data = b"".join(chunks)
+    assert isinstance(format.decode_frame(head.checksum_seed, data, 0, 200), Frame)
+    assert format.decode_frame(head.checksum_seed, data, 0, 200 + length) == NoFrame("bad")
+
+
+def test_a_stale_frame_of_a_recycled_segment_does_not_verify() -> None:
+    chunks, _, _ = format.encode_frame(header().checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")])
+    other = header(segment_id=b"\xff" * 16)
+    assert format.decode_frame(other.checksum_seed, b"".join(chunks), 0, 200) == NoFrame("bad")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "needed"),
+    [
+        (b"", "end", 0),
+        (bytes(12), "zeros", 0),
+        (bytes(3), "short", 12),
+        (format.FRAME_HEADER.pack(100, 1, 1), "short", 112),
+        (format.FRAME_HEADER.pack(7, 1, 1) + bytes(100), "bad", 0),
+        (format.FRAME_HEADER.pack(2**31, 1, 1) + bytes(100), "bad", 0),
+        (format.FRAME_HEADER.pack(8, 1, 1) + bytes(8), "bad", 0),
+    ],
+)
+def test_where_no_frame_stands_the_reason_is_told(data: bytes, reason: str, needed: int) -> None:
+    assert format.decode_frame(7, data, 0, 0) == NoFrame(reason, needed)
+
+
+def test_a_frame_counts_its_entries_and_tells_what_was_synced_before_it() -> None:
+    chunks, length, checksum = format.encode_frame(7, 500, format.METADATA, format.COUNT_MAX, 480, [b"abc", b"de"])
+    data = b"x" * 9 + b"".join(chunks)
+    assert format.decode_frame(7, data, 9, 500) == Frame(500, 500 + length, format.METADATA, format.COUNT_MAX, 480, checksum, b"abcde")
+
+
+def test_a_header_comes_back_as_it_was_written() -> None:
+    head = header(namespace="ns/ä", node="a b", previous_checksum=2**32 - 1, epoch=2**31)
+    assert format.decode_header(head.encode() + b"rest", "f") == (head, len(head.encode()))
+
+
+@pytest.mark.parametrize("length", [*range(1, len(header().encode()), 7), 11, 12, 13])
+def test_a_file_that_ends_inside_its_header_is_short(length: int) -> None:
+    with pytest.raises(ShortLog, match="ends inside the segment header"):
+        format.decode_header(header().encode()[:length], "f")
+
+
+def test_a_header_that_was_never_written_is_short() -> None:
+    with pytest.raises(ShortLog, match="never written"):
+        format.decode_header(bytes(4096), "f")
+
+
+def test_a_foreign_file_is_corrupt_and_says_so() -> None:
+    with pytest.raises(CorruptLog, match="not a segment of imap-wal"):
+        format.decode_header(b"PAR1" + bytes(range(1, 200)), "f")
+
+
+def test_a_newer_version_is_not_taken_for_damage_and_a_flipped_version_not_for_a_newer_one() -> None:
+    data = bytearray(header().encode())
+    data[8:10] = struct.pack("<H", 2)
+    with pytest.raises(CorruptLog, match="checksum"):
+        format.decode_header(bytes(data), "f")
+    data[-4:] = struct.pack("<I", google_crc32c.value(bytes(data[:-4])))
+    with pytest.raises(UnsupportedVersion, match=r"version 2; this imap-wal reads version 1.*upgrade") as raised:
+        format.decode_header(bytes(data), "f")
+    assert raised.value.file == "f"
+
+
+_position = st.builds(Position, st.integers(0, 10**8 - 1), st.integers(0, 10**8 - 1), st.integers(0, 10**12 - 1), st.integers(0, format.COUNT_MAX))
+
+
+@given(_position, _position)
+def test_positions_order_alike_as_tuples_and_as_text(first: Position, second: Position) -> None:
+    assert (first < second) == (str(first) < str(second))
+    assert (first == second) == (str(first) == str(second))
+
+
+@given(_position)
+def test_a_position_comes_back_from_its_text(position: Position) -> None:
+    assert Position.parse(str(position)) == position
+
+
+@pytest.mark.parametrize("text", ["", "1.2.3", "1.2.3.4.5", "a.b.c.d"])
+def test_a_text_that_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Position.parse(text)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_never_a_frame(data: bytes) -> None:
+    if data:
+        assert isinstance(format.decode_frame(header().checksum_seed, data, 0, 77), NoFrame)

@@ -1,0 +1,149 @@
+"""Bytes written once and read for ever. A test that fails here says that the format changed: then it needs a new version number, not new golden files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from imap_wal import entry, format
+from imap_wal.clock import SeededRandomness
+from imap_wal.entry import DataEntry
+from imap_wal.format import Position, SegmentHeader
+from imap_wal.manifest import (
+    Archive,
+    ClusterManifest,
+    Lifetime,
+    ManifestLog,
+    Mark,
+    NodeManifest,
+    Snapshot,
+    cluster_manifests,
+    node_manifests,
+)
+from imap_wal.segment import SegmentReader, SegmentWriter
+from storage_backends.memory import MemoryStore
+from tests.support import FakeClock
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+DIRECTORY = "0b0f0ee5-9f0c-4c3a-8d1e-0123456789ab"
+
+ENTRIES = [
+    DataEntry("orders", b"\x00\xff", "java.lang.String", b"paid", "java.lang.String", False, 1_763_720_000_001, 0, 270, (2, 5, 3, 300)),
+    DataEntry("../ä b", b"k", "", b"", "msgpack", False, 1_763_720_000_002, 1_763_723_600_002, 0, (2, 0, 3, 301)),
+    DataEntry("orders", b"\x00\xff", "java.lang.String", None, "", True, 1_763_720_000_003, 0, 270, (2**40, 128, 3, 2**33)),
+]
+
+HEADER = SegmentHeader(bytes(range(16)), "prod", "eu/ä", "n1", 3, 7, 0xDEADBEEF, 1_763_720_000_000, DIRECTORY)
+
+FRAMES: list[tuple[int, list[bytes]]] = [
+    (format.ENTRIES, [entry.pack(ENTRIES[0]), entry.pack(ENTRIES[1])]),
+    (format.METADATA, [msgpack.packb(["member", "c-1", "m-1", "n1", 3, 2]), msgpack.packb(["schema", -(2**62), b"\x01\x02"])]),
+    (format.ENTRIES, [entry.pack(ENTRIES[2])]),
+    (format.LOW_WATER_MARK, [msgpack.packb(["orders", [1, 2, 3, 4]])]),
+    (format.CLEAN_SHUTDOWN, [msgpack.packb([1_763_720_000_009, {3: 2**33}])]),
+]
+
+NODE = NodeManifest(
+    directory=DIRECTORY, epoch=3, session=3, plugins={"p-1/2": 3}, requests={3: 2**33}, checkpoint=Position(3, 7, 400, 1), clean=True, archived=(2, 6),
+    archives=(Archive("../ä b", "a/b.parquet", Position(1, 1, 150, 0), Position(2, 6, 4096, 9), 10, 1, 999),),
+    metadata=(("schema", -(2**62), "0102"),),
+)  # fmt: skip
+
+CLUSTER = ClusterManifest(
+    incarnation=2, claims={"c-1": 2}, lifetimes=(Lifetime("c-1", 2, {"n1": Position(2, 6, 4096, 9)}),), nodes={"n1": DIRECTORY},
+    snapshots={"orders": Snapshot(1, ("s/p.parquet",), {"n1": Mark(DIRECTORY, Position(1, 2, 3, 4))}, 5, 1, 777, 1_763_720_000_000)}, generation=1,
+)  # fmt: skip
+
+
+def segment_bytes() -> bytes:
+    """The golden segment, written by today's code."""
+    store = MemoryStore("golden-segment")
+    path = "segment-v1.wal"
+    store.delete(path)
+    writer = SegmentWriter(store, path, HEADER, preallocate_bytes=1024)
+    for kind, payload in FRAMES:
+        writer.append(kind, len(payload), payload)
+        if kind != format.METADATA:
+            writer.sync()
+    return store.read(path)
+
+
+def manifest_bytes(kind: str) -> bytes:
+    store = MemoryStore(f"golden-{kind}")
+    manifests, content = manifests_of(kind, store)
+    for file in store.list(""):
+        store.delete(file.path)
+    manifests.update(lambda _: content)
+    return store.read(f"{kind}/manifest/0000000001.json")
+
+
+def manifests_of(kind: str, store: MemoryStore) -> tuple[ManifestLog[Any], Any]:
+    if kind == "manifest-node-v1":
+        return node_manifests(store, kind, FakeClock(), SeededRandomness(1)), NODE
+    return cluster_manifests(store, kind, FakeClock(), SeededRandomness(1)), CLUSTER
+
+
+def test_the_golden_segment_is_read_and_written_again_byte_for_byte() -> None:
+    golden = (GOLDEN / "segment-v1.wal").read_bytes()
+    store = MemoryStore("golden-read")
+    store.replace("segment-v1.wal", golden)
+    reader = SegmentReader(store, "segment-v1.wal")
+    frames = list(reader.frames())
+    assert reader.header == HEADER
+    assert [(frame.kind, frame.count, frame.payload) for frame in frames] == [(kind, len(payload), b"".join(payload)) for kind, payload in FRAMES]
+    assert [frame.synced for frame in frames] == [reader.first, frames[0].end, frames[0].end, frames[2].end, frames[3].end]
+    assert reader.tail().status == "clean"
+    assert segment_bytes() == golden
+
+
+def test_golden_entries_are_read_and_written_again_byte_for_byte() -> None:
+    golden = bytes.fromhex((GOLDEN / "entries-v1.hex").read_text())
+    assert [DataEntry(*row) for row in entry.rows(golden)] == ENTRIES
+    assert b"".join(map(entry.pack, ENTRIES)) == golden
+
+
+@pytest.mark.parametrize("kind", ["manifest-node-v1", "manifest-cluster-v1"])
+def test_golden_manifests_are_read_and_written_again_byte_for_byte(kind: str) -> None:
+    golden = (GOLDEN / f"{kind}.json").read_bytes()
+    store = MemoryStore(f"golden-read-{kind}")
+    store.replace(f"{kind}/manifest/0000000001.json", golden)
+    manifests, content = manifests_of(kind, store)
+    number, found = manifests.read()
+    assert number == 1
+    assert asdict(found) == asdict(content)
+    assert manifest_bytes(kind) == golden
+
+
+# ---- the wire: written by the plug-in's tests, read by both sides --------------------------------------------------
+
+WIRE = sorted(path.stem for path in GOLDEN.glob("wire-*.json"))
+
+
+def plain(value: Any) -> Any:
+    """What msgpack gave, as the JSON beside the bytes says it."""
+    if isinstance(value, bytes):
+        return {"bin": value.hex()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_a_golden_message_of_the_wire_reads_as_it_is_described_and_is_written_again_byte_for_byte(name: str) -> None:
+    described = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
+    header, payload = (bytes.fromhex(line) for line in (GOLDEN / f"{name}.hex").read_text().split("\n")[:2])
+    assert plain(entry.values(header)) == [described["header"]]
+    assert plain(entry.values(payload)) == described["payload"]
+    for data in (header, payload):
+        assert b"".join(msgpack.packb(value, use_bin_type=True) for value in entry.values(data)) == data
+
+
+def test_the_wire_has_golden_messages() -> None:
+    assert {"wire-hello", "wire-welcome", "wire-append", "wire-ack"} <= set(WIRE)

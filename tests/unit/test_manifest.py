@@ -1,0 +1,206 @@
+"""Manifests: of writers that race one wins, nothing published is lost, and a writer that slept does not win late."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
+from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
+from imap_wal.manifest import KEEP, ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
+from storage_backends import AlreadyExists, SegmentStore, Unavailable
+from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore
+from tests.support import FakeClock, Threads
+
+
+def log(store: SegmentStore) -> ManifestLog[ClusterManifest]:
+    return cluster_manifests(store, "c", SystemClock(), SystemRandomness())
+
+
+def count(manifest: ClusterManifest) -> ClusterManifest:
+    return replace(manifest, incarnation=manifest.incarnation + 1)
+
+
+def count_often(root: str, times: int) -> None:
+    manifests = log(LocalStore(root))
+    for _ in range(times):
+        manifests.update(count, attempts=10_000)
+
+
+def test_a_log_without_manifests_is_empty(memory: MemoryStore) -> None:
+    assert log(memory).read() == (0, ClusterManifest())
+    assert memory.list("") == []
+
+
+def test_of_eight_threads_no_update_is_lost_and_none_is_made_twice(memory: MemoryStore) -> None:
+    def work() -> None:
+        manifests = log(memory)
+        for _ in range(25):
+            manifests.update(count, attempts=10_000)
+
+    Threads(*[work] * 8).join()
+    assert log(memory).read()[1].incarnation == 200
+
+
+def test_of_three_processes_no_update_is_lost_and_none_is_made_twice(tmp_path: Path) -> None:
+    processes = [multiprocessing.get_context("forkserver").Process(target=count_often, args=(str(tmp_path), 40)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert log(LocalStore(str(tmp_path))).read() == (120, replace(ClusterManifest(), incarnation=120))
+
+
+class Meanwhile:
+    """A store in which something happens just before, or just after, the first create."""
+
+    def __init__(self, inner: SegmentStore, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
+        self._inner, self._before, self._after = inner, before, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, path: str, data: bytes) -> None:
+        before, self._before = self._before, lambda: None
+        before()
+        self._inner.create(path, data)
+        after, self._after = self._after, lambda: None
+        after()
+
+
+def test_a_writer_that_slept_until_its_number_was_cleaned_does_not_win(memory: MemoryStore) -> None:
+    manifests = log(memory)
+    manifests.update(count)
+
+    def others() -> None:
+        for _ in range(KEEP + 10):
+            manifests.update(count)
+
+    sleeper = log(Meanwhile(memory, before=others))  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        seen.append(manifest.incarnation)
+        return count(manifest)
+
+    assert sleeper.update(change).incarnation == KEEP + 12
+    assert seen == [1, KEEP + 11], "its first try, on what it had read long ago, was lost"
+    assert log(memory).read()[1].incarnation == KEEP + 12
+
+
+def test_a_writer_on_whose_manifest_another_built_at_once_has_won_and_does_not_do_it_again(memory: MemoryStore) -> None:
+    manifests = log(memory)
+    quick = log(Meanwhile(memory, after=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
+    quick.update(count)
+    assert log(memory).read() == (2, replace(ClusterManifest(), incarnation=2))
+
+
+def test_a_writer_whose_create_succeeded_without_an_answer_knows_its_own_by_the_nonce(memory: MemoryStore) -> None:
+    class Retrying(Meanwhile):
+        """A driver that loses an answer and asks again."""
+
+        def create(self, path: str, data: bytes) -> None:
+            self._inner.create(path, data)
+            self._inner.create(path, data)
+
+    calls = []
+    log(Retrying(memory)).update(lambda manifest: calls.append(1) or count(manifest))  # type: ignore[arg-type,func-returns-value]
+    assert log(memory).read() == (1, replace(ClusterManifest(), incarnation=1))
+    assert len(calls) == 1
+
+
+def test_a_number_that_somebody_else_took_is_not_taken_for_ones_own(memory: MemoryStore) -> None:
+    manifests = log(memory)
+    racer = log(Meanwhile(memory, before=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
+    assert racer.update(count).incarnation == 2
+
+
+def test_a_create_that_failed_is_told_and_nothing_is_published(memory: MemoryStore) -> None:
+    with pytest.raises(Unavailable):
+        log(FaultyStore(memory, Plan((Fault("error", kind="create"),)))).update(count)
+    assert log(memory).read() == (0, ClusterManifest())
+
+
+def test_a_writer_that_always_loses_gives_up_with_lost_race(memory: MemoryStore) -> None:
+    class Unlucky(Meanwhile):
+        def create(self, path: str, data: bytes) -> None:
+            log(self._inner).update(count)
+            self._inner.create(path, data)
+
+    with pytest.raises(LostRace, match="3 times in a row"):
+        log(Unlucky(memory)).update(count, attempts=3)  # type: ignore[arg-type]
+
+
+def test_an_update_that_changes_nothing_publishes_nothing(memory: MemoryStore) -> None:
+    manifests = log(memory)
+    manifests.update(count)
+    manifests.update(lambda manifest: manifest)
+    manifests.update(lambda manifest: None)
+    assert manifests.read()[0] == 1
+
+
+def test_old_manifests_are_cleaned_but_those_of_slow_readers_stay(memory: MemoryStore) -> None:
+    manifests = log(memory)
+    for _ in range(KEEP + 20):
+        manifests.update(count)
+    names = [file.path for file in memory.list("")]
+    assert len(names) == KEEP + 1
+    assert names[-1] == f"c/manifest/{KEEP + 20:010d}.json"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"format": 1}'])
+def test_a_manifest_that_is_not_whole_is_corrupt(memory: MemoryStore, damage: bytes) -> None:
+    memory.create("c/manifest/0000000001.json", damage)
+    with pytest.raises(CorruptLog, match="manifest"):
+        log(memory).read()
+
+
+def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> None:
+    node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).update(lambda _: NodeManifest("d", 3, 2, {"p": 1}, {2: 9}))
+    path = "n/manifest/0000000001.json"
+    whole = memory.read(path)
+    expected = json.loads(whole)
+    for at in range(len(whole)):
+        data = bytearray(whole)
+        data[at] ^= 0x01
+        memory.replace(path, bytes(data))
+        try:
+            same = json.loads(data) == expected  # white space
+        except ValueError:
+            same = False
+        if not same:
+            with pytest.raises(CorruptLog):
+                node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).read()
+
+
+def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(memory: MemoryStore) -> None:
+    body: dict[str, Any] = {"format": 2, "number": 1, "something": "new"}
+    body["checksum"] = f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
+    memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
+    with pytest.raises(UnsupportedVersion, match="format 2; this imap-wal reads 1"):
+        log(memory).update(count)
+    assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
+
+
+def test_foreign_files_beside_manifests_are_left_alone(memory: MemoryStore) -> None:
+    memory.create("c/manifest/notes.txt", b"x")
+    memory.create("c/manifest/x.json", b"x")
+    log(memory).update(count)
+    assert log(memory).read()[0] == 1
+
+
+def test_the_exclusive_create_of_a_taken_number_fails(memory: MemoryStore) -> None:
+    manifests = log(memory)
+    manifests.update(count)
+    with pytest.raises(AlreadyExists):
+        memory.create(manifests.next_path(0), b"")

@@ -1,0 +1,354 @@
+"""The log of one node: who may write it, what a crash leaves, and how the next one goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import imap_wal
+from imap_wal import format, layout
+from imap_wal.errors import CorruptLog, Fenced, InvalidSetting, MissingNode, NotAppended, OutcomeUnknown, ShortLog, WriterLocked
+from imap_wal.manifest import node_manifests
+from imap_wal.segment import SegmentReader
+from imap_wal.writer import NodeLog
+from storage_backends import SegmentStore
+from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore
+from storage_backends.objects import LocalObjects
+from tests.support import IDENTITY, FakeClock, SeededRandomness, contents, copy_files, embedded, header, node_log, overwrite, row, segments
+
+
+def write(log: NodeLog, *requests: int) -> None:
+    for request in requests:
+        log.write(format.ENTRIES, 1, [row(f"k{request}", "v", request)])
+        log.sync()
+
+
+def kinds(store: SegmentStore) -> list[list[str]]:
+    """What frames each segment holds."""
+    return [[format.TYPES[frame.kind] for frame in SegmentReader(store, path).frames()] for path in segments(store)]
+
+
+def manifest(store: SegmentStore):
+    return node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)).read()[1]
+
+
+# ---- one writer ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_at_once_naming_the_holder_and_the_first_goes_on(url: str) -> None:
+    with imap_wal.open(url, node="n1") as first:
+        first.map("m")["a"] = 1
+        code = f"import imap_wal\ntry:\n    imap_wal.open({url!r}, node='n1')\nexcept imap_wal.WriterLocked as e:\n    print(e.node, '|', e.holder, '|', e)"
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+        node, holder, text = answer.strip().split(" | ")
+        assert node == "n1"
+        assert f"process {os.getpid()}" in holder
+        assert "imap_wal.open" in holder
+        assert "takeover=True" in text
+        first.map("m")["b"] = 2
+    with imap_wal.open(url, node="n1") as again:
+        assert dict(again.map("m").items()) == {"a": 1, "b": 2}
+
+
+def test_another_node_of_the_cluster_is_not_kept_out(url: str) -> None:
+    with imap_wal.open(url, node="n1") as one, imap_wal.open(url, node="n2") as two:
+        one.map("m")["a"] = 1
+        two.map("m")["b"] = 2
+    with imap_wal.open(url, node="n1") as again:
+        assert dict(again.map("m").items()) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("durability", ["always", "interval", "os"])
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_writer_that_was_taken_over_acknowledges_nothing_more_and_loses_nothing(
+    tmp_path: Path, memory: MemoryStore, durability: str, kind: str
+) -> None:
+    store = memory if kind == "memory" else LocalStore(str(tmp_path))
+    first = embedded(store, durability=durability)
+    old = first.map("m")
+    old.update({"acked": 1, "both": "old"})
+    second = embedded(store, takeover=True)
+    second.map("m")["both"] = "new"
+    with pytest.raises(OutcomeUnknown, match="took over"):
+        old["zombie"] = 1
+    with pytest.raises(NotAppended):
+        old["zombie"] = 2
+    assert "zombie" not in old
+    second.map("m")["later"] = 1
+    expected = {"acked": 1, "both": "new", "later": 1}
+    assert dict(second.map("m").items()) == expected
+    second.close()
+    first.close()
+    assert contents(store) == expected
+    with embedded(store) as third:
+        assert dict(third.map("m").items()) == expected
+
+
+def test_a_writer_that_sleeps_through_several_takeovers_and_rotates_cannot_harm_the_log(memory: MemoryStore) -> None:
+    first = embedded(memory, segment_bytes=300, durability="os")
+    first.map("m").update({"acked": 1})
+    for epoch in range(3):
+        with embedded(memory, takeover=True) as other:
+            other.map("m")[f"epoch{epoch}"] = 1
+    for attempt in range(3):
+        with pytest.raises((OutcomeUnknown, NotAppended)):
+            first.map("m")[f"zombie{attempt}"] = "x" * 400
+    first.close()
+    assert contents(memory) == {"acked": 1, "epoch0": 1, "epoch1": 1, "epoch2": 1}
+
+
+def test_on_a_storage_that_cannot_append_takeover_occupies_the_next_name(tmp_path: Path) -> None:
+    clock = [0]
+    store = LocalObjects(str(tmp_path), clock_ms=lambda: clock[0])
+    first = embedded(store)
+    first.map("m")["a"] = 1
+    clock[0] += 10_000_000
+    second = embedded(LocalObjects(str(tmp_path), clock_ms=lambda: clock[0]), takeover=True)
+    with pytest.raises(OutcomeUnknown):
+        first.map("m")["zombie"] = 1
+    second.map("m")["b"] = 2
+    assert dict(second.map("m").items()) == {"a": 1, "b": 2}
+    second.close()
+    with embedded(LocalObjects(str(tmp_path), clock_ms=lambda: clock[0])) as third:
+        assert dict(third.map("m").items()) == {"a": 1, "b": 2}
+
+
+def test_closing_a_writer_that_was_taken_over_does_not_mark_the_log_clean(memory: MemoryStore) -> None:
+    first = node_log(memory)
+    write(first, 1)
+    second = node_log(memory, takeover=True)
+    with pytest.raises(Fenced):
+        first.close()
+    assert not manifest(memory).clean
+    assert manifest(memory).epoch == second.epoch == 2
+
+
+def test_the_session_of_a_writer_that_was_taken_over_is_refused(memory: MemoryStore) -> None:
+    first = node_log(memory)
+    node_log(memory, takeover=True)
+    with pytest.raises(Fenced):
+        first.new_session("plug-in")
+
+
+# ---- crash and reopen ----------------------------------------------------------------------------------------------
+
+
+def test_a_clean_shutdown_is_in_the_log_and_in_the_manifest(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    log.requests[1] = 2
+    write(log, 1, 2)
+    log.close()
+    assert kinds(memory) == [["entries", "entries", "clean shutdown"]]
+    assert manifest(memory).clean
+    assert manifest(memory).requests == {1: 2}
+    again = node_log(memory)
+    assert again.recovery.clean
+    assert again.requests == {1: 2}
+    assert not manifest(memory).clean
+
+
+def test_the_highest_request_of_every_session_is_found_again_after_a_kill(memory: MemoryStore) -> None:
+    log = node_log(memory, segment_bytes=300)
+    for request in range(1, 20):
+        log.write(format.ENTRIES, 2, [row("a", "v", request, session=1), row("b", "v", request * 2, session=2)])
+        log.sync()
+        if log.full:
+            log.rotate()
+    left = copy_files(memory)
+    again = node_log(left)
+    assert len(segments(left)) > 3
+    assert again.requests == {1: 19, 2: 38}
+    assert (again.recovery.frames, again.recovery.records, again.recovery.clean) == (19, 38, False)
+
+
+@pytest.mark.parametrize("preallocate", [False, True])
+def test_a_log_cut_at_any_byte_of_its_last_frame_goes_on_under_a_new_epoch(memory: MemoryStore, preallocate: bool) -> None:
+    log = node_log(memory, preallocate=preallocate, segment_bytes=1000)
+    write(log, 1, 2)
+    start = log.end.frame
+    size = SegmentReader(memory, segments(memory)[0])
+    list(size.frames())
+    whole = memory.read(segments(memory)[0])
+    for cut in range(start, size.end):
+        left = copy_files(memory)
+        overwrite(left, segments(left)[0], whole[:cut] + (bytes(len(whole) - cut) if preallocate else b""))
+        again = node_log(left)
+        assert again.requests == {1: 1}, f"cut at byte {cut}"
+        assert again.epoch == 2
+        assert bool(again.recovery.torn_bytes) == bool(whole[start:cut].strip(b"\0"))
+        write(again, 3)
+        third = node_log(copy_files(left))
+        assert third.requests == {1: 3}
+        assert [len(frames) for frames in kinds(left)] == [1, 1]
+
+
+@pytest.mark.parametrize("rest", [0, 4096])
+def test_a_crash_before_the_first_commit_of_a_segment_leaves_no_damage(memory: MemoryStore, rest: int) -> None:
+    log = node_log(memory)
+    write(log, 1)
+    log.rotate()
+    path = layout.wal_path(IDENTITY.node_folder, 1, 2)
+    head = header(number=2).encode()
+    for end in range(len(head)):
+        left = copy_files(memory)
+        left.create(path, head[:end] + bytes(rest))
+        again = node_log(left)
+        assert again.requests == {1: 1}, f"{end} bytes of the header"
+        write(again, 2)
+        assert segments(left)[-1].endswith("00000002-00000002.wal"), "its number is used again"
+        assert node_log(copy_files(left)).requests == {1: 2}
+        assert contents_of_m(left) == {b"k1": b"v", b"k2": b"v"}
+
+
+def contents_of_m(store: SegmentStore) -> dict[bytes, bytes]:
+    with embedded(copy_files(store)) as opened:
+        return dict(opened.map("m", raw=True).items())
+
+
+def test_no_flipped_bit_in_the_header_of_the_newest_segment_makes_it_vanish(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    write(log, 1, 2)
+    path = segments(memory)[0]
+    whole = memory.read(path)
+    for bit in range(len(header().encode()) * 8):
+        left = copy_files(memory)
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        overwrite(left, path, bytes(data))
+        with pytest.raises((CorruptLog, ShortLog)) as raised:
+            node_log(left)
+        assert raised.value.file == path, f"bit {bit}"
+        assert left.read(path) == bytes(data), "the file was not touched"
+        assert not left._medium.locks, "the lock was let go"
+
+
+def test_a_damaged_frame_that_was_synced_stops_the_open_and_names_file_and_byte(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    write(log, 1)
+    place = log.end.frame
+    write(log, 2, 3)
+    path = segments(memory)[0]
+    data = bytearray(memory.read(path))
+    data[place + 14] ^= 4
+    left = copy_files(memory)
+    overwrite(left, path, bytes(data))
+    with pytest.raises(CorruptLog, match=r"2 whole frames after it") as raised:
+        node_log(left)
+    assert (raised.value.file, raised.value.offset) == (path, place)
+    assert left.read(path) == bytes(data)
+
+
+def test_a_torn_tail_of_a_segment_that_is_not_the_last_is_corruption(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    write(log, 1, 2)
+    log.rotate()
+    write(log, 3)
+    left = copy_files(memory)
+    first = segments(left)[0]
+    overwrite(left, first, left.read(first)[:-3])
+    with pytest.raises(CorruptLog) as raised:
+        node_log(left)
+    assert raised.value.file == first
+
+
+def test_an_empty_file_where_an_older_segment_stood_is_short_and_where_the_newest_should_begin_nothing_is_lost(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    write(log, 1)
+    log.rotate()
+    write(log, 2)
+    older, newest = segments(memory)
+    left = copy_files(memory)
+    overwrite(left, older, b"")
+    with pytest.raises(ShortLog) as raised:
+        node_log(left)
+    assert raised.value.file == older
+    left = copy_files(memory)
+    left.create(newest.replace("00000002.wal", "00000003.wal"), b"")
+    assert node_log(left).requests == {1: 2}
+
+
+def test_foreign_files_in_the_log_directory_are_left_alone(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    write(log, 1)
+    folder = f"{IDENTITY.node_folder}/wal"
+    for name in ("notes.txt", "00000001-00000001.wal.bak", "1-2.wal", ".hidden"):
+        memory.create(f"{folder}/{name}", b"mine")
+    left = copy_files(memory)
+    again = node_log(left)
+    assert again.requests == {1: 1}
+    write(again, 2)
+    again.close()
+    assert contents_of_m(left) == {b"k1": b"v", b"k2": b"v"}
+    assert left.read(f"{folder}/notes.txt") == b"mine"
+
+
+def test_a_foreign_file_under_the_name_of_a_segment_is_not_deleted(memory: MemoryStore) -> None:
+    write(node_log(memory), 1)
+    left = copy_files(memory)
+    path = layout.wal_path(IDENTITY.node_folder, 1, 2)
+    left.create(path, b"my notes")
+    with pytest.raises((CorruptLog, ShortLog)):
+        node_log(left)
+    assert left.read(path) == b"my notes"
+
+
+def test_a_new_disk_under_a_known_node_name_is_not_taken_for_an_empty_log(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    write(log, 1)
+    log.close()
+    for file in memory.list(IDENTITY.node_folder):
+        memory.delete(file.path)
+    with pytest.raises(MissingNode, match="lost or replaced"):
+        node_log(memory, seed=2)
+    assert node_log(memory, seed=2, recovery_policy="partial").requests == {}
+
+
+def test_reopening_many_times_without_writing_leaves_no_segments(memory: MemoryStore) -> None:
+    for _ in range(5):
+        node_log(memory).close()
+    assert segments(memory) == []
+    assert manifest(memory).epoch == 5
+
+
+def test_a_session_is_kept_for_a_plug_in_and_new_for_everybody_else(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    assert [log.new_session("p"), log.new_session("q"), log.new_session("p"), log.new_session(), log.new_session()] == [1, 2, 1, 3, 4]
+    log.close()
+    assert node_log(memory).new_session("q") == 2
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../a b", "a/b", ".", "..", "ä", "a%2Fb", "~", "CON", "a" * 60])
+def test_every_name_is_one_path_component_and_comes_back(name: str) -> None:
+    encoded = layout.encode(name)
+    assert "/" not in encoded
+    assert encoded.strip(".")
+    assert layout.decode(encoded) == name
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="empty"):
+        layout.encode("")
+
+
+def test_a_segment_name_says_epoch_and_number_and_nothing_else_is_taken_for_one() -> None:
+    assert layout.parse_wal_path(layout.wal_path("n", 3, 123456789)) == (3, 123456789)
+    for path in ("n/wal/3-1.wal", "n/wal/00000003-00000001.wal.tmp", "n/wal/x.wal", "n/wal/00000003.fenced"):
+        assert layout.parse_wal_path(path) is None
+
+
+def test_a_locked_log_stays_locked_when_the_second_open_fails(memory: MemoryStore) -> None:
+    first = node_log(memory)
+    for _ in range(2):
+        with pytest.raises(WriterLocked):
+            node_log(memory)
+    write(first, 1)
+    first.close()
+    node_log(memory).close()
