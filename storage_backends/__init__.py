@@ -3,10 +3,14 @@
     interface   SegmentStore, Appender, Lock, Capabilities: imports nothing of ours
     errors      what a store raises
     local       a directory: fdatasync, directory fsync, link, flock
+    descriptors a segment being written and a held lock, for local
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
+    lease       the lock of storage that has none
     hdfs        WebHDFS
     memory      this process, for tests and trials
-    testing     check_segment_store (conformance), FaultyStore (faults)
+    testing     check_segment_store (conformance)
+    faults      FaultyStore: any store, failing as planned
+    paths       what a path inside a store looks like
     factory     open_store(url)
 
 The log is the only caller. fsspec is imported in this package and nowhere else.

@@ -20,10 +20,10 @@ from secrets import token_hex
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, urlsplit
 
+from storage_backends.descriptors import read_local
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
-from storage_backends.local import read_local
 from storage_backends.paths import check_path, folder_prefix
 
 HTTP_PORT = 9870

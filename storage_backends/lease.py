@@ -4,8 +4,11 @@
     {path}/00000002.json    the next holder; only the highest number counts
 
 Taking the lease is the exclusive create of the next number, so of two takers one loses. Only the holder ever rewrites its own object
-(to renew or release it), therefore a holder that was stopped, replaced and resumed overwrites nothing that counts. Numbers are not
-used twice: the newest object stays after a release, with an `expires_ms` of 0.
+(to renew or release it), therefore a holder that was stopped, replaced and resumed overwrites nothing that counts.
+
+Objects stay after a release, with an `expires_ms` of 0, and the last hundred stay for good: a number must not become free while
+somebody may still believe that it is the next one. A listing is no snapshot; one that runs while number 2 appears and number 1 goes
+may show neither, and its reader would take number 1 beside the holder of number 2.
 
 Whether a lease has run out is judged by the taker's clock against the holder's: clocks that differ by more than the remaining time
 let a living holder be replaced. The log survives that, as it survives `take=True`: the replaced writer finds its epoch fenced.
@@ -25,6 +28,7 @@ from storage_backends.interface import SegmentStore
 from storage_backends.paths import check_path, one_line
 
 DEFAULT_LEASE_MS = 30_000
+KEPT_OBJECTS = 100
 _RACES_MAX = 20
 
 
@@ -62,9 +66,9 @@ class Lease:
 
     def check(self) -> None:
         """`Locked` if a successor has the lease by now, whoever's clock is right."""
-        newest = _newest_number(self._store, self.path)
-        if newest > self.number:
-            raise Locked(self.path, _read(self._store, self.path, newest)["holder"])
+        numbers = _numbers(self._store, self.path)
+        if numbers and numbers[-1] > self.number:
+            raise Locked(self.path, _read(self._store, self.path, numbers[-1])["holder"])
 
     def release(self) -> None:
         """Let go; safe to call twice. A failure is raised: then others have to wait until `expires_ms`."""
@@ -92,9 +96,13 @@ def acquire(
     check_path(path)
     holder = one_line(holder)
     for _ in range(_RACES_MAX):
-        newest = _newest_number(store, path)
+        numbers = _numbers(store, path)
+        newest = numbers[-1] if numbers else 0
         if newest and not take:
-            present = _read(store, path, newest)
+            try:
+                present = _read(store, path, newest)
+            except NotFound:
+                continue  # a listing older than a hundred successors
             if present["expires_ms"] > clock_ms():
                 raise Locked(path, present["holder"])
         number, nonce, expires_ms = newest + 1, secrets.token_hex(16), clock_ms() + lease_ms
@@ -104,10 +112,9 @@ def acquire(
             # Either somebody was quicker, or the driver sent our own create again after its answer was lost.
             if _read(store, path, number)["nonce"] != nonce:
                 continue
-        for old in range(newest, 0, -1):
-            if not store.exists(_object(path, old)):
-                break
-            store.delete(_object(path, old))
+        for old in numbers:
+            if old <= number - KEPT_OBJECTS:
+                store.delete(_object(path, old))
         return Lease(store, path, holder, number, nonce, expires_ms, clock_ms, lease_ms)
     raise Unavailable("the lease changes hands without end", path)
 
@@ -120,17 +127,16 @@ def _encode(holder: str, expires_ms: int, nonce: str) -> bytes:
     return json.dumps({"holder": holder, "expires_ms": expires_ms, "nonce": nonce}).encode()
 
 
-def _newest_number(store: SegmentStore, path: str) -> int:
+def _numbers(store: SegmentStore, path: str) -> list[int]:
+    """In rising order."""
     names = [file.path.rpartition("/")[2].removesuffix(".json") for file in store.list(path)]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _read(store: SegmentStore, path: str, number: int) -> dict[str, Any]:
-    """The object of one number; one that its successor has removed by now counts as run out."""
+    content = store.read(_object(path, number))
     try:
-        content = json.loads(store.read(_object(path, number)))
-        return {"holder": str(content["holder"]), "expires_ms": int(content["expires_ms"]), "nonce": str(content["nonce"])}
-    except NotFound:
-        return {"holder": "", "expires_ms": 0, "nonce": ""}
+        found = json.loads(content)
+        return {"holder": str(found["holder"]), "expires_ms": int(found["expires_ms"]), "nonce": str(found["nonce"])}
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"not a lease: {error}", _object(path, number)) from error

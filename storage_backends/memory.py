@@ -8,9 +8,9 @@ import threading
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from storage_backends.descriptors import read_local
 from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
-from storage_backends.local import read_local
 from storage_backends.paths import check_path, folder_prefix, one_line
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_backends import Locked, SegmentStore, StorageError
-from storage_backends.lease import Lease, acquire
+from storage_backends import AlreadyExists, Locked, SegmentStore, StorageError, Unavailable
+from storage_backends.lease import KEPT_OBJECTS, Lease, acquire
 from storage_backends.memory import MemoryStore, forget
 from storage_backends.objects import LocalObjects
 from storage_backends.testing import Fault, FaultyStore, Plan
@@ -76,13 +76,36 @@ def test_resumed_holder_overwrites_nothing_of_its_successor(store: LocalObjects,
     successor.release()
     third = lock(store, "third")
     assert third.number == 3, "numbers are not used twice"
-    assert [file.path for file in store.list("node")] == ["node/writer.lock/00000003.json"], "what no longer counts is removed"
 
 
-def test_of_many_takers_of_a_lease_that_ran_out_one_wins(store: LocalObjects, clock: Clock) -> None:
+def test_objects_that_nobody_can_still_take_for_the_newest_are_removed(store: LocalObjects) -> None:
+    for _ in range(KEPT_OBJECTS + 5):
+        lock(store, "one after the other").release()
+    names = [file.path for file in store.list("node")]
+    assert len(names) == KEPT_OBJECTS
+    assert names[-1] == f"node/writer.lock/{KEPT_OBJECTS + 5:08d}.json"
+
+
+class _ListsAsIfItRacedWithASuccessor(LocalObjects):
+    """A directory is read while other processes create and delete in it: what came and what went may both be missing."""
+
+    def list(self, folder: str):  # type: ignore[no-untyped-def]
+        before = super().list(folder)
+        for number in range(3):
+            acquire(LocalObjects(self.root), "node/writer.lock", f"quicker {number}", take=True)
+        return [file for file in before if self.exists(file.path)]
+
+
+def test_listing_that_misses_a_successor_gives_no_second_lease(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(Unavailable, match="changes hands without end"):
+        lock(_ListsAsIfItRacedWithASuccessor(str(tmp_path), clock_ms=clock), "slow", take=True)
+
+
+@pytest.mark.parametrize("again", range(10))
+def test_of_many_takers_of_a_lease_that_ran_out_one_wins(store: LocalObjects, clock: Clock, again: int) -> None:
     lock(store, "gone")
     clock.now_ms += 5000
-    start, winners, losers = threading.Barrier(8), [], []
+    start, winners, losers, errors = threading.Barrier(8), [], [], []
 
     def run(taker: int) -> None:
         start.wait()
@@ -90,20 +113,21 @@ def test_of_many_takers_of_a_lease_that_ran_out_one_wins(store: LocalObjects, cl
             winners.append(lock(store, f"taker {taker}"))
         except Locked as error:
             losers.append(error.holder)
+        except BaseException as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(taker,)) for taker in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert errors == []
     assert len(winners) == 1
     assert set(losers) == {winners[0].holder}
 
 
 def test_own_create_whose_answer_was_lost_is_recognised(clock: Clock) -> None:
     inner = MemoryStore("lease")
-    from storage_backends import AlreadyExists
-
     store = FaultyStore(inner, Plan((Fault("error", kind="create", when="after", error=AlreadyExists),)))
     lease = acquire(store, "writer.lock", "me", clock_ms=clock)
     assert lease.number == 1

@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from storage_backends import AlreadyExists, Locked, NoSpace, NotFound, StorageError, Unavailable
-from storage_backends import local as local_module
+from storage_backends import AlreadyExists, Locked, NoSpace, NotFound, StorageError, Unavailable, descriptors
 from storage_backends.local import TEMPORARY_PREFIX, LocalStore
 
 ROOT = Path(__file__).parents[2]
@@ -345,7 +344,7 @@ def test_failed_sync_cannot_be_followed_by_one_that_succeeds(tmp_path: Path, mon
     def failing(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(local_module, "_sync_data", failing)
+    monkeypatch.setattr(descriptors, "_sync_data", failing)
     with pytest.raises(Unavailable, match="Input/output error"):
         appender.sync()
     monkeypatch.undo()
@@ -388,7 +387,7 @@ def test_full_disk_is_no_space_and_nothing_half_done_stays(full_disk: Path) -> N
             try:
                 os.write(device.fileno(), b"x")
             except OSError as error:
-                raise local_module.translate(error, "full") from error
+                raise descriptors.translate(error, "full") from error
         return
     store = LocalStore(str(full_disk))
     store.create("small", b"x")
@@ -438,7 +437,7 @@ def test_errors_of_the_operating_system_become_ours() -> None:
         (errno.EACCES, Unavailable),
         (errno.EROFS, Unavailable),
     ):
-        error = local_module.translate(OSError(number, os.strerror(number)), "a/b")
+        error = descriptors.translate(OSError(number, os.strerror(number)), "a/b")
         assert type(error) is kind
         assert os.strerror(number) in str(error)
         assert error.path == "a/b"

@@ -1,0 +1,176 @@
+"""What holds a file descriptor of the operating system: a segment being written and a held lock; and how its errors become ours."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from types import TracebackType
+from typing import ClassVar, NoReturn, Self
+
+from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable
+
+_IOV_MAX = 1024
+
+
+def translate(error: OSError, path: str) -> StorageError:
+    """The error of a store that stands for one of the operating system; `path` is relative to the root."""
+    text = f"{os.strerror(error.errno)} [{errno.errorcode.get(error.errno, error.errno)}]" if error.errno else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(text, path)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(text, path)
+    if error.errno == errno.EEXIST:
+        return AlreadyExists(text, path)
+    return Unavailable(text, path)
+
+
+if sys.platform == "darwin":
+
+    def _sync_data(fd: int) -> None:
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there stops at the drive's cache
+
+else:
+    _sync_data = os.fdatasync
+
+
+def sync_folder(folder: str) -> os.stat_result:
+    """Make the names in an (absolute) folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def read_local(local_file: str) -> bytes:
+    """The content of a file of this machine, outside any store."""
+    try:
+        with open(local_file, "rb") as source:
+            return source.read()
+    except OSError as error:
+        raise translate(error, local_file) from error
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(fd, rest, offset)
+        offset += written
+        rest = rest[written:]
+
+
+class Descriptor:
+    """Something that owns a file descriptor. A forked child lets go of all of them: a child must neither keep the lock of a parent
+    that died, nor write into its segment."""
+
+    _open: ClassVar[set[Descriptor]] = set()
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        Descriptor._open.add(self)
+
+    def _forget(self) -> int:
+        """The descriptor, which is the caller's to close; -1 when it was let go before."""
+        fd, self._fd = self._fd, -1
+        Descriptor._open.discard(self)
+        return fd
+
+    @staticmethod
+    def _after_fork_in_child() -> None:
+        for held in list(Descriptor._open):
+            os.close(held._forget())  # closing a copy leaves the parent's flock in place; LOCK_UN would not
+
+
+os.register_at_fork(after_in_child=Descriptor._after_fork_in_child)
+
+
+class LocalAppender(Descriptor):
+    """A segment being written. It keeps its own offset: with preallocated space the end of the file is not the end of the data."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        super().__init__(fd)
+        self.path = path
+        self.size = 0
+        self._why_closed = "closed"
+
+    def append(self, *chunks: bytes) -> None:
+        size = self.size
+        try:
+            if len(chunks) == 1:
+                data = chunks[0]
+                written = os.pwrite(self._fd, data, size)
+                total = len(data)
+            else:
+                total = sum(map(len, chunks))
+                written = os.pwritev(self._fd, chunks[:_IOV_MAX], size) if total else 0
+            if written != total:
+                write_all(self._fd, memoryview(b"".join(chunks))[written:], size + written)
+        except OSError as error:
+            self._fail(error)
+        self.size = size + total
+
+    def sync(self) -> None:
+        if self._fd < 0:
+            self._fail(None)
+        try:
+            _sync_data(self._fd)
+        except OSError as error:
+            # Linux reports a lost page once and then answers that all is well, so a second sync must not be possible.
+            self._why_closed = f"an earlier sync failed: {error}"
+            os.close(self._forget())
+            raise translate(error, self.path) from error
+
+    def truncate(self, size: int) -> None:
+        if size > self.size:
+            raise StorageError(f"cannot cut {self.size} bytes to {size}", self.path)
+        if self._fd < 0:
+            self._fail(None)
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            self._fail(error)
+        self.size = size
+        self.sync()
+
+    def close(self) -> None:
+        fd = self._forget()
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise translate(error, self.path) from error
+
+    def _fail(self, error: OSError | None) -> NoReturn:
+        if self._fd < 0 or error is None:
+            raise Unavailable(self._why_closed, self.path) from error
+        raise translate(error, self.path) from error
+
+
+class LocalLock(Descriptor):
+    """A held `flock`; the kernel lets go of it when the process dies."""
+
+    expires_ms = 0
+    """Never: there is nothing to renew (see `storage_backends.lease`)."""
+
+    def renew(self) -> None:
+        pass
+
+    def release(self) -> None:
+        fd = self._forget()
+        if fd >= 0:
+            try:
+                os.ftruncate(fd, 0)  # nobody is to be told of a holder that is gone
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough while a child between fork and exec has a copy
+            except OSError:
+                pass  # closing lets go as well
+            finally:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
