@@ -112,7 +112,9 @@ class Cluster:
     def start(self, timeout_s: float) -> None:
         """`Failed`, with the last words of the child that ended, when it does not come up."""
         plan = self.plan
-        classpath = f"{jars.hazelcast_jar(plan.hazelcast_jar)}{os.pathsep}{jars.plugin_jar()}"
+        # A copy: a build in the source tree would otherwise change the jar under running members.
+        plugin = shutil.copy(jars.plugin_jar(), self.folder)
+        classpath = f"{jars.hazelcast_jar(plan.hazelcast_jar)}{os.pathsep}{plugin}"
         java = jars.java()
         for number, (port, endpoint) in enumerate(zip(plan.ports, self.endpoints, strict=True), 1):
             toml, yaml = self.folder / f"agent-{number}.toml", self.folder / f"member-{number}.yaml"

@@ -45,9 +45,7 @@ def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, A
     unknown = set(shared)
     result: dict[str, Any] = {}
     for name in commands:
-        table = data.pop(name, {})
-        if not isinstance(table, dict):
-            raise click.UsageError(f"{path}: {name} is a table, as in [{name}]")
+        table = data.pop(name) if isinstance(data.get(name), dict) else {}  # `node` is an option and a command
         if unknown or table or name == ctx.invoked_subcommand:
             command = group.get_command(ctx, name)
             assert command is not None

@@ -12,11 +12,12 @@ from typing import Any
 
 import imap_wal
 from imap_wal.clock import Clock
+from imap_wal.segment import SegmentReader
 from rewrite_cli import flights
 from rewrite_cli.demo_writer import CLUSTER, NAMESPACE, NODE
 from rewrite_cli.playback import Comparison, Playback, Timeline
 from rewrite_cli.survey import survey
-from storage_backends import open_store
+from storage_backends import SegmentStore, open_store
 
 Tell = Callable[[str], None]
 
@@ -75,17 +76,25 @@ class Report:
 
 
 def measure_bytes(url: str, moment: str) -> Bytes:
-    """Bytes on storage, from listings."""
+    """Bytes on storage; of a segment, what is written in it (space that is only reserved does not count)."""
     store = open_store(url)
     try:
         files = [file for view in survey(store) for file in store.list(view.folder)]
+        log = sum(_written(store, file.path) for file in files if file.path.endswith(".wal"))
     finally:
         store.close()
 
     def total(part: str) -> int:
         return sum(file.size for file in files if f"/{part}/" in file.path)
 
-    return Bytes(moment, total("wal"), total("archive"), total("snapshot"))
+    return Bytes(moment, log, total("archive"), total("snapshot"))
+
+
+def _written(store: SegmentStore, path: str) -> int:
+    reader = SegmentReader(store, path)
+    for _ in reader.frames():
+        pass
+    return reader.end
 
 
 def play_embedded(stream: flights.Stream, url: str, folder: Path, kills: int, clock: Clock, tell: Tell) -> Report:

@@ -105,7 +105,8 @@ def play_cluster(stream: flights.Stream, url: str, folder: Path, kills: int, cou
         members.start()
         client = connect(members.addresses)
         try:
-            maps = {name: client.get_map(name).blocking().entry_set() for name in (flights.AIRCRAFT, flights.CANCELLED)}
+            found = {name: client.get_map(name).blocking().entry_set() for name in (flights.AIRCRAFT, flights.CANCELLED)}
+            maps = {name: [(key, value.loads()) for key, value in entries] for name, entries in found.items()}
             end = playback.now()
         finally:
             client.shutdown()

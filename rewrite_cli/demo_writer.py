@@ -52,6 +52,8 @@ def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
 
 def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
     """Steps are sent ahead of their answers, unless they touch a key that is still on its way."""
+    from hazelcast.core import HazelcastJsonValue
+
     from rewrite_cli.members import connect
 
     client = connect(hosts.split(","))
@@ -75,7 +77,11 @@ def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
             while len(waiting) >= WINDOW or not moving.keys().isdisjoint(keys):
                 settle()
             entries = client.get_map(name)
-            future = entries.delete(changes[0][0]) if changes[0][1] is None else entries.put_all(dict(changes))
+            future = (
+                entries.delete(changes[0][0])
+                if changes[0][1] is None
+                else entries.put_all({key: HazelcastJsonValue(value) for key, value in changes})
+            )
             for key in keys:
                 moving[key] = moving.get(key, 0) + 1
             waiting.append((number, future, keys))

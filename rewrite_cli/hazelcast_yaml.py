@@ -72,6 +72,8 @@ hazelcast:
   cluster-name: {_quoted(cluster_name)}
 {_PROPERTIES}\
     hazelcast.phone.home.enabled: "false"
+    hazelcast.wait.seconds.before.join: "0"      # made for data centres; these members are on one machine
+    hazelcast.max.wait.seconds.before.join: "1"
     hazelcast.socket.bind.any: "false"
     hazelcast.logging.type: jdk
   network:

@@ -36,7 +36,7 @@ def output_option(command: F) -> F:
 
 def console() -> Console:
     """For stdout; outside a terminal as wide as a row needs, so that nothing is cut."""
-    return Console(width=None if sys.stdout.isatty() else 180, soft_wrap=False, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 4000, soft_wrap=False, highlight=False)
 
 
 def errors() -> Console:

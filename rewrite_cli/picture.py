@@ -67,6 +67,7 @@ def _timeline(axes: Any, report: Report) -> None:
     axes.stackplot(times, *layers, colors=PRODUCERS, labels=("producer 1", "producer 2"), linewidth=0, alpha=0.92)
     kills = iter(report.kills)
     spans = [(after, start - began, end - began) for after, start, end in report.timeline.spans]
+    width = max([times[-1] if times else 0, *(end for _, _, end in spans)])
     for label, (after, start, end) in zip(["opening the log", *[""] * len(spans)], spans, strict=False):
         killed = next(kills, None) if after == "kill -9" else None
         axes.axvspan(start, end, color=RESTORE, alpha=0.55, linewidth=0, zorder=3, label=label or None)
@@ -77,13 +78,15 @@ def _timeline(axes: Any, report: Report) -> None:
             axes.annotate(
                 text,
                 (start, killed),
-                xytext=(-12, 14),
+                xytext=(-12, 14) if start > 0.45 * width else (12, 14),
                 textcoords="offset points",
-                ha="right",
+                ha="right" if start > 0.45 * width else "left",
                 va="bottom",
                 fontsize=10,
                 color=KILL,
                 fontweight="bold",
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 2},
+                zorder=6,
                 linespacing=1.4,
             )
     axes.set_ylim(0, top * 1.12)

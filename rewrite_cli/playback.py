@@ -90,8 +90,7 @@ class Playback:
         self.timeline.samples.append((self.now(), tuple(self.records)))
         self.seconds += self.now() - (began if began is not None else self.now())
         if not killed and sum(self.acknowledged) < self.commits:
-            lines = complaint.decode(errors="replace").strip().splitlines()
-            raise Failed(f"the demo's writer stopped early: {lines[-1] if lines else 'without a word'}")
+            raise Failed(f"the demo's writer stopped early: {_reason(complaint.decode(errors='replace'))}")
 
     def _take(self, data: bytes) -> bytes:
         whole = len(data) - len(data) % ACK.size
@@ -139,3 +138,9 @@ class Playback:
             for key, value in changes:
                 allowed.setdefault((name, key), []).append(value)
         return allowed
+
+
+def _reason(complaint: str) -> str:
+    """The line of a traceback that names the error."""
+    lines = [line for line in complaint.splitlines() if line and not line[0].isspace() and not line.startswith("Traceback")]
+    return lines[0] if lines else "without a word"

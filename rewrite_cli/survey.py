@@ -70,8 +70,11 @@ class ClusterView:
 
 def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()) -> list[ClusterView]:
     """All clusters under a root, or those of the given names."""
-    found = []
-    for namespace in store.folders(""):
+    found: list[ClusterView] = []
+    top = store.folders("")
+    if {"nodes", "manifest"} <= set(top) and not store.folders("manifest"):
+        return found  # the folder of one cluster
+    for namespace in top:
         if namespaces and layout.decode(namespace) not in namespaces:
             continue
         for cluster in store.folders(namespace):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from imap_wal.manifest import ClusterManifest, Mark, Snapshot
 from imap_wal.restore import ClusterLog
 from rewrite_cli import output as out
 from rewrite_cli.failures import Failed
+from rewrite_cli.rewriter import drop_map
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.survey import ClusterView
 from storage_backends import SegmentStore
@@ -43,7 +43,7 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
         if not dry_run:
             out.agree(f"Forget {names}?", yes)
             for view, name in found:
-                drop(store, view, name)
+                drop_map(ClusterLog(store, view.namespace, view.cluster), name)
     if output == out.JSON:
         out.print_json({"dry_run": dry_run, "dropped": [{"namespace": view.namespace, "cluster": view.cluster, "map": name} for view, name in found]})
     else:
@@ -52,17 +52,3 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
 
 def _entries(store: SegmentStore, view: ClusterView, name: str) -> bool:
     return any(changes.rows for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=(name,)))
-
-
-def drop(store: SegmentStore, view: ClusterView, name: str) -> None:
-    """Publish an empty snapshot that covers all nodes' logs as they are now."""
-    log = ClusterLog(store, view.namespace, view.cluster)
-    ends = log.ends()
-    now = log.clock.now_ms()
-
-    def change(manifest: ClusterManifest) -> ClusterManifest:
-        generation = manifest.generation + 1
-        marks = {node: Mark(directory, ends[node]) for node, directory in manifest.nodes.items() if node in ends}
-        return manifest.with_snapshot(name, Snapshot(generation, (), marks, 0, 0, 0, now, dropped=generation, until_ms=now))
-
-    log.manifests.update(change)

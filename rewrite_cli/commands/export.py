@@ -127,6 +127,7 @@ def _flat(entry: dict[str, Any]) -> dict[str, Any]:
 def _text_file(target: Path | None) -> Iterator[TextIO]:
     if target is None:
         yield sys.stdout
+        sys.stdout.flush()
         return
     with _whole(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         yield file

@@ -57,8 +57,8 @@ def command(scope: Scope, show_all: bool, output: str) -> int:
             )
         for path in foreign:
             out.note(f"not ours, left alone: {path}")
-        damaged = counts[CORRUPT] + counts[UNSUPPORTED]
-        verdict = click.style(f"{damaged} damaged", fg="red", bold=True) if damaged else click.style("no damage", fg="green", bold=True)
+        bad = counts[CORRUPT] + counts[UNSUPPORTED]
+        verdict = click.style(f"{bad} damaged", fg="red", bold=True) if bad else click.style("no damage", fg="green", bold=True)
         torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
         click.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
     return FINDINGS if counts[CORRUPT] or counts[UNSUPPORTED] else 0

@@ -1,0 +1,59 @@
+"""`imap-wal prune`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from imap_wal.restore import ClusterLog
+from rewrite_cli import output as out
+from rewrite_cli.prune import prune
+from rewrite_cli.report import PruneReport
+from rewrite_cli.scope import Scope, scope_options
+
+
+@click.command()
+@scope_options(maps=False, nodes=False)
+@out.yes_option
+@out.dry_run_option
+@out.output_option
+def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
+    """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service.
+
+    How a map stood before its snapshot can no longer be told afterwards, except from a copy.
+
+    \b
+    Examples:
+      imap-wal prune /var/lib/maps --dry-run
+      imap-wal prune /var/lib/maps --cluster eu --yes
+    """
+    plan = prune_all(scope, dry_run=True)
+    files = sum(len(report.segments) + len(report.archives) + len(report.snapshot_files) for report in plan)
+    size = sum(report.bytes for report in plan)
+    if dry_run or not files:
+        reports = plan
+    else:
+        out.agree(f"Remove {files} files, {out.size(size)}, that snapshots cover?", yes)
+        reports = prune_all(scope)
+    if output == out.JSON:
+        out.print_json({"clusters": [asdict(report) for report in reports]})
+        return
+    if dry_run:
+        out.note("dry run: nothing was removed")
+    out.print_table(
+        ("namespace", "cluster", "segments", "archives", "snapshot files", "given back bytes"),
+        [
+            (report.namespace, report.cluster, len(report.segments), len(report.archives), len(report.snapshot_files), report.bytes)
+            for report in reports
+        ],
+    )
+    for report in reports:
+        for node, why in report.skipped.items():
+            out.note(f"left alone: node {node!r}: {why}")
+
+
+def prune_all(scope: Scope, *, dry_run: bool = False) -> list[PruneReport]:
+    """Prune every cluster in the scope."""
+    with scope.open() as (store, clusters):
+        return [prune(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run) for view in clusters]

@@ -1,0 +1,104 @@
+"""`imap-wal rewrite`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from imap_wal.restore import ClusterLog, MergeProgress
+from imap_wal.settings import RecoveryPolicy
+from rewrite_cli import output as out
+from rewrite_cli.live import Tell, partial_option
+from rewrite_cli.report import RewriteReport
+from rewrite_cli.rewriter import Engine, rewrite
+from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.times import Moment
+
+ENGINES = ("local", "spark")
+
+
+@click.command()
+@scope_options(nodes=False)
+@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="One machine with bounded memory, or a Spark session.")
+@click.option("--as-of", type=Moment(), help="Cover only what was written until this time; what is newer stays in the log as it is.")
+@partial_option
+@out.dry_run_option
+@out.output_option
+def command(scope: Scope, engine: str, as_of: int | None, partial: bool, dry_run: bool, output: str) -> None:
+    """Keep only the newest of every key: read all nodes' logs and archives, publish a snapshot. Runs beside a live cluster and touches nothing of it.
+
+    The space comes back with `imap-wal prune`. Two rewriters at once: one publishes, the other ends with exit code 4.
+
+    \b
+    Examples:
+      imap-wal rewrite /var/lib/maps --dry-run
+      imap-wal rewrite s3://bucket/maps --namespace prod --cluster eu --engine spark
+    """
+    with out.progress() as progress:
+        task = progress.add_task("reading")
+        reports = rewrite_all(scope, engine, as_of, partial, dry_run, lambda words: progress.update(task, description=words))
+    if output == out.JSON:
+        out.print_json({"clusters": [to_json(report) for report in reports]})
+        return
+    if dry_run:
+        out.note("dry run: nothing was published")
+    for report in reports:
+        out.print_table(
+            ("map", "records read", "live", "tombstones", "dropped", "before bytes", "after bytes"),
+            [
+                (m.map + (" (unchanged)" if m.unchanged else ""), m.records_read, m.live, m.tombstones, m.dropped, m.bytes_before, m.bytes_after)
+                for m in report.maps
+            ],
+            title=f"{report.namespace}/{report.cluster}",
+        )
+        click.echo(
+            f"{report.records_read:,} records in {out.duration(report.seconds)} ({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of memory), "
+            f"engine {report.engine}; prune {'would give' if dry_run else 'gives'} back up to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
+        )
+        for node, why in report.missing.items():
+            out.note(f"left out: node {node!r}: {why}")
+
+
+def rewrite_all(
+    scope: Scope, engine: str = "local", as_of_ms: int | None = None, partial: bool = False, dry_run: bool = False, tell: Tell | None = None
+) -> list[RewriteReport]:
+    """Rewrite every cluster in the scope, one after the other."""
+    policy = RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL
+    with scope.open() as (store, clusters):
+        return [
+            rewrite(
+                ClusterLog(store, view.namespace, view.cluster),
+                make_engine(engine, str(view), tell),
+                maps=scope.maps or None,
+                as_of_ms=as_of_ms,
+                policy=policy,
+                dry_run=dry_run,
+            )
+            for view in clusters
+        ]
+
+
+def make_engine(name: str, about: str, tell: Tell | None) -> Engine:
+    """The engine of that name; Spark is started only here."""
+    if name == "spark":
+        from rewrite_cli.spark import SparkEngine
+
+        return SparkEngine()
+    from rewrite_cli.local import LocalEngine
+
+    def progress(done: MergeProgress) -> None:
+        if tell is not None:
+            tell(f"{about}: {done.files} of {done.files_total} files, {done.records:,} records")
+
+    return LocalEngine(progress=progress)
+
+
+def to_json(report: RewriteReport) -> dict[str, Any]:
+    return {
+        **asdict(report),
+        "maps": [{**asdict(each), "dropped": each.dropped, "saved_bytes": each.saved_bytes} for each in report.maps],
+        "covered": {node: str(position) for node, position in report.covered.items()},
+        "records_per_second": report.records_per_second,
+    }

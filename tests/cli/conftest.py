@@ -1,0 +1,84 @@
+"""What the tests of the command line share: a runner in this process, and small logs to look at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import imap_wal
+from rewrite_cli import cli
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ran."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run("ls", url)`: the command as a user would start it, with its exit code; in an empty folder, without variables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+
+    def start(*words: object, stdin: str | None = None, env: dict[str, str] | None = None) -> Ended:
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        runner = CliRunner()
+        with runner.isolation(input=stdin) as (stdout, stderr, _):
+            code = 0
+            try:
+                cli.main([str(word) for word in words])
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+            return Ended(code, stdout.getvalue().decode(), stderr.getvalue().decode())
+
+    return start
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A log of two nodes: overwritten and deleted keys, two maps, one archive."""
+    root = f"file://{tmp_path}/maps"
+    with imap_wal.open(root, namespace="prod", cluster="eu", node="n1") as store:
+        orders = store.map("orders")
+        orders.update({f"o{number}": {"state": "new"} for number in range(10)})
+        orders["o1"] = {"state": "paid"}
+        del orders["o2"]
+        store.archive()
+        orders["o3"] = {"state": "sent"}
+    with imap_wal.open(root, namespace="prod", cluster="eu", node="n2") as store:
+        store.map("orders")["o4"] = {"state": "back"}
+        store.map("sessions").put("s1", "short", ttl=3600)
+    return root
+
+
+@pytest.fixture
+def root(url: str) -> Path:
+    return Path(url.removeprefix("file://"))
+
+
+@pytest.fixture
+def newest_segment(root: Path) -> Path:
+    """The last segment of n1."""
+    return sorted((root / "prod/eu/nodes/n1/wal").glob("*.wal"))[-1]

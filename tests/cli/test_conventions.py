@@ -1,0 +1,121 @@
+"""Exit codes, configuration and texts: what every command promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import imap_wal
+from rewrite_cli.cli import COMMANDS
+from tests.cli.conftest import Run
+
+
+def test_help_lists_every_command_and_reads_no_parquet_library() -> None:
+    program = "import sys, rewrite_cli.cli as c; c.group.main(['--help'], standalone_mode=False); sys.exit('pyarrow' in sys.modules or 'pyspark' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert all(name in ended.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_with_an_example(run: Run, name: str) -> None:
+    ended = run(name, "--help")
+    assert ended.code == 0
+    if name not in ("node", "plugin"):
+        assert "Example" in ended.out
+
+
+def test_an_unknown_command_is_wrong_usage_and_the_right_one_is_suggested(run: Run) -> None:
+    ended = run("dmup")
+    assert ended.code == 2
+    assert "did you mean 'dump'" in ended.err
+
+
+def test_a_missing_url_is_wrong_usage(run: Run) -> None:
+    ended = run("ls")
+    assert ended.code == 2
+    assert "URL" in ended.err
+
+
+def test_a_place_without_a_log_says_what_the_url_should_be(run: Run, tmp_path: Path) -> None:
+    ended = run("ls", tmp_path)
+    assert ended.code == 1
+    assert "no log of imap-wal" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(("below", "up"), [("prod", "one level up"), ("prod/eu", "two levels up")])
+def test_a_url_too_deep_says_how_far_up_the_root_is(run: Run, root: Path, below: str, up: str) -> None:
+    ended = run("stat", root / below)
+    assert ended.code == 1
+    assert up in ended.err
+
+
+def test_an_unknown_scheme_fails_in_one_line(run: Run) -> None:
+    ended = run("ls", "gopher://x/y")
+    assert ended.code == 1
+    assert len(ended.err.strip().splitlines()) == 1
+    assert "gopher" in ended.err
+
+
+def test_an_unknown_node_or_cluster_names_those_there_are(run: Run, url: str) -> None:
+    assert "n1, n2" in run("ls", url, "--node", "n9").err
+    assert "prod/eu" in run("ls", url, "--cluster", "us").err
+
+
+def test_options_come_from_variables(run: Run, url: str) -> None:
+    ended = run("ls", "-o", "json", env={"IMAP_WAL_URL": url, "IMAP_WAL_NODE": "n2"})
+    assert [node["node"] for node in ended.json["nodes"]] == ["n2"]
+
+
+def test_options_come_from_the_file_in_the_folder_and_a_flag_wins(run: Run, url: str, tmp_path: Path) -> None:
+    (tmp_path / "imap-wal.toml").write_text(f'url = "{url}"\nnode = ["n1"]\n[ls]\noutput = "json"\n')
+    assert [node["node"] for node in run("ls").json["nodes"]] == ["n1"]
+    assert [node["node"] for node in run("ls", "--node", "n2").json["nodes"]] == ["n2"]
+
+
+def test_a_wrong_key_in_the_file_is_named(run: Run, url: str, tmp_path: Path) -> None:
+    (tmp_path / "imap-wal.toml").write_text("[rewrite]\nengin = 'spark'\n")
+    ended = run("ls", url)
+    assert ended.code == 2
+    assert "[rewrite] has no option 'engin'" in ended.err
+    (tmp_path / "imap-wal.toml").write_text("namespce = 'x'\n")
+    assert "'namespce'" in run("ls", url).err
+    (tmp_path / "imap-wal.toml").write_text("namespace = \n")
+    assert "not TOML" in run("ls", url).err
+
+
+def test_a_locked_node_ends_with_4_and_names_the_holder(run: Run, url: str) -> None:
+    with imap_wal.open(url, namespace="prod", cluster="eu", node="n1"):
+        ended = run("archive", url, "--node", "n1")
+    assert ended.code == 4
+    assert str(os.getpid()) in ended.err
+
+
+def test_nothing_destructive_without_yes_or_an_answer(run: Run, url: str) -> None:
+    before = run("export", url).out
+    assert run("drop", url, "--map", "orders").code == 2
+    assert run("export", url).out == before
+
+
+def test_a_reader_that_goes_away_is_no_error(url: str) -> None:
+    command = f"{sys.executable} -m rewrite_cli.cli dump {url} | head -1; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+
+
+def test_a_bug_is_told_in_one_line_and_debug_shows_the_traceback(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("rewrite_cli.scope.survey", broken)
+    ended = run("ls", url)
+    assert ended.code == 1
+    assert "this is a bug" in ended.err
+    assert "Traceback" not in ended.err
+    assert "Traceback" in run("--debug", "ls", url).err

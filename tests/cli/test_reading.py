@@ -1,0 +1,129 @@
+"""ls, stat, dump, export, restore: what they show of a log that is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import duckdb
+
+import imap_wal
+from tests.cli.conftest import Run
+
+LIVE = {**{f"o{n}": {"state": "new"} for n in (0, 5, 6, 7, 8, 9)}, "o1": {"state": "paid"}, "o3": {"state": "sent"}, "o4": {"state": "back"}}
+
+
+def test_ls_shows_nodes_and_files(run: Run, url: str) -> None:
+    nodes = {node["node"]: node for node in run("ls", url, "-o", "json").json["nodes"]}
+    assert (nodes["n1"]["archives"], nodes["n1"]["archived_records"], nodes["n1"]["state"]) == (1, 12, "closed")
+    files = run("ls", url, "--files", "-o", "json").json["files"]
+    assert {"segment", "manifest", "archive", "lock"} == {file["kind"] for file in files}
+    assert "n1" in run("ls", url).out
+
+
+def test_stat_counts_live_and_dead_per_map_and_node(run: Run, url: str) -> None:
+    found = run("stat", url, "-o", "json").json
+    counts = {(count["map"], count["node"]): count for count in found["maps"]}
+    n1 = counts["orders", "n1"]
+    assert (n1["records"], n1["live"], n1["dead"], n1["tombstones"]) == (13, 8, 5, 1)
+    assert counts["orders", "n2"]["live"] == 1
+    assert found["forecast"][0]["entries"] == 10
+    assert found["forecast"][0]["merge_seconds"] > 0
+
+
+def test_stat_sees_an_expired_entry_as_dead(run: Run, tmp_path: Path) -> None:
+    from imap_wal.clock import SystemClock
+
+    with imap_wal.open(f"file://{tmp_path}/ttl", node="n1", clock=SystemClock(-10_000)) as store:
+        store.map("m").put("k", 1, ttl=5)
+    (count,) = run("stat", tmp_path / "ttl", "-o", "json").json["maps"]
+    assert (count["live"], count["expired"]) == (0, 1)
+
+
+def test_dump_shows_every_entry_newest_last_with_its_position(run: Run, url: str) -> None:
+    lines = run("dump", url, "--map", "orders", "-o", "json").lines
+    assert len(lines) == 14
+    assert [line["timestamp_ms"] for line in lines] == sorted(line["timestamp_ms"] for line in lines)
+    of_n1 = [line["position"] for line in lines if line["node"] == "n1"]
+    assert of_n1 == sorted(of_n1)
+    assert lines[-1]["value"] == {"state": "back"}
+
+
+def test_dump_filters_by_key_position_deletion_and_tail(run: Run, url: str) -> None:
+    of_key = run("dump", url, "--key", "o1", "-o", "json").lines
+    assert [line["value"] for line in of_key] == [{"state": "new"}, {"state": "paid"}]
+    assert [line["key"] for line in run("dump", url, "--deleted", "-o", "json").lines] == ["o2"]
+    above = run("dump", url, "--node", "n1", "--from", of_key[1]["position"], "-o", "json").lines
+    assert [line["key"] for line in above] == ["o1", "o2", "o3"]
+    assert len(run("dump", url, "--tail", "2").out.splitlines()) == 2
+    assert run("dump", url, "--since", "@99999999999999").out == ""
+    assert run("dump", url, "--since", "yesterday").code == 2
+    assert run("dump", url, "--from", "here").code == 2
+
+
+def test_export_gives_the_live_entries_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
+    lines = run("export", url, "--map", "orders").lines
+    assert {line["key"]: line["value"] for line in lines} == LIVE
+    rows = list(csv.DictReader(io.StringIO(run("export", url, "--map", "orders", "--format", "csv").out)))
+    assert {row["key"]: json.loads(row["value"]) for row in rows} == LIVE
+    target = tmp_path / "orders.parquet"
+    assert run("export", url, "--map", "orders", "--to", target).code == 0
+    found = duckdb.sql(f"select key, json_extract_string(value, '$.state') from '{target}'").fetchall()
+    assert dict(found) == {key: value["state"] for key, value in LIVE.items()}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_export_parquet_needs_a_file(run: Run, url: str) -> None:
+    assert run("export", url, "--format", "parquet").code == 2
+
+
+def test_export_as_of_shows_how_it_was(run: Run, url: str) -> None:
+    moment = next(line["timestamp_ms"] for line in run("dump", url, "--key", "o3", "-o", "json").lines if line["value"] == {"state": "sent"})
+    before = {line["key"]: line["value"] for line in run("export", url, "--map", "orders", "--as-of", f"@{moment - 1}").lines}
+    assert before["o3"] == {"state": "new"}
+    assert before["o4"] == {"state": "new"}
+
+
+def test_export_as_of_before_a_rewrite_is_refused_not_wrong(run: Run, url: str) -> None:
+    moment = run("dump", url, "-o", "json").lines[0]["timestamp_ms"]
+    assert run("rewrite", url).code == 0
+    ended = run("export", url, "--as-of", f"@{moment}")
+    assert ended.code == 1
+    assert "can no longer be told" in ended.err
+
+
+def test_restore_forecasts_and_changes_nothing(run: Run, url: str, root: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+    found = run("restore", url, "-o", "json").json
+    assert {row["map"]: row["entries"] for row in found["maps"]} == {"orders": 9, "sessions": 1}
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_restore_copies_to_a_log_that_opens(run: Run, url: str, tmp_path: Path) -> None:
+    copy = f"file://{tmp_path}/copy"
+    assert run("restore", url, "--to", copy).code == 0
+    with imap_wal.open(copy, namespace="prod", cluster="eu", node="n1") as store:
+        assert dict(store.map("orders")) == LIVE
+        assert 3500 < (store.map("sessions").ttl("s1") or 0) <= 3600
+        store.map("orders")["o0"] = "newer than the copy"
+    with imap_wal.open(copy, namespace="prod", cluster="eu", node="n1") as store:
+        assert store.map("orders")["o0"] == "newer than the copy"
+
+
+def test_restore_never_writes_into_a_log(run: Run, url: str) -> None:
+    ended = run("restore", url, "--to", url)
+    assert ended.code == 1
+    assert "already" in ended.err
+
+
+def test_a_missing_node_stops_a_restore_until_partial_is_asked_for(run: Run, url: str, root: Path) -> None:
+    import shutil
+
+    shutil.rmtree(root / "prod/eu/nodes/n2")
+    ended = run("export", url)
+    assert ended.code == 1
+    assert "'n2'" in ended.err
+    assert "o1" in {line["key"] for line in run("export", url, "--partial").lines}
+    assert "MISSING" in run("ls", url).out

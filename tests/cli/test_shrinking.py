@@ -1,0 +1,82 @@
+"""archive, rewrite, prune, drop: the log gets smaller, the maps stay what they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import imap_wal
+from tests.cli.conftest import Run
+from tests.cli.test_reading import LIVE
+
+
+def live(run: Run, url: str) -> dict[str, object]:
+    return {line["key"]: line["value"] for line in run("export", url, "--map", "orders").lines}
+
+
+def test_archive_moves_sealed_segments_to_parquet(run: Run, url: str, root: Path) -> None:
+    planned = run("archive", url, "--dry-run", "-o", "json").json
+    assert planned["dry_run"]
+    assert sum(node["segments"] for node in planned["nodes"]) == 2
+    done = run("archive", url, "-o", "json").json
+    assert sum(node["records"] for node in done["nodes"]) == 3
+    assert list(root.rglob("*.wal")) == []
+    assert live(run, url) == LIVE
+
+
+def test_rewrite_keeps_the_newest_and_prune_gives_the_space_back(run: Run, url: str, root: Path) -> None:
+    tried = run("rewrite", url, "--dry-run", "-o", "json").json["clusters"][0]
+    assert tried["dry_run"]
+    assert not (root / "prod/eu/snapshot").exists()
+    done = run("rewrite", url, "-o", "json").json["clusters"][0]
+    orders = next(each for each in done["maps"] if each["map"] == "orders")
+    assert (orders["records_read"], orders["live"]) == (14, 9)
+    assert live(run, url) == LIVE
+    before = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    assert run("prune", url).code == 2, "nobody is here to answer"
+    assert run("prune", url, "--dry-run").code == 0
+    pruned = run("prune", url, "--yes", "-o", "json").json["clusters"][0]
+    assert pruned["archives"]
+    assert sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) < before
+    assert live(run, url) == LIVE
+    assert run("verify", url).code == 0
+    with imap_wal.open(url, namespace="prod", cluster="eu", node="n1") as store:
+        assert dict(store.map("orders")) == LIVE
+
+
+def test_rewrite_of_one_map_leaves_the_others(run: Run, url: str) -> None:
+    done = run("rewrite", url, "--map", "sessions", "-o", "json").json["clusters"][0]
+    assert [each["map"] for each in done["maps"]] == ["sessions"]
+    assert live(run, url) == LIVE
+
+
+def test_drop_forgets_a_map_and_only_that(run: Run, url: str) -> None:
+    assert "would forget" in run("drop", url, "--map", "orders", "--dry-run").out
+    assert live(run, url) == LIVE
+    assert run("drop", url, "--map", "orders", "--yes").code == 0
+    assert live(run, url) == {}
+    assert len(run("export", url, "--map", "sessions").lines) == 1
+    with imap_wal.open(url, namespace="prod", cluster="eu", node="n1") as store:
+        assert dict(store.map("orders")) == {}
+        store.map("orders")["new"] = 1
+    assert live(run, url) == {"new": 1}
+    assert run("drop", url, "--map", "nosuch", "--yes").code == 1
+    assert run("drop", url, "--yes").code == 2
+
+
+def test_drop_refuses_while_a_node_is_missing(run: Run, url: str, root: Path) -> None:
+    (root / "prod/eu/nodes/n2").rename(root / "elsewhere")
+    ended = run("drop", url, "--map", "orders", "--yes")
+    assert ended.code == 1
+    assert "'n2'" in ended.err
+
+
+@pytest.mark.spark
+def test_both_engines_are_reached_from_the_command_line(url: str) -> None:
+    command = [sys.executable, "-m", "rewrite_cli.cli", "rewrite", url, "--engine", "spark", "-o", "json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert '"engine": "spark"' in ended.stdout
