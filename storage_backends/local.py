@@ -289,9 +289,15 @@ class LocalStore:
         except FileExistsError:
             return
         except FileNotFoundError:
+            if parent == folder:
+                raise
             self._make_folder(parent)
-            self._make_folder(folder)
-            return
+            try:
+                os.mkdir(folder)
+            except FileExistsError:
+                return
+            except FileNotFoundError:
+                return  # a deletion removed the parent as empty: the caller tries again; or nothing can be made here: it gives up
         try:
             sync_folder(parent)
         except FileNotFoundError:
