@@ -6,10 +6,11 @@ Operations gather while a commit is under way, and the next commit takes them al
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from imap_wal import store as embedded
 from imap_wal.serializer import Serializer
@@ -18,6 +19,9 @@ from imap_wal.store import Change, DurableMap, Store, StoreStatistics
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """What waits beyond this goes into the next commit."""
 
+_Commit: TypeAlias = "tuple[list[Change], list[tuple[asyncio.Future[None], int]]]"
+"""What one commit takes: all changes, and each operation's future with how many of them are its own."""
+
 
 class AsyncStore:
     """Made by `aopen`; an async context manager. For one event loop."""
@@ -25,7 +29,11 @@ class AsyncStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "imap-wal-commit")
+        self._create_future = self._loop.create_future
+        self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        # A plain queue and thread: an executor's bookkeeping costs 20 µs a commit.
+        self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
+        self._thread.start()
         self._waiting: list[Change] = []
         self._futures: list[tuple[asyncio.Future[None], int]] = []
         self._scheduled = False
@@ -55,7 +63,8 @@ class AsyncStore:
         while self._futures or self._committing:
             await asyncio.wait([future for future, _ in self._futures]) if self._futures else await asyncio.sleep(0)
         await self._loop.run_in_executor(None, self._store.close)
-        self._thread.shutdown()
+        self._commits.put(None)
+        self._thread.join()
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,10 +72,10 @@ class AsyncStore:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    def enqueue(self, changes: list[Change]) -> asyncio.Future[None]:
+    def enqueue(self, changes: Sequence[Change]) -> asyncio.Future[None]:
         """Have the changes committed with whatever else waits; the future ends when they are durable."""
         self._store.check_open()
-        future = self._loop.create_future()
+        future = self._create_future()
         self._waiting += changes
         self._futures.append((future, len(changes)))
         if not self._scheduled and not self._committing:
@@ -79,10 +88,9 @@ class AsyncStore:
         if self._committing or not self._futures:
             return
         self._committing = True
-        changes, futures = self._take()
-        self._thread.submit(self._commit, changes, futures)
+        self._commits.put(self._take())
 
-    def _take(self) -> tuple[list[Change], list[tuple[asyncio.Future[None], int]]]:
+    def _take(self) -> _Commit:
         """All that waits, or as many whole operations as one commit should hold."""
         changes, futures = self._waiting, self._futures
         size = sum(len(value) for _, _, value, _ in changes if value is not None)
@@ -98,15 +106,18 @@ class AsyncStore:
         self._waiting, self._futures = [], []
         return changes, futures
 
-    def _commit(self, changes: list[Change], futures: list[tuple[asyncio.Future[None], int]]) -> None:
-        error: BaseException | None = None
-        try:
-            self._store.change(changes)
-        except BaseException as caught:  # carried to the callers, whatever it is
-            error = caught
-        self._loop.call_soon_threadsafe(self._finish, changes, futures, error)
+    def _run(self) -> None:
+        """The committing thread."""
+        while (commit := self._commits.get()) is not None:
+            changes, futures = commit
+            error: BaseException | None = None
+            try:
+                self._store.change(changes)
+            except BaseException as caught:  # carried to the callers, whatever it is
+                error = caught
+            self._loop.call_soon_threadsafe(self._finish, futures, error)
 
-    def _finish(self, changes: list[Change], futures: list[tuple[asyncio.Future[None], int]], error: BaseException | None) -> None:
+    def _finish(self, futures: list[tuple[asyncio.Future[None], int]], error: BaseException | None) -> None:
         self._committing = False
         for future, _ in futures:
             if not future.done():
@@ -130,7 +141,8 @@ class AsyncMap:
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
         """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at once."""
-        return self._store.enqueue([self._inner.prepare(key, value, ttl)])
+        inner = self._inner
+        return self._store.enqueue((inner.serialise(key, value) if ttl is None else inner.prepare(key, value, ttl),))
 
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key; an absent one is fine."""

@@ -299,12 +299,13 @@ class DurableMap(MutableMapping[Any, Any]):
         if ttl is not None and ttl <= 0:
             raise InvalidSetting(f"ttl is {ttl}; it takes more than 0 seconds, or None")
         if ttl is None:
-            return self._change(key, value)
+            return self.serialise(key, value)
         now = self._store.now_ms()
         self._state.purge(now)  # whoever only puts and gets must not keep what expired
-        return self._change(key, value, now + max(1, round(ttl * 1000)))
+        return self.serialise(key, value, now + max(1, round(ttl * 1000)))
 
-    def _change(self, key: Any, value: Any, expires_at_ms: int = 0) -> Change:
+    def serialise(self, key: Any, value: Any, expires_at_ms: int = 0) -> Change:
+        """The change that sets the key. `NotSerializable`, `TooLarge`."""
         state = self._state
         serializer = state.serializer
         key_data, data = serializer.dump_key(key), serializer.dump(value)
@@ -325,16 +326,15 @@ class DurableMap(MutableMapping[Any, Any]):
     def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> None:
         """All of them in one commit: after a crash all are there or none."""
         pairs: Iterable[tuple[Any, Any]] = other.items() if isinstance(other, Mapping) else other
-        changes = [self._change(key, value) for key, value in pairs]
-        changes += [self._change(key, value) for key, value in more.items()]
+        changes = [self.serialise(key, value) for key, value in pairs]
+        changes += [self.serialise(key, value) for key, value in more.items()]
         if changes:
             self._store.change(changes)
 
     def clear(self) -> None:
         """Delete all keys, in one commit."""
         changes: list[Change] = [(self._state, key, None, 0) for key in list(self._state.values)]
-        if changes:
-            self._store.change(changes)
+        self._state.values.clear()
 
     def ttl(self, key: Any) -> float | None:
         """Seconds left of a key, None for ever. KeyError where there is none."""
