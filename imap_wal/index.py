@@ -16,6 +16,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgpack
@@ -43,12 +44,55 @@ class KeyConflict(OrderConflict):
         self.map, self.key = name, key
 
 
+class Newest:
+    """Of several nodes' rows of the same keys, the newest. Two nodes with the same (incarnation, partition version) are a conflict when nothing is newer."""
+
+    __slots__ = ("_conflicts", "_found")
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, _Found] = {}
+        self._conflicts: dict[bytes, tuple[_Found, _Found]] = {}
+
+    def offer(self, key: bytes, row: Row, node: str) -> None:
+        known = self._found.get(key)
+        if known is None:
+            self._found[key] = (row, node)
+            return
+        other, other_node = known
+        order, other_order = row[9], other[9]
+        if node != other_node and order[:2] == other_order[:2]:
+            self._conflicts[key] = (known, (row, node))
+        elif self._conflicts and order[:2] > other_order[:2]:
+            self._conflicts.pop(key, None)
+        if other_order < order:
+            self._found[key] = (row, node)
+
+    @property
+    def count(self) -> int:
+        """How many keys were offered."""
+        return len(self._found)
+
+    def settle(self) -> dict[bytes, _Found]:
+        """Row and node of each key, in the order the keys were first offered. `OrderConflict`."""
+        for key, ((row, node), (other, other_node)) in self._conflicts.items():
+            incarnation, partition_version = row[9][:2]
+            raise KeyConflict(
+                row[0],
+                key,
+                f"map {row[0]!r}, key {key!r}: nodes {node!r} and {other_node!r} both hold a change of incarnation {incarnation}, "
+                f"partition version {partition_version} (orders {row[9]} and {other[9]})",
+            )
+        return self._found
+
+
 class NewestIndex:
     """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses a file in `scratch` (default: the system's temporary
     folder) that has no name, so that nothing is left behind even after a kill."""
 
-    def __init__(self, memory_bytes: int, scratch: Path | None = None) -> None:
-        self._memory_bytes, self._scratch = memory_bytes, scratch
+    def __init__(self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True) -> None:
+        self._memory_bytes, self._scratch, self._spill = memory_bytes, scratch, spill
+        self.full = False
+        """Without `spill`: it is time to take `every` row out and `clear`."""
         self._tables: dict[str, dict[str, _Table]] = {}
         self._grown = 0
         self._room = memory_bytes
@@ -103,6 +147,18 @@ class NewestIndex:
             if found:
                 yield [row for row, _ in found], [node for _, node in found]
 
+    def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
+        """The newest row of every key and node, for a merge elsewhere; no conflict is seen here."""
+        if self._database is not None:
+            self._flush()
+            stored = self._database.execute("SELECT node, row FROM rows WHERE map = ?", (self._id(name),))
+            while page := stored.fetchmany(rows_max):
+                yield [msgpack.unpackb(packed, use_list=False) for _, packed in page], [self._names[number] for number, _ in page]
+        for node, table in self._tables.get(name, {}).items():
+            rows = iter(table.values())
+            while batch := list(islice(rows, rows_max)):
+                yield batch, [node] * len(batch)
+
     def count(self, name: str) -> int:
         """How many keys of a map have a row, tombstones too."""
         if self._database is None:
@@ -119,6 +175,11 @@ class NewestIndex:
         self._tables.pop(name, None)
         if self._database is not None:
             self._database.execute("DELETE FROM rows WHERE map = ?", (self._id(name),))
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
+        self._tables.clear()
+        self._grown, self._room, self.full = 0, self._memory_bytes, False
 
     def close(self) -> None:
         """Let go of memory and of the scratch file. Safe to call twice."""
@@ -158,10 +219,10 @@ class NewestIndex:
                 key = (self._id(name), last)
                 page += self._database.execute("SELECT key, node, row FROM rows WHERE map = ? AND key = ?", key)
             last, above = page[-1][0], ">"
-            newest: dict[bytes, _Found] = {}
+            newest = Newest()
             for key, number, packed in page:
-                self._newer(newest, key, msgpack.unpackb(packed, use_list=False), self._names[number])
-            yield list(newest.values())
+                newest.offer(key, msgpack.unpackb(packed, use_list=False), self._names[number])
+            yield list(newest.settle().values())
 
     def _lookup(self, name: str, keys: Sequence[bytes]) -> list[_Found | None]:
         """Row and node of each key."""
@@ -169,36 +230,20 @@ class NewestIndex:
         if self._database is None and len(nodes) == 1:
             ((node, table),) = nodes.items()
             return [(row, node) if row is not None else None for row in map(table.get, keys)]
-        newest: dict[bytes, _Found] = {}
+        newest = Newest()
         for node, table in nodes.items():
             for key in keys:
                 row = table.get(key)
                 if row is not None:
-                    self._newer(newest, key, row, node)
+                    newest.offer(key, row, node)
         if self._database is not None:
             for start in range(0, len(keys), _KEYS_A_QUERY):
                 part = keys[start : start + _KEYS_A_QUERY]
                 query = f"SELECT key, node, row FROM rows WHERE map = ? AND key IN ({','.join('?' * len(part))})"  # noqa: S608  # only question marks
                 for key, number, packed in self._database.execute(query, (self._id(name), *part)):
-                    self._newer(newest, key, msgpack.unpackb(packed, use_list=False), self._names[number])
-        return [newest.get(key) for key in keys]
-
-    @staticmethod
-    def _newer(newest: dict[bytes, _Found], key: bytes, row: Row, node: str) -> None:
-        known = newest.get(key)
-        if known is None:
-            newest[key] = (row, node)
-            return
-        other, other_node = known
-        if node != other_node and row[9][:2] == other[9][:2]:
-            raise KeyConflict(
-                row[0],
-                key,
-                f"map {row[0]!r}, key {key!r}: nodes {other_node!r} and {node!r} both hold a change of incarnation {row[9][0]}, "
-                f"partition version {row[9][1]} (orders {other[9]} and {row[9]})",
-            )
-        if other[9] < row[9]:
-            newest[key] = (row, node)
+                    newest.offer(key, msgpack.unpackb(packed, use_list=False), self._names[number])
+        found = newest.settle()
+        return [found.get(key) for key in keys]
 
     def _tighten(self) -> None:
         """Count exactly. When little room is left, make equal strings one; when that is not enough, give all to the scratch file."""
@@ -211,8 +256,11 @@ class NewestIndex:
                 self._share_strings(table)
             used = payload + SHARED_ROW_BYTES * count
         if used > self._memory_bytes * 3 // 4:
-            self._flush()
-            used = 0
+            if self._spill:
+                self._flush()
+                used = 0
+            else:
+                self.full = True
         self._grown, self._room = 0, self._memory_bytes - used
 
     @staticmethod

@@ -63,7 +63,7 @@ class LocalEngine:
                 continue
             for piece in snapshot_pieces(name, snapshot):
                 for changes in read_piece(log.store, piece):
-                    tally.add(changes, count_bytes=False)
+                    tally.add(changes, count_bytes=False, settled=True)
                     index.add(changes.node, changes.rows, changes.bytes)
             touched.add(name)
         for name in sorted(touched):

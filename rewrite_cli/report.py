@@ -1,4 +1,4 @@
-"""What a rewrite, a prune, a drop and `stat` found or did: plain values, for tables and JSON alike. Bytes are on storage unless a name says otherwise."""
+"""What a rewrite, a prune and a drop did: plain values, for tables and JSON alike. Bytes are on storage unless a name says otherwise."""
 
 from __future__ import annotations
 
@@ -76,58 +76,6 @@ class DropReport:
     map: str
     generation: int
     covered: Mapping[str, Position]
-
-
-@dataclass(frozen=True, slots=True)
-class MapNodeStatistics:
-    """One map in one node's log: records that count, of them live (the newest of their key, neither deleted nor expired) and dead; bytes unpacked."""
-
-    map: str
-    node: str
-    records: int
-    live: int
-    dead: int
-    tombstones: int
-    live_bytes: int
-    dead_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStatistics:
-    """One node's files."""
-
-    node: str
-    segments: int
-    segment_bytes: int
-    archives: int
-    archive_bytes: int
-    clean: bool
-    end: Position
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """How long merging this log at a restart takes on this machine, and how long after a rewrite: `records_per_second` was measured just now."""
-
-    records: int
-    live: int
-    records_per_second: float
-    seconds: float
-    seconds_after_rewrite: float
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterStatistics:
-    """What `stat` shows of one cluster. `snapshot_bytes` of all maps; `missing` nodes with why."""
-
-    namespace: str
-    cluster: str
-    maps: tuple[MapNodeStatistics, ...]
-    nodes: tuple[NodeStatistics, ...]
-    snapshots: Mapping[str, int]
-    snapshot_bytes: int
-    missing: Mapping[str, str]
-    forecast: Forecast
 
 
 def memory_max_bytes() -> int:

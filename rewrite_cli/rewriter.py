@@ -128,7 +128,8 @@ class Tally:
         self.maps: dict[str, Totals] = {}
         self.late: set[tuple[str, bytes]] = set()
 
-    def add(self, changes: Changes, *, count_bytes: bool) -> None:
+    def add(self, changes: Changes, *, count_bytes: bool, settled: bool = False) -> None:
+        """A batch; `settled` when it is of a snapshot."""
         rows = changes.rows
         counts = Counter(map(itemgetter(0), rows))
         for name, count in counts.items():
@@ -136,7 +137,7 @@ class Tally:
             totals.records += count
             if count_bytes:
                 totals.bytes += changes.bytes * count // len(rows)
-        if changes.last > self._settled.get(changes.node, START):
+        if not settled and changes.last > self._settled.get(changes.node, START):
             self.late.update((row[0], row[1]) for row in rows if row[5] or row[7])
 
 

@@ -1,0 +1,508 @@
+"""Spark: the data source `imap_wal`, and the rewrite engine for logs that one machine does not want to merge. The only module that imports pyspark.
+
+    spark.read.format("imap_wal").load(url)                       raw: every entry that counts; a task per file
+    …option("mode", "latest")                                     the live view: a task per bucket of keys
+
+    SparkEngine   files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶ newest of all ─▶ part files
+
+Workers run the interpreter of this process, whatever PATH says.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from imap_wal import archive
+from imap_wal.entry import Row
+from imap_wal.errors import ImapWalError, InvalidSetting
+from imap_wal.format import Position
+from imap_wal.index import Newest, NewestIndex
+from imap_wal.pieces import SEGMENT, SNAPSHOT, Piece, read_piece
+from imap_wal.restore import ClusterLog, live, no_garbage_collection, snapshot_pieces
+from imap_wal.settings import RecoveryPolicy
+from rewrite_cli.local import PartWriter
+from rewrite_cli.rewriter import Job, Merged, Part, Tally, Totals
+from storage_backends import SegmentStore, StorageError, open_store
+
+TASK_MEMORY_BYTES = 512 * 1024 * 1024
+"""What a task's index may hold. Then a rewrite hands on what it has; a `latest` read goes to the worker's temporary folder."""
+ROWS_A_RANGE = 1_000_000
+"""Newest rows that one task of the last step writes, about."""
+_KEYS_A_BATCH = 10_000
+
+
+def session(**options: str) -> SparkSession:
+    """The running Spark session, or one on this machine; `options` are Spark's, for a new one."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    builder = SparkSession.builder.appName("imap-wal")
+    defaults = {"spark.master": "local[*]", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    for name, value in {**defaults, **options}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+# ---- the data source -----------------------------------------------------------------------------------------------
+
+_FIELDS = (
+    "namespace string, cluster string, map string, key binary, key_class string, value binary, value_class string, deleted boolean, timestamp_ms bigint, "
+    "expires_at_ms bigint, partition bigint, incarnation bigint, partition_version bigint, session bigint, request bigint, node string"
+)
+_POSITION_FIELDS = "epoch bigint, segment bigint, frame bigint, index bigint"
+_DECODED_FIELDS = "key_text string, value_text string"
+
+RAW, LATEST = "raw", "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node` narrow what is read (comma-separated); `mode` is raw or
+    latest; `partial` goes on without missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a `latest` read."""
+
+    path: str
+    namespaces: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    mode: str = RAW
+    partial: bool = False
+    decode: bool = False
+    buckets: int = 1
+
+    KNOWN = ("path", "namespace", "cluster", "map", "node", "mode", "partial", "decode", "buckets")
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """`InvalidSetting` names what is wrong."""
+        unknown = sorted(set(given) - set(cls.KNOWN))
+        if unknown:
+            raise InvalidSetting(f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}")
+        if not given.get("path"):
+            raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
+        mode = given.get("mode", RAW)
+        if mode not in (RAW, LATEST):
+            raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
+        if mode == LATEST and given.get("node"):
+            raise InvalidSetting("mode latest is over all nodes; take the option node away, or read mode raw")
+        buckets = given.get("buckets", "1")
+        if not buckets.isdigit() or int(buckets) < 1:
+            raise InvalidSetting(f"buckets is {buckets!r}; it takes a number, 1 or more")
+        return cls(
+            path=given["path"],
+            namespaces=_names(given.get("namespace")),
+            clusters=_names(given.get("cluster")),
+            maps=_names(given.get("map")),
+            nodes=_names(given.get("node")),
+            mode=mode,
+            partial=_flag("partial", given.get("partial")),
+            decode=_flag("decode", given.get("decode")),
+            buckets=int(buckets),
+        )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+
+
+def _flag(name: str, text: str | None) -> bool:
+    if (text or "false").lower() not in ("true", "false"):
+        raise InvalidSetting(f"{name} is {text!r}; it takes true or false")
+    return (text or "false").lower() == "true"
+
+
+class ImapWalDataSource(DataSource):
+    """`spark.read.format("imap_wal")`; options as in `Options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "imap_wal"
+
+    def _chosen(self) -> Options:
+        return Options.parse(dict(self.options))
+
+    def schema(self) -> str:
+        chosen = self._chosen()
+        fields = [_FIELDS]
+        if chosen.mode == RAW:
+            fields.append(_POSITION_FIELDS)
+        if chosen.decode:
+            fields.append(_DECODED_FIELDS)
+        return ", ".join(fields)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return ImapWalReader(self._chosen())
+
+
+@dataclass
+class FilePartition(InputPartition):
+    """Raw: files of one cluster."""
+
+    namespace: str
+    cluster: str
+    pieces: list[Piece]
+    metadata: list[tuple[Any, ...]]
+
+
+@dataclass
+class BucketPartition(InputPartition):
+    """Latest: the keys of one cluster whose hash falls into a bucket."""
+
+    namespace: str
+    cluster: str
+    pieces: list[Piece]
+    bucket: int
+    now_ms: int
+    metadata: list[tuple[Any, ...]]
+
+
+class ImapWalReader(DataSourceReader):
+    """Plans on the driver, reads in the workers."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        store = open_store(options.path)
+        found: list[InputPartition] = []
+        try:
+            for namespace, cluster in clusters_of(store, options.namespaces, options.clusters):
+                log = ClusterLog(store, namespace, cluster)
+                state = log.state()
+                state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+                pieces = log.pieces(state, maps=options.maps or None, nodes=options.nodes or None)
+                metadata = _metadata(log, state, options)
+                if options.mode == RAW:
+                    found += [FilePartition(namespace, cluster, [piece], metadata) for piece in pieces]
+                else:
+                    now_ms = log.clock.now_ms()
+                    found += [BucketPartition(namespace, cluster, pieces, bucket, now_ms, metadata) for bucket in range(options.buckets)]
+        finally:
+            store.close()
+        if not found:
+            found.append(FilePartition("", "", [], []))  # Spark asks for one at least
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        store = open_store(self._options.path)
+        try:
+            batches = self._raw(store, partition) if isinstance(partition, FilePartition) else self._latest(store, partition)
+            yield from batches
+        finally:
+            store.close()
+
+    def _raw(self, store: SegmentStore, partition: FilePartition) -> Iterator[Any]:
+        options = self._options
+        for piece in partition.pieces:
+            for changes in read_piece(store, piece, options.maps or None, positions=True):
+                if changes.rows and (not options.nodes or changes.node in options.nodes):
+                    yield self._batch(partition, changes.rows, [changes.node] * len(changes.rows), changes.positions)
+
+    def _latest(self, store: SegmentStore, partition: Any) -> Iterator[Any]:
+        options = self._options
+        index = NewestIndex(TASK_MEMORY_BYTES)
+        try:
+            with no_garbage_collection():
+                for piece in partition.pieces:
+                    for changes in read_piece(store, piece, options.maps or None):
+                        rows = changes.rows
+                        if options.buckets > 1:
+                            rows = [row for row in rows if zlib.crc32(row[1]) % options.buckets == partition.bucket]
+                        index.add(changes.node, rows)
+            for name in index.maps():
+                for rows, nodes in index.batches_with_nodes(name):
+                    alive = {id(row) for row in live(rows, partition.now_ms)}
+                    kept = [(row, node) for row, node in zip(rows, nodes, strict=True) if id(row) in alive]
+                    if kept:
+                        yield self._batch(partition, [row for row, _ in kept], [node for _, node in kept], None, latest=True)
+        finally:
+            index.close()
+
+    def _batch(self, partition: Any, rows: list[Row], nodes: list[str], positions: list[Position] | None, *, latest: bool = False) -> Any:
+        batch = archive.to_batch(rows, nodes)
+        names = list(batch.schema.names)
+        columns = list(batch.columns)
+        count = len(rows)
+        names[:0] = ["namespace", "cluster"]
+        columns[:0] = [pa.array([partition.namespace] * count, pa.string()), pa.array([partition.cluster] * count, pa.string())]
+        if not latest:
+            places = list(zip(*positions, strict=True)) if positions else [[None] * count] * 4
+            names += ["epoch", "segment", "frame", "index"]
+            columns += [pa.array(place, pa.int64()) for place in places]
+        if self._options.decode:
+            keys, values = _decode(rows, partition.metadata)
+            names += ["key_text", "value_text"]
+            columns += [pa.array(keys, pa.string()), pa.array(values, pa.string())]
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def clusters_of(store: SegmentStore, namespaces: Iterable[str] = (), clusters: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """(namespace, cluster) of all logs under a root, or of the given names."""
+    from imap_wal import layout
+
+    wanted_namespaces, wanted_clusters = set(namespaces), set(clusters)
+    return [
+        (layout.decode(namespace), layout.decode(cluster))
+        for namespace in store.folders("")
+        if not wanted_namespaces or layout.decode(namespace) in wanted_namespaces
+        for cluster in store.folders(namespace)
+        if not wanted_clusters or layout.decode(cluster) in wanted_clusters
+        if "manifest" in store.folders(f"{namespace}/{cluster}")
+    ]
+
+
+def _metadata(log: ClusterLog, state: Any, options: Options) -> list[tuple[Any, ...]]:
+    """Schemas, for those who want keys and values as text."""
+    if not options.decode:
+        return []
+    from imap_wal.restore import from_manifest
+
+    found = [from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata]
+    for piece in log.pieces(state, snapshots=False, covered=True):
+        if piece.kind == SEGMENT:
+            found += [item for changes in read_piece(log.store, piece, ()) for item in changes.metadata]
+    return [item for item in dict.fromkeys(found) if item[0] == "schema"]
+
+
+def _decode(rows: list[Row], metadata: list[tuple[Any, ...]]) -> tuple[list[str | None], list[str | None]]:
+    from rewrite_cli.decode import Decoder, text
+
+    decoder = Decoder(metadata)
+    return [text(decoder.key(row)) for row in rows], [None if row[3] is None else text(decoder.value(row)) for row in rows]
+
+
+# ---- the rewrite engine --------------------------------------------------------------------------------------------
+
+_EXTRA = [("late", pa.bool_()), ("read_records", pa.int64()), ("read_bytes", pa.int64()), ("error", pa.string())]
+_ENTRY_FIELDS = _FIELDS.removeprefix("namespace string, cluster string, ")
+_COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string"
+_PART_FIELDS = "map string, path string, live bigint, tombstones bigint, bytes bigint, error string"
+_PART_NAMES = ("map", "path", "live", "tombstones", "bytes", "error")
+_PART_SCHEMA = pa.schema([pa.field(name, pa.string() if name in ("map", "path", "error") else pa.int64()) for name in _PART_NAMES])
+_PARTS_A_RANGE = 1000
+
+ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+class SparkEngine:
+    """See the module. Storage must be one that the workers see: a shared directory or an object store. `tasks`: at most so many at a time read."""
+
+    name = "spark"
+
+    def __init__(self, spark: SparkSession | None = None, tasks: int | None = None) -> None:
+        self._spark = spark
+        self._tasks = tasks
+
+    def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+        if job.url.startswith("memory:"):
+            raise InvalidSetting("Spark's workers cannot see memory:// of this process; use --engine local")
+        spark = self._spark or session()
+        tasks = self._tasks or spark.sparkContext.defaultParallelism
+        combined = self._combine(spark, job, log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False), tasks)
+        try:
+            read = _read(combined)
+            merged: list[Merged] = []
+            former: list[Piece] = []
+            for name, snapshot in sorted(job.state.manifest.snapshots.items()):
+                if not job.wants(name):
+                    continue
+                if name not in read and not snapshot.tombstones:
+                    merged.append(Merged(name, 0, 0, (), unchanged=True))
+                    continue
+                former += snapshot_pieces(name, snapshot)
+                known, count = read.get(name, _Read()), snapshot.live + snapshot.tombstones
+                read[name] = _Read(known.records + count, known.bytes, known.keys + count)
+            if not read:
+                return merged
+            everything = combined.unionAll(self._combine(spark, job, former, tasks)) if former else combined
+            ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))
+            # By ranges, not by hash: part files are then in key order, as the local engine writes them.
+            ordered = everything.repartitionByRange(ranges, "map", "key").sortWithinPartitions("map", "key")
+            found = ordered.mapInArrow(_write(job), _PART_FIELDS).collect()
+        finally:
+            combined.unpersist()
+        for row in found:
+            if row["error"]:
+                raise _thaw(row["error"])
+        for name, each in sorted(read.items()):
+            own = [Part(row["path"], row["live"], row["tombstones"], row["bytes"]) for row in found if row["map"] == name]
+            merged.append(Merged(name, each.records, each.bytes, tuple(sorted(own, key=lambda part: part.path))))
+        return merged
+
+    def _combine(self, spark: SparkSession, job: Job, pieces: list[Piece], tasks: int) -> DataFrame:
+        """The newest rows of each task's pieces: one a map, key and node."""
+        groups = balanced(pieces, max(1, min(tasks * 2, len(pieces))))
+        rows = [(base64.b64encode(pickle.dumps(group)).decode(),) for group in groups] or [("",)]
+        described = spark.createDataFrame(rows, "pieces string").repartitionByRange(len(rows), "pieces")
+        return described.mapInArrow(_combine(job), _COMBINED_FIELDS).persist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read of a map: records, bytes of segments, and how many (key, node) are left of it."""
+
+    records: int = 0
+    bytes: int = 0
+    keys: int = 0
+
+
+def _read(combined: DataFrame) -> dict[str, _Read]:
+    totals = combined.groupBy("map").agg(
+        functions.sum("read_records").alias("records"),
+        functions.sum("read_bytes").alias("bytes"),
+        functions.count("key").alias("keys"),
+        functions.max("error").alias("error"),
+    )
+    found = {}
+    for row in totals.collect():
+        if row["error"]:
+            raise _thaw(row["error"])
+        found[row["map"]] = _Read(row["records"], row["bytes"], row["keys"])
+    return found
+
+
+def _combine(job: Job) -> ArrowMap:
+    def combine(batches: Iterator[Any]) -> Iterator[Any]:
+        store = open_store(job.url)
+        index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
+        tally = Tally(job.settled)
+        try:
+            with no_garbage_collection():
+                for batch in batches:
+                    for text in batch.column(0).to_pylist():
+                        for piece in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
+                            for changes in read_piece(store, piece, job.maps):
+                                if changes.rows:
+                                    tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
+                                    index.add(changes.node, changes.rows, changes.bytes)
+                                if index.full:
+                                    yield from _newest_so_far(index, tally)
+                yield from _newest_so_far(index, tally)
+        except (ImapWalError, StorageError) as error:
+            yield _failure_row(error)
+        finally:
+            index.close()
+            store.close()
+
+    return combine
+
+
+def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
+    """All rows of the index, which is then empty; what was read of each map stands in the first of them."""
+    for name in index.maps():
+        for rows, nodes in index.every(name):
+            totals = tally.maps.pop(name, Totals())
+            late: list[Any] = [bool(tally.late) and (name, row[1]) in tally.late for row in rows]
+            zeros: list[Any] = [0] * (len(rows) - 1)
+            yield _with_extra(archive.to_batch(rows, nodes), [late, [totals.records, *zeros], [totals.bytes, *zeros], [None] * len(rows)])
+    index.clear()
+
+
+def _write(job: Job) -> ArrowMap:
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        first = (context.partitionId() if context is not None else 0) * _PARTS_A_RANGE
+        store = open_store(job.url)
+        found: list[tuple[Any, ...]] = []
+        try:
+            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-") as folder:
+                writer: PartWriter | None = None
+                current = ""
+                for name, rows, nodes, late in newest_of_sorted(batches):
+                    if writer is None or name != current:
+                        found += _close(current, writer)
+                        writer, current = PartWriter(store, job, name, Path(folder), first), name
+                    writer.add(rows, nodes, late)
+                found += _close(current, writer)
+        except (ImapWalError, StorageError) as error:
+            found = [("", "", 0, 0, 0, _freeze(error))]
+        finally:
+            store.close()
+        columns = list(zip(*found, strict=True)) if found else [()] * len(_PART_NAMES)
+        yield pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, _PART_SCHEMA, strict=True)], schema=_PART_SCHEMA)
+
+    return write
+
+
+def _close(name: str, writer: PartWriter | None) -> list[tuple[Any, ...]]:
+    return [(name, part.path, part.live, part.tombstones, part.bytes, None) for part in writer.close()] if writer is not None else []
+
+
+def newest_of_sorted(batches: Iterator[Any]) -> Iterator[tuple[str, list[Row], list[str], set[tuple[str, bytes]]]]:
+    """From record batches sorted by map and key: (map, newest rows, their nodes, keys that came late), every key once."""
+    held: tuple[str, Newest, set[tuple[str, bytes]]] | None = None
+    last = b""
+
+    def settled(name: str, newest: Newest) -> tuple[list[Row], list[str]]:
+        found = newest.settle().values()
+        return [row for row, _ in found], [node for _, node in found]
+
+    for batch in batches:
+        nodes = archive.nodes_of(batch)
+        lates = batch.column(batch.schema.get_field_index("late")).to_pylist()
+        for index, row in enumerate(archive.to_rows(batch)):
+            name, key = row[0], row[1]
+            if held is None or held[0] != name or (held[1].count >= _KEYS_A_BATCH and key != last):
+                if held is not None:
+                    yield held[0], *settled(held[0], held[1]), held[2]
+                held = (name, Newest(), set())
+            held[1].offer(key, row, nodes[index])
+            if lates[index]:
+                held[2].add((name, key))
+            last = key
+    if held is not None:
+        yield held[0], *settled(held[0], held[1]), held[2]
+
+
+def balanced(pieces: list[Piece], count: int) -> list[list[Piece]]:
+    """The pieces in `count` groups of about the same bytes."""
+    groups: list[list[Piece]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for piece in sorted(pieces, key=lambda piece: piece.bytes, reverse=True):
+        smallest = sizes.index(min(sizes))
+        groups[smallest].append(piece)
+        sizes[smallest] += piece.bytes + 1
+    return [group for group in groups if group]
+
+
+def _with_extra(batch: Any, extra: list[list[Any]]) -> Any:
+    columns = [*batch.columns, *(pa.array(column, kind) for column, (_, kind) in zip(extra, _EXTRA, strict=True))]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *(name for name, _ in _EXTRA)])
+
+
+def _failure_row(error: Exception) -> Any:
+    row: Row = ("", b"", "", None, "", True, 0, 0, 0, (0, 0, 0, 0))
+    return _with_extra(archive.to_batch([row], ""), [[False], [0], [0], [_freeze(error)]])
+
+
+# An error of a worker comes back as what it is, not as text in Spark's own exception. Our errors' constructors do not take their own `args`.
+
+
+def _freeze(error: Exception) -> str:
+    return base64.b64encode(pickle.dumps((type(error), error.args, error.__dict__))).decode()
+
+
+def _thaw(text: str) -> Exception:
+    kind, args, state = pickle.loads(base64.b64decode(text))  # noqa: S301  # from our own worker, a moment ago
+    error: Exception = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
