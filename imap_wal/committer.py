@@ -162,6 +162,15 @@ class Committer:
             if self._failure is not None:
                 raise self._failure
 
+    def renew_lease(self) -> None:
+        """Hold on to the node where the storage's lock is a lease; losing it ends all acknowledgements. A StorageError: it could not be renewed this time."""
+        if self.log.leased and self._failure is None:
+            try:
+                self.log.renew()
+            except Fenced as error:
+                with self._leading():
+                    self._failure = error
+
     def close(self, clean: bool = True) -> None:
         """Commit what is left, then close the log; `clean` says so in it."""
         with self._leading():

@@ -1,9 +1,10 @@
-"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, archive by time and size. One thread, started only if a setting wants it."""
+"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, archive by time and size. One thread, started only if a setting wants it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
@@ -13,6 +14,8 @@ from storage_backends import StorageError
 
 ASYNC_TICK_S = 0.005
 ARCHIVE_TICK_S = 1.0
+RENEW_S = 10.0
+"""A third of a lease's term."""
 
 
 class Keeper:
@@ -30,7 +33,8 @@ class Keeper:
     def start(self, committer: Committer, archive: Callable[[], int]) -> None:
         """Begin. `archive` seals the current segment, archives what is sealed and returns the number of entries."""
         settings = self._settings
-        if settings.durability in (Durability.INTERVAL, Durability.ASYNC) or settings.archive_interval_s or settings.archive_bytes:
+        timed = settings.durability in (Durability.INTERVAL, Durability.ASYNC)
+        if timed or settings.archive_interval_s or settings.archive_bytes or committer.log.leased:
             self._thread = threading.Thread(target=self._run, args=(committer, archive), name="imap-wal-keeper", daemon=True)
             self._thread.start()
 
@@ -51,7 +55,7 @@ class Keeper:
         settings = self._settings
         ticks = {Durability.INTERVAL: settings.sync_interval_ms / 4000, Durability.ASYNC: ASYNC_TICK_S}
         tick = ticks.get(settings.durability, ARCHIVE_TICK_S)
-        archived_at = self._clock.monotonic()
+        archived_at = renewed_at = self._clock.monotonic()
         while True:
             self._wake.wait(tick)
             if self._stop.is_set():
@@ -60,6 +64,10 @@ class Keeper:
                 committer.commit_ready()
             elif settings.durability is Durability.INTERVAL:
                 committer.sync_if_due()
+            if self._clock.monotonic() - renewed_at >= RENEW_S:
+                renewed_at = self._clock.monotonic()
+                with suppress(StorageError):  # tried again before the lease runs out; if not, the next writer's first object fences this one
+                    committer.renew_lease()
             by_time = settings.archive_interval_s and self._clock.monotonic() - archived_at >= settings.archive_interval_s
             if (by_time or self._wake.is_set()) and committer.failure is None:
                 self._wake.clear()

@@ -334,7 +334,8 @@ class DurableMap(MutableMapping[Any, Any]):
     def clear(self) -> None:
         """Delete all keys, in one commit."""
         changes: list[Change] = [(self._state, key, None, 0) for key in list(self._state.values)]
-        self._state.values.clear()
+        if changes:
+            self._store.change(changes)
 
     def ttl(self, key: Any) -> float | None:
         """Seconds left of a key, None for ever. KeyError where there is none."""

@@ -21,12 +21,12 @@ import msgpack
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import CorruptLog, Fenced, LogError, MissingNode, StorageUnavailable, UnsupportedVersion, WriterLocked
+from imap_wal.errors import CorruptLog, Fenced, InvalidSetting, LogError, MissingNode, StorageUnavailable, UnsupportedVersion, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
 from imap_wal.segment import SegmentReader, SegmentWriter, unborn
-from imap_wal.settings import RecoveryPolicy, Settings
-from storage_backends import AlreadyExists, Locked, NotFound, SegmentStore, StorageError
+from imap_wal.settings import Durability, RecoveryPolicy, Settings
+from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
 
 PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
@@ -111,7 +111,7 @@ class NodeLog:
         recovery: Recovery,
         next_segment: int,
         checksum: int,
-        release: object,
+        lock: Lock,
     ) -> None:
         self.store, self.identity, self.settings, self.clock, self.randomness = store, identity, settings, clock, randomness
         self.manifests, self.clusters = manifests, clusters
@@ -124,7 +124,7 @@ class NodeLog:
         self._fence = layout.fence_path(self._folder, self.epoch)
         self._next_segment, self._checksum = next_segment, checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
-        self._lock_held = release
+        self._lock = lock
         self._appends = store.capabilities.durable_append
         self._mutex = threading.Lock()
         self.bytes_written = 0
@@ -205,6 +205,18 @@ class NodeLog:
             self._checksum = self._segment.checksum
             self._segment = None
 
+    @property
+    def leased(self) -> bool:
+        """Whether the lock is a lease, to be renewed now and then."""
+        return self._lock.expires_ms > 0
+
+    def renew(self) -> None:
+        """Renew the lease. `Fenced` when somebody else has it."""
+        try:
+            self._lock.renew()
+        except Locked as error:
+            raise Fenced(f"the lease on the log of node {self.identity.node!r} is now held by {error.holder}") from error
+
     # ---- sessions ----
 
     def new_session(self, plugin: str = "") -> int:
@@ -251,7 +263,7 @@ class NodeLog:
         finally:
             if self._segment is not None:
                 self._segment.close()
-            self._lock_held.release()  # type: ignore[attr-defined]
+            self._lock.release()
 
 
 def holder_text(what: str) -> str:
@@ -270,6 +282,12 @@ def open_node_log(
     takeover: bool = False,
 ) -> NodeLog:
     """Become the writer of a node's log. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    can = store.capabilities
+    if settings.durability is Durability.ALWAYS and can.durable_append and not can.durable_sync:
+        raise InvalidSetting(
+            f"{store.url} cannot sync, so durability 'always' would be a lie; choose 'os' or 'interval'"
+            + (", or add ?sync_on_close=true where data nodes sync on close" if "hdfs" in store.url else "")
+        )
     folder = identity.node_folder
     manifests = node_manifests(store, folder, clock, randomness)
     clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
