@@ -78,9 +78,9 @@ def _timeline(axes: Any, report: Report) -> None:
             axes.annotate(
                 text,
                 (start, killed),
-                xytext=(-12, 14) if start > 0.45 * width else (12, 14),
+                xytext=(-12, 14) if start > 0.3 * width else (12, 14),
                 textcoords="offset points",
-                ha="right" if start > 0.45 * width else "left",
+                ha="right" if start > 0.3 * width else "left",
                 va="bottom",
                 fontsize=10,
                 color=KILL,

@@ -52,7 +52,7 @@ def test_an_incomplete_last_commit_is_a_torn_tail_and_no_damage(run: Run, url: s
 
     program = f"import imap_wal, os, signal; s = imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1'); s.map('orders')['x'] = 1; os.kill(os.getpid(), {int(signal.SIGKILL)})"
     subprocess.run([sys.executable, "-c", program], check=False)
-    segment = sorted((root / "prod/eu/nodes/n1/wal").glob("*.wal"))[-1]
+    segment = max((root / "prod/eu/nodes/n1/wal").glob("*.wal"))
     data = segment.read_bytes().rstrip(b"\0")
     os.truncate(segment, len(data) - 3)
     ended = run("verify", url, "-o", "json")
@@ -106,7 +106,7 @@ def test_a_damaged_archive_is_named(run: Run, url: str, root: Path) -> None:
 
 
 def test_a_damaged_manifest_is_a_finding(run: Run, url: str, root: Path) -> None:
-    manifest = sorted((root / "prod/eu/nodes/n1/manifest").glob("*.json"))[-1]
+    manifest = max((root / "prod/eu/nodes/n1/manifest").glob("*.json"))
     manifest.write_text(manifest.read_text().replace('"epoch"', '"epohc"'))
     ended = run("verify", url, "-o", "json")
     assert ended.code == 3

@@ -1,0 +1,111 @@
+"""Every Python block and every command in README and docs runs, against a log made for it, as it stands there (only the places are others)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import imap_wal
+from rewrite_cli import cli, reference
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+PROGRAMS = ("imap-wal", ".venv/bin/imap-wal", "make")
+# These start services or play for a minute; their options are parsed, tests/cli runs them.
+ONLY_PARSED = {("node", "start"), ("agent",), ("demo",)}
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for number, (indent, found, text) in enumerate(FENCE.findall(page.read_text(encoding="utf-8")), 1):
+            if found == language:
+                yield f"{page.relative_to(ROOT)}#{number}", re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for _, language, text in FENCE.findall(page.read_text(encoding="utf-8")):
+            if language in ("", "sh", "bash", "console"):
+                for line in text.splitlines():
+                    command = line.strip().removeprefix("$ ").partition(" #")[0].strip()
+                    if command.split(" ")[0] in PROGRAMS:
+                        yield f"{page.relative_to(ROOT)}: {command}", command
+
+
+PYTHON, COMMANDS = dict(blocks("python")), dict(commands())
+
+
+def elsewhere(text: str, root: Path) -> str:
+    return re.sub(r"/tmp/|/var/lib/(?=maps)", f"{root}/", text)
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_python_block_runs(name: str, tmp_path: Path) -> None:
+    program = elsewhere(PYTHON[name], tmp_path)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with imap_wal.open(f"file://{tmp_path}/maps", node="n1") as store:
+        store.map("orders").update({"42": {"state": "new"}, "43": {"state": "new"}})
+        store.map("orders")["42"] = {"state": "paid"}
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_runs(name: str, log: Path) -> None:
+    program, *words = shlex.split(elsewhere(COMMANDS[name], log))
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[0] in targets
+        return
+    if any(tuple(words[: len(only)]) == only for only in ONLY_PARSED):
+        parse(words)
+        return
+    if "spark" in words:
+        pytest.skip("tests/cli runs it with Spark")
+    if words[0] == "doctor" and "--agent" in words:
+        del words[words.index("--agent") : words.index("--agent") + 2]  # nobody listens there
+    if words[0] == "prune" and "--dry-run" not in words and "--yes" not in words:
+        words.append("--yes")  # here is no terminal to answer
+    ended = subprocess.run([sys.executable, "-m", "rewrite_cli.cli", *words], capture_output=True, text=True, check=False, cwd=log, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+def parse(words: list[str]) -> None:
+    """As the command line would, without running it."""
+    command: click.Command = cli.group
+    context = click.Context(command, info_name="imap-wal")
+    while isinstance(command, click.Group):
+        child = command.get_command(context, words[0])
+        assert child is not None, words
+        command, words = child, words[1:]
+    command.make_context("command", list(words))
+
+
+def test_the_page_of_the_command_line_is_the_commands_own_help() -> None:
+    assert (ROOT / "docs/cli.md").read_text(encoding="utf-8") == reference.page(), "python -m rewrite_cli.reference > docs/cli.md"
+
+
+def test_inner_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "site/operations/index.html").exists()
