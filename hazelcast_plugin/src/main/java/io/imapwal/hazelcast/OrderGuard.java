@@ -5,6 +5,8 @@ import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
+import com.hazelcast.spi.impl.operationservice.BackupOperation;
 
 import java.util.UUID;
 
@@ -46,6 +48,15 @@ final class OrderGuard {
         InternalPartition partition = partitions.getPartition(stamp.partition, false);
         return partition.isLocal() && !partition.isMigrating() && partition.version() == stamp.version
                 && stamp.clusterId.equals(cluster.getClusterId());
+    }
+
+    /**
+     * Whether this thread carries out a backup. Backups store nothing, but for {@code setTtl}, whose backup calls the map
+     * store once more (5.7.0); its owner has logged it.
+     */
+    boolean onBackup(int partitionId) {
+        return Thread.currentThread() instanceof OperationThread thread
+                && thread.operationRunner(partitionId).currentTask() instanceof BackupOperation;
     }
 
     UUID clusterId() {

@@ -12,6 +12,7 @@ import com.hazelcast.map.EntryStore;
 import com.hazelcast.map.MapLoaderLifecycleSupport;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.partition.PartitioningStrategy;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
 
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
@@ -83,8 +84,14 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     @Override
     public void store(Object key, MetadataAwareValue<Object> value) {
-        state.requireRestored();
-        link.append(List.of(upsert(key, value)));
+        try {
+            state.requireRestored();
+            link.append(List.of(upsert(key, value)));
+        } catch (RetryableHazelcastException e) {
+            if (!plugin.guard().onBackup(plugin.nodeEngine().getPartitionService().getPartitionId(keyData(key)))) {
+                throw e;
+            }
+        }
     }
 
     @Override
