@@ -60,11 +60,15 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Wait for all operations, then close the store."""
-        while self._futures or self._committing:
-            await asyncio.wait([future for future, _ in self._futures]) if self._futures else await asyncio.sleep(0)
+        await self._settle()
         await self._loop.run_in_executor(None, self._store.close)
+        await self._settle()  # what came before the store was closed, but after we looked
         self._commits.put(None)
         self._thread.join()
+
+    async def _settle(self) -> None:
+        while self._futures or self._committing:
+            await asyncio.wait([future for future, _ in self._futures]) if self._futures else await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
         return self

@@ -152,10 +152,12 @@ class Store:
 
         self.check_open()
         self.committer.rotate()
+        log = self._log
         with self._archive_lock:
-            return archive_sealed(
-                self._log.store, self._log.identity.node_folder, self._log.identity.node, self._log.manifests, writing=self._log.unsealed
-            ).records
+            try:
+                return archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed).records
+            except StorageError as error:
+                raise StorageUnavailable(f"archiving the log of node {log.identity.node!r}: {error}; nothing is lost, its segments stay") from error
 
     @property
     def statistics(self) -> StoreStatistics:

@@ -1,0 +1,181 @@
+"""asyncio: thousands of operations in flight, few commits, and every awaiting task learns its own truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal.errors import Closed, NotAppended, NotSerializable, OutcomeUnknown, TooLarge
+from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.memory import MemoryStore
+from tests.support import contents
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
+
+
+def aopen(store: Any, **options: Any) -> Awaitable[imap_wal.AsyncStore]:
+    return imap_wal.aopen("memory://x", node="n1", storage=store, **{"preallocate": False, "segment_bytes": 64 * 1024, **options})
+
+
+def test_two_thousand_operations_in_flight_share_commits_and_are_all_kept(url: str) -> None:
+    async def work() -> None:
+        async with await imap_wal.aopen(url, node="n") as store:
+            orders = store.map("orders")
+
+            async def one(number: int) -> None:
+                await orders.set(number, {"n": number})
+                assert orders[number] == {"n": number}, "readable when it is acknowledged"
+
+            await asyncio.gather(*[one(number) for number in range(2000)])
+            commits = store.statistics.commits
+            assert commits.records == 2000
+            assert commits.commits <= 20
+            await asyncio.gather(*[orders.delete(number) for number in range(0, 2000, 2)])
+            assert len(orders) == 1000
+        with imap_wal.open(url, node="n") as again:
+            assert dict(again.map("orders").items()) == {number: {"n": number} for number in range(1, 2000, 2)}
+
+    run(work)
+
+
+def test_an_asyncio_map_reads_like_the_other_one(memory: MemoryStore) -> None:
+    async def work() -> None:
+        async with await aopen(memory) as store:
+            m = store.map("m")
+            await m.update({"a": 1, "b": 2})
+            await m.update([("c", 3)])
+            await m.update({})
+            await m.set("d", 4, ttl=1000)
+            await m.delete("absent")
+            await store.sync()
+            assert dict(m.items()) == {"a": 1, "b": 2, "c": 3, "d": 4}
+            assert sorted(m.keys()) == ["a", "b", "c", "d"]
+            assert sorted(m.values()) == [1, 2, 3, 4]
+            assert ("a" in m, "x" in m, m.get("x", 0), len(m), m.name, store.maps()) == (True, False, 0, 4, "m", ["m"])
+            assert await store.archive() == 5
+        assert contents(memory) == {"a": 1, "b": 2, "c": 3, "d": 4}
+
+    run(work)
+
+
+def test_a_change_that_cannot_be_written_fails_alone(memory: MemoryStore) -> None:
+    async def work() -> None:
+        async with await aopen(memory, max_value_bytes=100) as store:
+            m = store.map("m")
+            good = [m.set(number, "x") for number in range(10)]
+            with pytest.raises(TooLarge):
+                m.set("big", "x" * 200)
+            with pytest.raises(NotSerializable):
+                m.set("k", object())
+            with pytest.raises(NotSerializable):
+                m.update({"a": 1, "b": object()})
+            good.append(m.set("last", 1))
+            await asyncio.gather(*good)
+            assert len(m) == 11
+        assert len(contents(memory)) == 11
+
+    run(work)
+
+
+def test_a_task_that_is_cancelled_does_not_disturb_the_others_of_its_commit(memory: MemoryStore) -> None:
+    async def work() -> None:
+        async with await aopen(memory) as store:
+            m = store.map("m")
+
+            async def put(number: int) -> int:
+                await m.set(number, number)
+                return number
+
+            tasks = [asyncio.create_task(put(number)) for number in range(100)]
+            await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [isinstance(each, asyncio.CancelledError) for each in done[::2]] == [True] * 50
+            assert done[1::2] == list(range(1, 100, 2))
+            await m.set("after", 1)
+            kept = dict(m.items())
+            assert {*range(1, 100, 2), "after"} <= set(kept)
+        assert contents(memory) == kept
+
+    run(work)
+
+
+def test_all_tasks_of_a_commit_that_fails_are_told_and_later_ones_too(memory: MemoryStore) -> None:
+    async def work() -> None:
+        faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path="*/wal/*"),)))
+        store = await aopen(faulty)
+        m = store.map("m")
+        await m.set("acked", 1)
+        failed = await asyncio.gather(*[m.set(number, 1) for number in range(50)], return_exceptions=True)
+        assert {type(each) for each in failed} == {OutcomeUnknown}
+        with pytest.raises(NotAppended):
+            await m.set("later", 1)
+        assert dict(m.items()) == {"acked": 1}
+        await store.close()
+        assert contents(memory)["acked"] == 1
+
+    run(work)
+
+
+def test_closing_waits_for_what_is_in_flight_and_refuses_what_comes_after(memory: MemoryStore) -> None:
+    async def work() -> None:
+        store = await aopen(memory)
+        m = store.map("m")
+        futures = [m.set(number, number) for number in range(500)]
+        await store.close()
+        assert all(future.done() and future.exception() is None for future in futures)
+        with pytest.raises(Closed):
+            await m.set("late", 1)
+        await store.close()
+        assert contents(memory) == {number: number for number in range(500)}
+
+    run(work)
+
+
+def test_operations_larger_than_a_commit_are_split_between_operations_and_never_inside_one(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imap_wal.aio.COMMIT_BYTES_MAX", 1000)
+
+    async def work() -> None:
+        async with await aopen(memory, commit_bytes_max=1) as store:
+            m = store.map("m")
+            await asyncio.gather(
+                *[m.update({f"{number}.{part}": "x" * 100 for part in range(4)}) for number in range(20)],
+                m.update({f"huge.{part}": "x" * 100 for part in range(50)}),
+            )
+            assert store.statistics.commits.commits >= 11
+        from imap_wal.segment import SegmentReader
+        from tests.support import segments
+
+        counts = [frame.count for path in segments(memory) for frame in SegmentReader(memory, path).frames() if frame.kind == 1]
+        assert sum(counts) == 130
+        assert all(count % 4 == 0 or count == 50 for count in counts)
+
+    run(work)
+
+
+def test_threads_and_tasks_may_write_one_store(memory: MemoryStore) -> None:
+    async def work() -> None:
+        async with await aopen(memory) as store:
+            m = store.map("m")
+            plain = store._store.map("m")
+
+            def write(thread: int) -> None:
+                for number in range(50):
+                    plain[f"t{thread}.{number}"] = number
+
+            loop = asyncio.get_running_loop()
+            threads = [loop.run_in_executor(None, write, thread) for thread in range(3)]
+            await asyncio.gather(*threads, *[m.set(f"a{number}", number) for number in range(300)])
+            assert len(m) == 450
+        assert len(contents(memory)) == 450
+
+    run(work)

@@ -1,0 +1,210 @@
+"""Storage that fails under the embedded map: the caller is told, memory is unchanged, and the next open tells the truth."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal.errors import ImapWalError, NotAppended, OutcomeUnknown, StorageUnavailable
+from storage_backends import NoSpace
+from storage_backends.faults import Fault, FaultyStore, Killed, Plan
+from storage_backends.memory import MemoryStore
+from tests.support import contents, copy_files, embedded, eventually
+
+WAL = "*/wal/*"
+
+
+def test_after_a_failed_write_memory_is_unchanged_nothing_is_acknowledged_and_reopening_works(memory: MemoryStore, seed: int) -> None:
+    faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL),), seed))
+    store = embedded(faulty)
+    m = store.map("m")
+    m["kept"] = 1
+    with pytest.raises(NotAppended, match="nothing was appended"):
+        m.update({"kept": 2, "lost": 2})
+    for change in (lambda: m.__setitem__("x", 1), lambda: m.__delitem__("kept"), lambda: m.clear(), lambda: m.put("y", 1, ttl=9)):
+        with pytest.raises(NotAppended, match="nothing more is appended"):
+            change()
+    assert dict(m.items()) == {"kept": 1}
+    store.close()
+    with embedded(memory) as again:
+        assert dict(again.map("m").items()) == {"kept": 1}
+        again.map("m")["x"] = 1
+    assert contents(memory) == {"kept": 1, "x": 1}
+
+
+def test_after_a_failed_sync_the_outcome_is_unknown_memory_is_unchanged_and_reopening_tells(memory: MemoryStore) -> None:
+    faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL),)))
+    store = embedded(faulty)
+    m = store.map("m")
+    m["k"] = "old"
+    with pytest.raises(OutcomeUnknown):
+        m["k"] = "new"
+    assert m["k"] == "old"
+    store.close()
+    assert contents(memory)["k"] in ("old", "new")
+
+
+@pytest.mark.parametrize(
+    "kind", ["append", "sync", "open_append", "truncate", "exists", "create", "list", "lock", "read", "delete", "replace", "size"]
+)
+def test_an_operation_of_the_storage_that_fails_once_is_never_silent_and_never_loses_what_was_acknowledged(memory: MemoryStore, kind: str) -> None:
+    """Whatever fails, wherever: only errors of ours reach the caller, and acknowledged changes survive."""
+    counted = FaultyStore(MemoryStore(f"count-{kind}"))
+    workload(counted, {})
+    times = sum(operation.kind == kind for operation in counted.operations)
+    for at in range(1, times + 1):
+        inner = MemoryStore(f"{kind}-{at}-{memory.url}")
+        acked: dict[str, Any] = {}
+        faulty = FaultyStore(inner, Plan((Fault("error", at=at, kind=kind, error=NoSpace),)))
+        doubtful = workload(faulty, acked)
+        assert faulty.fired, f"{kind} {at} never happened"
+        left = contents(inner)
+        for key, value in acked.items():
+            assert left.get(key) == value or (key in doubtful and left.get(key) in doubtful[key]), f"{kind} {at} lost {key}"
+
+
+def workload(storage: FaultyStore, acked: dict[str, Any]) -> dict[str, list[Any]]:
+    """Changes, a rotation, an archive, a reopen. `acked`: what was acknowledged; returns what is in doubt since."""
+    doubtful: dict[str, list[Any]] = {}
+    for life in range(2):
+        try:
+            with embedded(storage, segment_bytes=400) as store:
+                m = store.map("m")
+                for number in range(6):
+                    key, value = f"k{number % 4}", f"{life}.{number}"
+                    try:
+                        m[key] = value
+                        acked[key] = value
+                        doubtful.pop(key, None)
+                    except OutcomeUnknown:
+                        doubtful.setdefault(key, []).append(value)
+                    except NotAppended:
+                        pass
+                store.archive()
+        except ImapWalError:
+            continue
+    return doubtful
+
+
+def test_a_storage_that_fails_at_open_is_unavailable_and_leaves_no_lock(memory: MemoryStore) -> None:
+    counted = FaultyStore(MemoryStore("count-open"))
+    embedded(counted).close()
+    for at in range(1, counted.count + 1):
+        inner = MemoryStore(f"open-{at}-{memory.url}")
+        faulty = FaultyStore(inner, Plan((Fault("error", at=at),)))
+        try:
+            embedded(faulty).close()
+        except StorageUnavailable as error:
+            assert "planned fault" in str(error)
+        assert not inner._medium.locks, f"operation {at}: {faulty.operations[at - 1]}"
+        embedded(inner).close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_at_any_operation_of_a_life_keeps_what_was_acknowledged(memory: MemoryStore, when: Any, seed: int) -> None:
+    counted = FaultyStore(MemoryStore(f"count-kill-{when}"))
+    workload(counted, {})
+    for at in range(1, counted.count + 1, 3):
+        inner = MemoryStore(f"kill-{when}-{at}-{memory.url}")
+        acked: dict[str, Any] = {}
+        faulty = FaultyStore(inner, Plan((Fault("kill", at=at, when=when),), seed))
+        try:
+            workload(faulty, acked)
+        except Killed:
+            pass
+        left = contents(inner)
+        for key, value in acked.items():
+            life, number = value.split(".")
+            later = [f"{life}.{int(number) + 4}", f"{int(life) + 1}.{int(number) % 4}"]
+            assert left.get(key) in (value, *later), f"{faulty.plan} lost {key}"
+
+
+def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(memory: MemoryStore) -> None:
+    faulty = FaultyStore(memory, Plan((Fault("error", at=2, kind="append", path=WAL, times=0, error=NoSpace),)))
+    store = embedded(faulty, durability="async")
+    m = store.map("m")
+    m["taken"] = 1
+    eventually(lambda: store.committer.failure, "the background commit failed")
+    with pytest.raises(NotAppended, match="NoSpace|planned fault"):
+        m["refused"] = 1
+    assert "refused" not in m
+    with pytest.raises(NotAppended):
+        store.sync()
+    store.close()
+
+
+def test_an_archive_that_fails_in_the_background_is_kept_to_be_told_and_loses_nothing(memory: MemoryStore) -> None:
+    faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
+    store = embedded(faulty, segment_bytes=400, archive_bytes=400)
+    m = store.map("m")
+    for number in range(30):
+        m[number] = number
+    eventually(lambda: store.keeper.archive_error or any(file.path.endswith(".parquet") for file in memory.list("")), "an archive was tried")
+    assert contents(memory) == {number: number for number in range(30)}
+    for number in range(30, 60):
+        m[number] = number
+    eventually(lambda: any(file.path.endswith(".parquet") for file in memory.list("")), "a later archive succeeded")
+    store.close()
+    assert contents(memory) == {number: number for number in range(60)}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"mount needs root; the planned faults of this folder stand for a full disk ({mounted.stderr.strip()})")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
+@pytest.mark.parametrize("preallocate", [False, True])
+def test_on_a_full_disk_the_put_fails_memory_is_unchanged_and_after_room_was_made_all_acknowledged_is_there(
+    small_disk: Path, preallocate: bool
+) -> None:
+    url = f"file://{small_disk}/log"
+    acked: dict[int, str] = {}
+    store = imap_wal.open(url, node="n", segment_bytes=128 * 1024, preallocate=preallocate)
+    m = store.map("m")
+    with pytest.raises((NotAppended, OutcomeUnknown), match="No space left on device"):
+        for number in range(10_000):
+            m[number] = "x" * 2000
+            acked[number] = "x" * 2000
+    assert len(acked) > 300
+    assert dict(m.items()) == acked
+    with pytest.raises(NotAppended, match="No space left"):
+        m["more"] = 1
+    try:
+        store.close()
+    except ImapWalError:
+        pass  # its manifest may not fit either
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    with imap_wal.open(url, node="n", segment_bytes=128 * 1024, preallocate=preallocate) as again:
+        assert dict(again.map("m").items()) == acked
+        again.map("m")["more"] = 1
+    with imap_wal.open(url, node="n") as again:
+        assert again.map("m")["more"] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
+def test_opening_on_a_full_disk_is_storage_unavailable(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * (1024 * 1024))
+    with pytest.raises(StorageUnavailable, match="No space left on device"):
+        imap_wal.open(f"file://{small_disk}/log", node="n")
+
+
+def test_nothing_was_acknowledged_of_what_a_dead_process_had_not_committed(memory: MemoryStore) -> None:
+    store = embedded(memory)
+    store.map("m")["a"] = 1
+    left = copy_files(memory)
+    store.map("m")["b"] = 2
+    assert contents(left) == {"a": 1}
