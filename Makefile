@@ -44,7 +44,7 @@ demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a repor
 	$(BIN)/imap-wal demo --picture out/demo.png
 
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
-	$(BIN)/imap-wal demo --cluster-members 2 --picture out/demo-cluster.png
+	$(BIN)/imap-wal demo --members 2 --picture out/demo-cluster.png
 
 test: setup lint test-java test-python ## everything: lint, Java tests, Python tests with real members and real Spark
 
@@ -67,7 +67,7 @@ bench-quick: setup ## the same, shorter
 	$(BIN)/python -m benchmarks --quick
 
 docs: $(VENV)/.docs ## the documentation as a site in site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: python ## ruff, mypy --strict, import arrows
 	$(BIN)/ruff check .

@@ -85,12 +85,20 @@ def test_command_runs(name: str, log: Path) -> None:
 def parse(words: list[str]) -> None:
     """As the command line would, without running it."""
     command: click.Command = cli.group
-    context = click.Context(command, info_name="imap-wal")
+    context = click.Context(command, info_name="imap-wal", **command.context_settings)
     while isinstance(command, click.Group):
         child = command.get_command(context, words[0])
         assert child is not None, words
         command, words = child, words[1:]
-    command.make_context("command", list(words))
+    command.make_context("command", list(words), parent=context)
+
+
+@pytest.mark.parametrize("name", ["embedded.py", "many_at_once.py", "parquet.py"])
+def test_example_runs_twice(name: str, tmp_path: Path) -> None:
+    where = str(tmp_path / "log") if name == "parquet.py" else f"file://{tmp_path}/log"
+    for _ in range(2):
+        ended = subprocess.run([sys.executable, str(ROOT / "examples" / name), where], capture_output=True, text=True, check=False, timeout=120)
+        assert ended.returncode == 0, ended.stderr
 
 
 def test_the_page_of_the_command_line_is_the_commands_own_help() -> None:
