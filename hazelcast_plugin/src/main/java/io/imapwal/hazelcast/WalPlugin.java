@@ -4,6 +4,7 @@ import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.LifecycleEvent.LifecycleState;
 import com.hazelcast.instance.impl.HazelcastInstanceImpl;
 import com.hazelcast.instance.impl.HazelcastInstanceProxy;
+import com.hazelcast.internal.serialization.InternalSerializationService;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
@@ -40,6 +41,7 @@ final class WalPlugin {
         this.guard = new OrderGuard(nodeEngine);
         this.schemas = new SchemaLog(nodeEngine);
         this.settler = new Settler(this);
+        PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
         // One for all connections to all agents: an agent gives one session per plug-in start.
         this.identity = new AgentConnection.Identity(nodeEngine.getLocalMember().getUuid(), UUID.randomUUID(), VERSION,
                 nodeEngine.getPartitionService().getPartitionCount());

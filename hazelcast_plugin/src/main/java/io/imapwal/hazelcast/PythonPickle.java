@@ -1,0 +1,75 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.impl.AbstractSerializationService;
+import com.hazelcast.internal.serialization.InternalSerializationService;
+import com.hazelcast.logging.ILogger;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.nio.serialization.Serializer;
+import com.hazelcast.nio.serialization.StreamSerializer;
+
+import java.io.IOException;
+import java.lang.reflect.Method;
+import java.util.Arrays;
+
+/**
+ * A dict, tuple, set or object of a Python client: hazelcast-python-client pickles whatever has no counterpart in Java.
+ *
+ * <p>To a member without a map store such a value is bytes. With one, Hazelcast turns it into an object first, for which no serializer
+ * is registered; this is that object: the same bytes, never looked into.
+ */
+final class PythonPickle {
+    /** As hazelcast-python-client has it: {@code PYTHON_TYPE_PICKLE}. */
+    private static final int TYPE_ID = -120;
+
+    private final byte[] pickle;
+
+    private PythonPickle(byte[] pickle) {
+        this.pickle = pickle;
+    }
+
+    /** Once per member. A serializer of the user's for this type stays. */
+    static void register(InternalSerializationService serialization, ILogger logger) {
+        try {
+            // The public way takes positive type ids only.
+            Method register = AbstractSerializationService.class.getDeclaredMethod("safeRegister", Class.class, Serializer.class);
+            register.setAccessible(true);
+            register.invoke(serialization, PythonPickle.class, new Codec());
+        } catch (ReflectiveOperationException | RuntimeException e) {
+            logger.warning("imap-wal: values that Python clients pickle (dict, tuple, set) will be refused: " + AgentLink.reason(e));
+        }
+    }
+
+    @Override
+    public boolean equals(Object other) {
+        return other instanceof PythonPickle same && Arrays.equals(pickle, same.pickle);
+    }
+
+    @Override
+    public int hashCode() {
+        return Arrays.hashCode(pickle);
+    }
+
+    @Override
+    public String toString() {
+        return "a Python pickle of " + pickle.length + " bytes";
+    }
+
+    private static final class Codec implements StreamSerializer<PythonPickle> {
+        @Override
+        public int getTypeId() {
+            return TYPE_ID;
+        }
+
+        /** The client writes a string: a length and bytes, as a byte array has them. */
+        @Override
+        public PythonPickle read(ObjectDataInput in) throws IOException {
+            return new PythonPickle(in.readByteArray());
+        }
+
+        @Override
+        public void write(ObjectDataOutput out, PythonPickle object) throws IOException {
+            out.writeByteArray(object.pickle);
+        }
+    }
+}
