@@ -112,6 +112,9 @@ final class FakeAgent implements Closeable {
     }
 
     synchronized FakeAgent start() throws IOException {
+        if (server != null) {
+            return this;
+        }
         Files.deleteIfExists(socket);
         ServerSocketChannel listening = ServerSocketChannel.open(StandardProtocolFamily.UNIX);
         listening.bind(UnixDomainSocketAddress.of(socket));
@@ -119,7 +122,14 @@ final class FakeAgent implements Closeable {
         daemon(() -> {
             while (true) {
                 SocketChannel channel = listening.accept();
-                open.add(channel);
+                synchronized (this) {
+                    if (server != listening) {
+                        // A blocked accept takes one more after close().
+                        channel.close();
+                        return;
+                    }
+                    open.add(channel);
+                }
                 daemon(() -> serve(channel));
             }
         });
@@ -133,6 +143,13 @@ final class FakeAgent implements Closeable {
             server = null;
         }
         for (SocketChannel channel : open) {
+            // close() alone waits for the thread that reads it, and the other side would not notice yet
+            try {
+                channel.shutdownInput();
+                channel.shutdownOutput();
+            } catch (IOException e) {
+                // the other side was quicker
+            }
             channel.close();
         }
         open.clear();

@@ -76,6 +76,7 @@ class WalMapStoreTest {
 
     @AfterEach
     void agentIsSoundAgain() throws Exception {
+        agent.start();
         agent.mood = FakeAgent.Mood.ACK;
         agent.readError = null;
         agent.delayMs = 0;
