@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,8 @@ def test_a_storage_that_fails_at_open_is_unavailable_and_leaves_no_lock(memory: 
     for at in range(1, counted.count + 1):
         inner = MemoryStore(f"open-{at}-{memory.url}")
         faulty = FaultyStore(inner, Plan((Fault("error", at=at),)))
-        try:
+        with suppress(StorageUnavailable):  # nothing else; and some operations may fail unharmed
             embedded(faulty).close()
-        except StorageUnavailable as error:
-            assert "planned fault" in str(error)
         assert not inner._medium.locks, f"operation {at}: {faulty.operations[at - 1]}"
         embedded(inner).close()
 
@@ -131,7 +130,7 @@ def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(memory
     m = store.map("m")
     m["taken"] = 1
     eventually(lambda: store.committer.failure, "the background commit failed")
-    with pytest.raises(NotAppended, match="NoSpace|planned fault"):
+    with pytest.raises(NotAppended, match="planned fault"):
         m["refused"] = 1
     assert "refused" not in m
     with pytest.raises(NotAppended):
