@@ -77,9 +77,11 @@ def _data_reader(schemas: Mapping[int, bytes]) -> Callable[[bytes], Any]:
     from hazelcast.core import HazelcastJsonValue
     from hazelcast.serialization.data import Data
     from hazelcast.serialization.input import _ObjectDataInput
+    from hazelcast.serialization.serialization_const import PYTHON_TYPE_PICKLE
     from hazelcast.serialization.service import SerializationServiceV1
 
     service = SerializationServiceV1(Config())
+    service._registry._id_dict[PYTHON_TYPE_PICKLE] = _Pickle()
     compact = service.compact_stream_serializer
     for data in schemas.values():
         schema = _schema(_ObjectDataInput(bytes(data), _SCHEMA_HEADER_BYTES, service, True))
@@ -98,6 +100,13 @@ class _AsDict:
 
     def read(self, reader: Any) -> dict[str, Any]:
         return {field.name: getattr(reader, f"read_{field.kind.name.lower()}")(field.name) for field in reader._schema.fields}
+
+
+class _Pickle:
+    """What a Python client pickled: unpickling runs code, which whoever could write the map has chosen. It stays `Opaque`."""
+
+    def read(self, source: Any) -> Any:
+        raise ValueError("a pickle is not opened")
 
 
 def _schema(source: Any) -> Any:
