@@ -297,4 +297,6 @@ class Committer:
                 self._on_rotate()
 
     def _poison(self, error: StorageError, doing: str) -> None:
-        self._failure = NotAppended(f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing more is acknowledged until it is opened again")
+        self._failure = NotAppended(
+            f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing more is acknowledged until it is opened again"
+        )

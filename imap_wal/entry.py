@@ -7,14 +7,23 @@ indices below name its fields. `DataEntry` is the same tuple with names.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
 Order: TypeAlias = tuple[int, int, int, int]
 """(incarnation, partition_version, session, request). The greater tuple is the newer change. No clock takes part."""
 
-MAP, KEY, KEY_CLASS, VALUE, VALUE_CLASS, DELETED, TIMESTAMP_MS, EXPIRES_AT_MS, PARTITION, ORDER = range(10)
+MAP: Final = 0
+KEY: Final = 1
+KEY_CLASS: Final = 2
+VALUE: Final = 3
+VALUE_CLASS: Final = 4
+DELETED: Final = 5
+TIMESTAMP_MS: Final = 6
+EXPIRES_AT_MS: Final = 7
+PARTITION: Final = 8
+ORDER: Final = 9
 
 
 class DataEntry(NamedTuple):

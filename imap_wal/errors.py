@@ -1,22 +1,22 @@
 """Every error a user of imap-wal can meet. Few classes; each says whose fault it is and what to do.
 
-    ImapWalError
-    ├── NotAppended           the change is certainly not in the log and not in memory: safe to try again
-    │   ├── NotSerializable   your key or value: also a TypeError
-    │   └── TooLarge          your key or value: also a ValueError
-    ├── OutcomeUnknown        the change may be in the log: read before you try again
-    ├── WriterLocked          somebody else writes this node's log
-    ├── Fenced                somebody else took this node's log over
-    ├── Closed                you closed it
-    ├── LogError              a file of the log is not what it should be; names file and position
-    │   ├── CorruptLog        bytes changed
-    │   ├── ShortLog          bytes missing
-    │   └── UnsupportedVersion  written by a newer imap-wal
-    ├── OrderConflict         two nodes claim the same change of a key
-    ├── MissingNode           the log of a node that belongs to the cluster is not there
-    ├── LostRace              another process published first
-    ├── InvalidSetting        your setting: also a ValueError
-    └── StorageUnavailable    the storage: unreachable, full, read-only
+ImapWalError
+├── NotAppended           the change is certainly not in the log and not in memory: safe to try again
+│   ├── NotSerializable   your key or value: also a TypeError
+│   └── TooLarge          your key or value: also a ValueError
+├── OutcomeUnknown        the change may be in the log: read before you try again
+├── WriterLocked          somebody else writes this node's log
+├── Fenced                somebody else took this node's log over
+├── Closed                you closed it
+├── LogError              a file of the log is not what it should be; names file and position
+│   ├── CorruptLog        bytes changed
+│   ├── ShortLog          bytes missing
+│   └── UnsupportedVersion  written by a newer imap-wal
+├── OrderConflict         two nodes claim the same change of a key
+├── MissingNode           the log of a node that belongs to the cluster is not there
+├── LostRace              another process published first
+├── InvalidSetting        your setting: also a ValueError
+└── StorageUnavailable    the storage: unreachable, full, read-only
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class WriterLocked(ImapWalError):
     """Another process holds this node's log; `holder` names it. Stop it, give this one another node name, or take over."""
 
     def __init__(self, node: str, holder: str) -> None:
-        super().__init__(f"the log of node {node!r} is being written by {holder}; stop that process, use another node name, or open with takeover=True")
+        super().__init__(
+            f"the log of node {node!r} is being written by {holder}; stop that process, use another node name, or open with takeover=True"
+        )
         self.node, self.holder = node, holder
 
 
@@ -61,7 +63,13 @@ class Closed(ImapWalError):
 class LogError(ImapWalError):
     """A file of the log cannot be used. `file` is relative to the root, `offset` in bytes. Run `imap-wal verify` for the whole picture."""
 
-    def __init__(self, file: str, offset: int, what: str, advice: str = "run `imap-wal verify` on the log, and restore the file from a copy or use `imap-wal repair`") -> None:
+    def __init__(
+        self,
+        file: str,
+        offset: int,
+        what: str,
+        advice: str = "run `imap-wal verify` on the log, and restore the file from a copy or use `imap-wal repair`",
+    ) -> None:
         super().__init__(f"{file} at byte {offset}: {what}; {advice}")
         self.file, self.offset, self.what = file, offset, what
 

@@ -106,14 +106,18 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
     if not data[: _PREFIX.size].strip(b"\0"):
         raise ShortLog(file, 0, "the segment header was never written")
     if magic != MAGIC:
-        raise CorruptLog(file, 0, "this is not a segment of imap-wal (wrong magic)", "move a foreign file away; if it was a segment, restore it from a copy")
+        raise CorruptLog(
+            file, 0, "this is not a segment of imap-wal (wrong magic)", "move a foreign file away; if it was a segment, restore it from a copy"
+        )
     end = _PREFIX.size + length
     if len(data) < end + 4:
         raise ShortLog(file, len(data), "the file ends inside the segment header")
     if struct.unpack_from("<I", data, end)[0] != google_crc32c.value(data[:end]):
         raise CorruptLog(file, 0, "the segment header does not match its checksum")
     if version != VERSION:
-        raise UnsupportedVersion(file, 8, f"format version {version}; this imap-wal reads version {VERSION}", "upgrade imap-wal; the file was not touched")
+        raise UnsupportedVersion(
+            file, 8, f"format version {version}; this imap-wal reads version {VERSION}", "upgrade imap-wal; the file was not touched"
+        )
     return SegmentHeader(*msgpack.unpackb(data[_PREFIX.size : end], use_list=False)), end + 4
 
 

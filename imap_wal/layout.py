@@ -1,11 +1,11 @@
 """Names on storage. Every user-chosen name is percent-encoded, so a map may be called "../a b".
 
-    {namespace}/{cluster}/manifest/{number}.json
-    {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
-    {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
-    {namespace}/{cluster}/nodes/{node}/writer.lock
-    {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal        ({epoch}.fenced beside it after a takeover)
-    {namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.parquet
+{namespace}/{cluster}/manifest/{number}.json
+{namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
+{namespace}/{cluster}/nodes/{node}/manifest/{number}.json
+{namespace}/{cluster}/nodes/{node}/writer.lock
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal        ({epoch}.fenced beside it after a takeover)
+{namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.parquet
 """
 
 from __future__ import annotations

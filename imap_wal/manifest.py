@@ -109,11 +109,17 @@ class ManifestLog(Generic[C]):
             if not isinstance(data, dict):
                 raise ValueError("not an object")
         except ValueError as error:
-            raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", "restore it from a copy, or remove it to fall back on the number before") from error
+            raise CorruptLog(
+                path, 0, f"this manifest is not JSON ({error})", "restore it from a copy, or remove it to fall back on the number before"
+            ) from error
         if data.get("format", FORMAT) != FORMAT and data.pop("checksum", None) == _checksum(data):
-            raise UnsupportedVersion(path, 0, f"manifest format {data['format']}; this imap-wal reads {FORMAT}", "upgrade imap-wal; the file was not touched")
+            raise UnsupportedVersion(
+                path, 0, f"manifest format {data['format']}; this imap-wal reads {FORMAT}", "upgrade imap-wal; the file was not touched"
+            )
         if data.pop("checksum", None) != _checksum(data):
-            raise CorruptLog(path, 0, "this manifest does not match its checksum", "restore it from a copy, or remove it to fall back on the number before")
+            raise CorruptLog(
+                path, 0, "this manifest does not match its checksum", "restore it from a copy, or remove it to fall back on the number before"
+            )
         return data, self._kind.from_json(data)
 
 

@@ -152,7 +152,9 @@ class NodeLog:
     def check_fence(self) -> None:
         """`Fenced` if the epoch was raised by another process. One stat on a local file system."""
         if self._appends and self.store.exists(self._fence):
-            raise Fenced(f"another process took over the log of node {self.identity.node!r}; what it did not see acknowledged is void, close this one")
+            raise Fenced(
+                f"another process took over the log of node {self.identity.node!r}; what it did not see acknowledged is void, close this one"
+            )
 
     def rewind(self) -> bool:
         """After a failed `write`: True when it is certain that nothing of it is left behind."""
@@ -384,9 +386,7 @@ def _recover(
             checksum = frame.checksum
         tail = reader.tail()
         if tail.status == "corrupt" or (tail.status == "torn-tail" and path != newest):
-            raise CorruptLog(
-                path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes that were synced have changed"
-            )
+            raise CorruptLog(path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes that were synced have changed")
         if tail.status == "torn-tail":
             torn_file, torn = path, tail.size - tail.end
         if takeover and path == newest and store.capabilities.durable_append:

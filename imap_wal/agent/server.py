@@ -93,7 +93,14 @@ class Agent:
         self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._keeper.sealed, self._sessions.check_newest)
         self._keeper.start(self._committer, self._archive)
         recovery = self._node_log.recovery
-        _log.info("log open", node=self.config.node, epoch=self._node_log.epoch, clean=recovery.clean, frames=recovery.frames, torn_bytes=recovery.torn_bytes)
+        _log.info(
+            "log open",
+            node=self.config.node,
+            epoch=self._node_log.epoch,
+            clean=recovery.clean,
+            frames=recovery.frames,
+            torn_bytes=recovery.torn_bytes,
+        )
 
     def stop(self) -> None:
         """Have `serve` return after the commit under way. Safe from a signal handler."""
@@ -160,7 +167,12 @@ class Agent:
 
     def _hello(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
         if about.get("protocol") != PROTOCOL:
-            self._error(sender, number, "unsupported-version", f"this agent speaks protocol {PROTOCOL}, not {about.get('protocol')!r}; use plug-in and agent of one release")
+            self._error(
+                sender,
+                number,
+                "unsupported-version",
+                f"this agent speaks protocol {PROTOCOL}, not {about.get('protocol')!r}; use plug-in and agent of one release",
+            )
             return
         self._committer.commit_ready()  # what came before it: `last_request` must tell the truth, and a new incarnation begins behind it
         if self._committer.failure is not None:
