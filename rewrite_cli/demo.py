@@ -127,12 +127,16 @@ def play_embedded(stream: flights.Stream, url: str, folder: Path, kills: int, cl
 
     def archive(store: imap_wal.Store) -> None:
         tell("archiving: sealed segments become Parquet")
+        start = playback.now()
         store.archive()
+        playback.timeline.phases.append(("archive", start, playback.now()))
 
     look("the last flight", archive)
     report.storage.append(measure_bytes(url, "archived"))
     tell("rewriting: the newest of every key becomes a snapshot")
+    start = playback.now()
     rewrite_and_prune(url)
+    playback.timeline.phases.append(("rewrite", start, playback.now()))
     report.storage.append(measure_bytes(url, "rewritten"))
     look("rewrite and prune")
     return finish(report, playback)

@@ -49,7 +49,7 @@ class Members:
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, preexec_fn=die_with_parent  # noqa: PLW1509  # one thread
+                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, preexec_fn=die_with_parent
             )  # fmt: skip
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -126,19 +126,22 @@ def play_cluster(stream: flights.Stream, url: str, folder: Path, kills: int, cou
         look("the last flight")
         members.kill()
         tell("rewriting: the newest of every key becomes a snapshot")
-        archive_and_rewrite(url, report)
+        archive_and_rewrite(url, report, playback)
         look("rewrite and prune")
     finally:
         members.kill()
     return finish(report, playback)
 
 
-def archive_and_rewrite(url: str, report: Report) -> None:
+def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     """Offline, as the command line does it."""
     from rewrite_cli.commands.archive import archive_all
     from rewrite_cli.scope import Scope
 
+    start = playback.now()
     archive_all(Scope(url))
+    middle = playback.now()
     report.storage.append(measure_bytes(url, "archived"))
     rewrite_and_prune(url)
+    playback.timeline.phases += [("archive", start, middle), ("rewrite", middle, playback.now())]
     report.storage.append(measure_bytes(url, "rewritten"))

@@ -6,7 +6,6 @@ import sys
 import traceback
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, StorageUnavailable, WriterLocked
 from storage_backends import Locked, NoSpace, NotFound, StorageError
@@ -62,7 +61,7 @@ def message(error: BaseException) -> str:
 def report(error: BaseException, debug: bool = False) -> int:
     """Print the error to stderr and return the exit code."""
     if isinstance(error, SystemExit):
-        if isinstance(sys.stdout, PacifyFlushWrapper):
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
             return CLEAN  # click met a closed pipe: `imap-wal dump URL | head` is not an error
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, click.exceptions.Exit):

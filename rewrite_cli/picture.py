@@ -89,12 +89,18 @@ def _timeline(axes: Any, report: Report) -> None:
                 zorder=6,
                 linespacing=1.4,
             )
+    for name, start, end in report.timeline.phases:
+        axes.axvspan(
+            start - began, end - began, ymax=0.12, color=PARTS["archives" if name == "archive" else "snapshots"], alpha=0.8, linewidth=0, zorder=3
+        )
+        if end - start > 0.03 * width:
+            axes.text((start + end) / 2 - began, top * 0.067, name, ha="center", va="center", fontsize=9, color=INK, zorder=4)
     axes.set_ylim(0, top * 1.12)
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f} k")
     axes.set_xlabel("seconds")
     axes.set_title("Acknowledged changes", loc="left", fontsize=11.5, fontweight="bold", color=INK)
-    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.985), frameon=False, fontsize=9, ncols=3, columnspacing=1.6, handlelength=1.4)
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
 

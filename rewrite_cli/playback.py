@@ -23,10 +23,13 @@ SAMPLE_S = 0.1
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened when, in seconds since the start: acknowledged records of each producer, and marked spans."""
+    """What happened when, in seconds since the start: acknowledged records of each producer, openings, phases."""
 
     samples: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
+    """Openings of the log: after what, from, to."""
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+    """What else took its time: name, from, to."""
 
 
 @dataclass(frozen=True, slots=True)
