@@ -6,12 +6,14 @@ class and bytes.
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import msgpack
@@ -81,7 +83,7 @@ def _data_reader(schemas: Mapping[int, bytes]) -> Callable[[bytes], Any]:
     from hazelcast.serialization.service import SerializationServiceV1
 
     service = SerializationServiceV1(Config())
-    service._registry._id_dict[PYTHON_TYPE_PICKLE] = _Pickle()
+    service._registry._id_dict[PYTHON_TYPE_PICKLE] = _Pickle
     compact = service.compact_stream_serializer
     for data in schemas.values():
         schema = _schema(_ObjectDataInput(bytes(data), _SCHEMA_HEADER_BYTES, service, True))
@@ -102,11 +104,23 @@ class _AsDict:
         return {field.name: getattr(reader, f"read_{field.kind.name.lower()}")(field.name) for field in reader._schema.fields}
 
 
-class _Pickle:
-    """What a Python client pickled: unpickling runs code, which whoever could write the map has chosen. It stays `Opaque`."""
+class _Pickle(pickle.Unpickler):
+    """What a Python client pickled: dict, tuple, set, bytes. Objects of other classes stay `Opaque`: making one runs code, which whoever could write
+    to the map has chosen."""
 
-    def read(self, source: Any) -> Any:
-        raise ValueError("a pickle is not opened")
+    HARMLESS: ClassVar = {("__builtin__", "set"), ("__builtin__", "frozenset"), ("__builtin__", "complex"), ("_codecs", "encode")}
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(io.BytesIO(source.read_string().encode()))
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.HARMLESS:
+            raise pickle.UnpicklingError(f"an object of {module}.{name}")
+        return super().find_class(module, name)
+
+    @staticmethod
+    def read(source: Any) -> Any:
+        return _Pickle(source).load()
 
 
 def _schema(source: Any) -> Any:

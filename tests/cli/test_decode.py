@@ -63,6 +63,24 @@ def test_what_the_client_writes_is_read_back(value: Any) -> None:
     json.dumps(plain(value))
 
 
+@pytest.mark.parametrize("value", [{"a": [1, {"b": None}]}, (1, "zwei"), {1, 2}, frozenset({"x"}), [1, ("a", {"b": 2.5})], 1 + 2j])
+def test_what_the_client_pickles_is_read_back(value: Any) -> None:
+    assert Decoder().value(row(SerializationServiceV1(Config()).to_data(value).buffer)) == value
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("trap-was-sprung"),)
+
+
+def test_a_pickle_that_would_run_code_stays_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in (Trap(), [1, Trap()], {"a": Trap()}):
+        data = bytes(SerializationServiceV1(Config()).to_data(value).buffer)
+        assert Decoder().value(row(data, "pickle")) == Opaque("pickle", data)
+    assert not Path("trap-was-sprung").exists()
+
+
 def test_json_values_are_read_as_what_they_hold() -> None:
     data = SerializationServiceV1(Config()).to_data(HazelcastJsonValue({"state": "paid"})).buffer
     assert Decoder().value(row(data)) == {"state": "paid"}
