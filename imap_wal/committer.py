@@ -148,11 +148,13 @@ class Committer:
                 raise self._failure
 
     def sync_if_due(self) -> None:
-        """`interval`: sync when the oldest unsynced byte is about to be too old."""
-        if self._unsynced_since is not None and not self._lock.locked():
-            with self._leading():
-                if self._unsynced_since is not None and self._failure is None:
-                    self._guarded_sync()
+        """`interval`: sync when the oldest unsynced byte is about to be too old (the keeper comes by four times an interval)."""
+        since = self._unsynced_since
+        if since is None or (self._clock.monotonic() - since) * 1000 < 0.75 * self._settings.sync_interval_ms:
+            return
+        with self._leading():
+            if self._failure is None:
+                self._guarded_sync()
 
     def rotate(self) -> None:
         """Seal the current segment now."""

@@ -55,7 +55,7 @@ class Position(NamedTuple):
     epoch: int
     segment: int
     frame: int
-    index: int
+    index: int  # type: ignore[assignment]  # the field's word; nobody asks a position for tuple.index
 
     def __str__(self) -> str:
         return f"{self.epoch:08d}.{self.segment:08d}.{self.frame:012d}.{self.index:08d}"
@@ -88,7 +88,7 @@ class SegmentHeader(NamedTuple):
     directory: str
 
     def encode(self) -> bytes:
-        fields = msgpack.packb(tuple(self), use_bin_type=True)
+        fields: bytes = msgpack.packb(tuple(self), use_bin_type=True)
         start = _PREFIX.pack(MAGIC, VERSION, len(fields)) + fields
         return start + struct.pack("<I", google_crc32c.value(start))
 
@@ -144,7 +144,7 @@ class Frame(NamedTuple):
     offset: int
     end: int
     kind: int
-    count: int
+    count: int  # type: ignore[assignment]  # as above: not tuple.count
     synced: int
     checksum: int
     payload: bytes

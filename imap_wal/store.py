@@ -325,7 +325,7 @@ class DurableMap(MutableMapping[Any, Any]):
     def prepare_delete(self, key: Any) -> Change:
         return self._state, self._state.serializer.dump_key(key), None, 0
 
-    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> None:
+    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> None:  # type: ignore[override]
         """All of them in one commit: after a crash all are there or none."""
         pairs: Iterable[tuple[Any, Any]] = other.items() if isinstance(other, Mapping) else other
         changes = [self.serialise(key, value) for key, value in pairs]

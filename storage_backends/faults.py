@@ -316,12 +316,10 @@ class _FaultyLock:
 
     @property
     def expires_ms(self) -> int:
-        return int(getattr(self.inner, "expires_ms", 0))
+        return self.inner.expires_ms
 
     def renew(self) -> None:
-        renew = getattr(self.inner, "renew", None)
-        if renew is not None:
-            self._store._run("renew", "", renew)
+        self._store._run("renew", "", self.inner.renew)
 
     def release(self) -> None:
         if not self._store.dead:  # death has released it

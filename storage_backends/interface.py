@@ -63,8 +63,9 @@ class Appender(Protocol):
 class Lock(Protocol):
     """An exclusive lock that is held."""
 
-    expires_ms: int
-    """0: held until released or until the process dies. Else a lease, which runs out at this Unix time unless renewed."""
+    @property
+    def expires_ms(self) -> int:
+        """0: held until released or until the process dies. Else a lease, which runs out at this Unix time unless renewed."""
 
     def renew(self) -> None:
         """Hold a lease for another term; nothing to do for a lock. `Locked` names who has taken it since."""

@@ -262,13 +262,19 @@ def test_interval_acknowledges_before_the_sync_but_never_past_the_interval(memor
 
 def test_the_background_sync_of_interval_empties_what_waits_and_its_failure_stops_acknowledgements(memory: MemoryStore) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL, times=0),)))
-    target = committer(faulty, durability="interval")
+    target = committer(faulty, durability="interval", sync_interval_ms=1000)
+    clock: FakeClock = target._clock  # type: ignore[assignment]
     commit(target, batch(1))
     target.sync_if_due()
+    assert target.statistics.syncs == 0, "the keeper comes by four times an interval: not due yet"
+    clock.advance(0.75)
+    target.sync_if_due()
     assert target.statistics.syncs == 1
+    clock.advance(0.75)
     target.sync_if_due()
     assert target.statistics.syncs == 1, "nothing new, nothing to sync"
     commit(target, batch(2))
+    clock.advance(0.75)
     target.sync_if_due()
     refused = batch(3)
     commit(target, refused)
