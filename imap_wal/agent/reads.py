@@ -17,6 +17,9 @@ from imap_wal.errors import ImapWalError
 from imap_wal.restore import LiveView
 from storage_backends import StorageError
 
+ANSWER_BYTES = 16 * 1024 * 1024
+LOAD_KEYS = 64
+"""An answer to `load` ends with the first so many keys that take it past this size: large values come in several answers."""
 CURSORS_MAX = 64
 """Key listings under way; the oldest is forgotten beyond that, and its reader told to begin again."""
 
@@ -98,9 +101,16 @@ class Reads:
         if len(keys) != count:
             raise ValueError(f"{count} keys announced, {len(keys)} sent")
         self._view.catch_up()
-        rows = self._view.load(name, keys)
         pack = msgpack.Packer(use_bin_type=True).pack
-        return ["entries", number, len(rows)], b"".join([pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows])
+        answer: list[bytes] = []
+        size = taken = 0
+        while taken < count and size < ANSWER_BYTES:
+            some = keys[taken : taken + LOAD_KEYS]
+            packed = [pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in self._view.load(name, some)]
+            answer += packed
+            size += sum(map(len, packed))
+            taken += len(some)
+        return ["entries", number, len(answer), taken], b"".join(answer)
 
     def _schemas(self, number: int) -> tuple[list[Any], bytes]:
         self._view.catch_up()

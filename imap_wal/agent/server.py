@@ -229,9 +229,9 @@ class Agent:
                 payload, entries = _without_front(payload, known - first + 1), last - known
                 self._duplicates += count - entries
             batch = Batch([payload], entries, session=session, request=last)
+        self._committer.submit(batch)
         self._appends += count
         pending.append(Pending(message.sender, number, first, count, batch))
-        self._committer.submit(batch)
 
     def _answer(self, pending: list[Pending]) -> None:
         for each in pending:
