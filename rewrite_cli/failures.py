@@ -61,7 +61,7 @@ def message(error: BaseException) -> str:
 def report(error: BaseException, debug: bool = False) -> int:
     """Print the error to stderr and return the exit code."""
     if isinstance(error, SystemExit):
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
             return CLEAN  # click met a closed pipe: `imap-wal dump URL | head` is not an error
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, click.exceptions.Exit):
