@@ -94,8 +94,8 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
 
 def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
     folder = layout.node_folder(cluster, name)
+    files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
     number, manifest = node_manifests(store, folder, SystemClock(), SystemRandomness()).read()
-    files = tuple(store.list(folder))
     segments = []
     for file in files:
         parsed = layout.parse_wal_path(file.path)

@@ -131,12 +131,15 @@ def _segment(
 ) -> tuple[Finding, int | None]:
     """The finding, and the checksum that the next segment's header must carry on (None: unknown)."""
     file, start = segment.path, str(Position(segment.epoch, segment.number, 0, 0))
-    records = 0
+    records, ended_at = 0, -1
     try:
-        reader = SegmentReader(store, file)
-        for frame in reader.frames():
-            records += frame.count if frame.kind == ENTRIES else 0
-        tail = reader.tail()
+        while True:
+            reader = SegmentReader(store, file)
+            records = sum(frame.count for frame in reader.frames() if frame.kind == ENTRIES)
+            tail = reader.tail()
+            if tail.status == CLEAN or not newest or tail.end == ended_at:
+                break
+            ended_at = tail.end  # perhaps a commit under way: damage stays where it is, a writer goes on
     except ShortLog as error:
         if newest and not node.manifest.clean:
             what = "the file ends inside its header: a crash before its first commit"

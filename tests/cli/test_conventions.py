@@ -119,3 +119,17 @@ def test_a_bug_is_told_in_one_line_and_debug_shows_the_traceback(run: Run, url: 
     assert "this is a bug" in ended.err
     assert "Traceback" not in ended.err
     assert "Traceback" in run("--debug", "ls", url).err
+
+
+def test_a_command_in_a_group_has_its_own_table(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "imap-wal.toml").write_text("[node.start]\nmembres = 3\n")
+    ended = run("plugin", "path")
+    assert ended.code == 2
+    assert "[node.start] has no option 'membres'" in ended.err
+    (tmp_path / "imap-wal.toml").write_text("[plugin.config]\nagent = 'tcp://127.0.0.1:7799'\n")
+    assert "tcp://127.0.0.1:7799" in run("plugin", "config").out
+
+
+def test_yes_is_never_taken_from_a_file(run: Run, url: str, tmp_path: Path) -> None:
+    (tmp_path / "imap-wal.toml").write_text("[prune]\nyes = true\n")
+    assert run("prune", url).code == 2

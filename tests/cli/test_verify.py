@@ -133,3 +133,28 @@ def test_a_missing_node_is_a_finding(run: Run, url: str, root: Path) -> None:
     ended = run("verify", url)
     assert ended.code == 3
     assert "'n2'" in ended.out
+
+
+def test_a_log_that_is_being_written_is_never_called_damaged(run: Run, url: str) -> None:
+    import subprocess
+    import sys
+
+    program = f"""
+import imap_wal
+with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', segment_bytes=200_000, archive_bytes=400_000) as store:
+    orders = store.map('orders')
+    print('writing', flush=True)
+    while True:
+        orders.update({{str(number): 'x' * 500 for number in range(50)}})
+"""
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        for _ in range(12):
+            ended = run("verify", url, "-o", "json")
+            assert ended.code == 0, [file for file in ended.json["files"] if file["status"] != "clean"]
+            assert run("ls", url).code == 0
+    finally:
+        writer.kill()
+        writer.wait()
