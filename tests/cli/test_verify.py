@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import Run
 
 
@@ -158,3 +160,16 @@ with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', segment_b
     finally:
         writer.kill()
         writer.wait()
+
+
+@pytest.mark.xfail(
+    strict=False, reason="archives and snapshots carry no checksum of their pages yet: most flipped bits in a Parquet file are not seen"
+)
+def test_a_flipped_bit_in_an_archive_is_found(run: Run, url: str, root: Path) -> None:
+    archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
+    whole = archive.read_bytes()
+    for offset in range(40, len(whole) // 2, 41):
+        data = bytearray(whole)
+        data[offset] ^= 4
+        archive.write_bytes(data)
+        assert run("verify", url).code == 3, offset
