@@ -16,6 +16,7 @@ from imap_wal.format import Frame, NoFrame, SegmentHeader
 from storage_backends import SegmentStore
 
 WINDOW_BYTES = 4 * 1024 * 1024
+FIRST_WINDOW_BYTES = 64 * 1024
 
 
 class SegmentWriter:
@@ -110,13 +111,15 @@ class SegmentReader:
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset
-        wanted = WINDOW_BYTES
+        # Who goes on from a place mostly finds little behind it, and then preallocated zeros.
+        size = WINDOW_BYTES if start is None else FIRST_WINDOW_BYTES
         while stop is None or offset < stop:
             frame = format.decode_frame(self._seed, window, offset - base, offset)
             if isinstance(frame, NoFrame):
                 if frame.reason not in ("short", "end"):
                     return
-                wanted = max(WINDOW_BYTES, frame.needed)
+                wanted = max(size, frame.needed)
+                size = min(4 * size, WINDOW_BYTES)
                 held = len(window) - (offset - base)
                 window, base = self._store.read(self.path, offset, wanted), offset
                 if len(window) <= held or len(window) < frame.needed:
