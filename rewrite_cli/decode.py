@@ -64,6 +64,8 @@ class Decoder:
                 return self._of_member(data)
             if label == "msgpack":
                 return msgpack.unpackb(data, strict_map_key=False)
+        except ModuleNotFoundError:
+            raise  # hazelcast-python-client: the command line says which extra brings it
         except Exception:  # noqa: BLE001  # a value of any kind may be broken in any way; the reader still gets the others
             return Opaque(label, data)
         return bytes(data) if label == "raw" else Opaque(label, data)

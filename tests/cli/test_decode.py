@@ -146,3 +146,10 @@ def test_a_real_members_compact_and_json_are_dumped_in_the_clear(run: Run, tmp_p
     lines = {line["key"]: line["value"] for line in run("export", tmp_path / "maps").lines}
     assert lines == {1: {"number": 42, "paid": True, "state": "paid"}, 2: {"a": [1]}, "three": [1, "x"]}
     assert run("ls", tmp_path / "maps", "-o", "json").json["nodes"][0]["state"] == "closed"
+
+
+def test_without_the_client_a_members_values_are_not_passed_off_as_unreadable(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("dump", url).code == 0, "embedded maps need no client"
+    monkeypatch.setitem(sys.modules, "hazelcast.config", None)
+    with pytest.raises(ModuleNotFoundError):
+        Decoder().value(row(b"x"))
