@@ -35,10 +35,10 @@ def agent(folder: Path, durability: str = "always") -> Iterator[str]:
         process.wait(60)
 
 
-def member(**options: Any) -> dict[str, Any]:
+def member(classpath: str = "", **options: Any) -> dict[str, Any]:
     """Run one member in a JVM of its own; what MemberLoad printed."""
     words = [f"{key.replace('__', '.')}={value}" for key, value in {"operationThreads": OPERATION_THREADS, **options}.items()]
-    command = [java(), "-Xms1g", "-Xmx2g", "-cp", f"{hazelcast_jar()}:{plugin_jar()}", str(LOAD), *words]
+    command = [java(), "-Xms1g", "-Xmx2g", "-cp", f"{hazelcast_jar()}:{classpath or plugin_jar()}", str(LOAD), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, preexec_fn=die_with_parent)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
@@ -48,33 +48,62 @@ def member(**options: Any) -> dict[str, Any]:
 
 
 def sets(rounds: int, seconds: int) -> list[dict[str, Any]]:
-    """`set` by 64 callers and by one: no map store, a map store that does nothing, ours with each durability that a member would use; in turns."""
+    """`set` by members of one JVM each, in turns: no map store, one that does nothing, ours, and SeaTunnel's (which never syncs on files)."""
     rates: dict[str, list[float]] = {}
-    latency: dict[str, str] = {}
+    notes: dict[str, str] = {}
     hung = errors = 0
     for _ in range(rounds):
-        for callers in (64, 1):
-            for store in ("none", "noop", "always", "os"):
+        for load, options in LOADS.items():
+            for store in STORES:
                 with tempfile.TemporaryDirectory() as name:
-                    options = {"mode": "set", "callers": callers, "seconds": seconds, "warmup": seconds}
-                    if store in ("always", "os"):
-                        with agent(Path(name), store) as endpoint:
-                            found = member(**options, store="wal", property__agent=endpoint)
-                    else:
-                        found = member(**options, store=store)
-                label = f"{callers} callers, {store}"
+                    found = _run(store, Path(name), {"mode": "set", "seconds": seconds, "warmup": seconds, **options})
+                label = f"{load}, {store}"
                 rates.setdefault(label, []).append(found["sets_per_second"])
-                latency[label] = f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms, max {found['max_ms']} ms"
-                hung += found["hung"]
-                errors += found["errors"]
+                notes[label] = f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms, max {found['max_ms']} ms"
+                if found["hung"] or found["errors"]:
+                    notes[label] += f"; {found['hung']} callers never returned, {found['errors']} errors"
+                if store in OURS:
+                    hung += found["hung"]
+                    errors += found["errors"]
     rows = []
     for label, seen in rates.items():
-        bare = rates[f"{label.split(',')[0]}, none"]
+        bare = rates[f"{label.rpartition(', ')[0]}, no map store"]
         ratio = statistics.median(rate / other for rate, other in zip(seen, bare, strict=True))
-        target = 0.22 if label == "64 callers, always" else None
-        rows.append(_row(f"member set, {label}", seen, "sets/s", ratio, "no map store", target, latency[label]))
-    rows.append(_row("member set, callers that hung / failed", [hung + errors], "callers", float(hung + errors), "nobody", 0.0, ""))
+        target = 0.22 if label == "64 callers of 100 B, always" else None
+        rows.append(_row(f"member set, {label}", seen, "sets/s", ratio, "no map store", target, notes[label]))
+    rows.append(_row("member set, ours: callers that never returned, and errors", [hung + errors], "callers", float(hung + errors), "none", 0.0, ""))
     return rows
+
+
+OURS = ("always", "os")
+STORES = ("no map store", "no-op", *OURS, "SeaTunnel 2.3.8")
+LOADS: dict[str, dict[str, Any]] = {
+    "64 callers of 100 B": {"callers": 64, "bytes": 100},
+    "1 caller of 100 B": {"callers": 1, "bytes": 100},
+    "2 callers of 1 MB": {"callers": 2, "bytes": 1_000_000, "keys": 100},
+}
+
+
+def _run(store: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    if store in OURS:
+        with agent(folder, store) as endpoint:
+            return member(**options, store="wal", property__agent=endpoint)
+    if store.startswith("SeaTunnel"):
+        files = {"type": "hdfs", "namespace": str(folder), "clusterName": "c1", "storage.type": "hdfs", "fs.defaultFS": "file:///"}
+        properties = {f"property.{key}": value for key, value in files.items()}
+        return member(**options, **properties, store=SEATUNNEL, values="string", classpath=_peers())
+    return member(**options, store={"no map store": "none", "no-op": "noop"}[store])
+
+
+SEATUNNEL = "org.apache.seatunnel.engine.server.persistence.FileMapStoreFactory"
+
+
+def _peers() -> str:
+    """SeaTunnel's classes, through Maven."""
+    folder = LOAD.parent / "peers"
+    if not (folder / "target" / "lib").is_dir():
+        subprocess.run(["mvn", "-q", "-B", "-f", str(folder), "package"], check=True)
+    return f"{folder}/target/classes:{folder}/target/lib/*"
 
 
 def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
