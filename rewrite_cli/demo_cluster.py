@@ -28,6 +28,7 @@ class Members:
 
     def __init__(self, url: str, count: int, folder: Path) -> None:
         self.count, self._url, self._log = count, url, folder / "node-start.log"
+        self._environment = {**os.environ, "TMPDIR": str(folder)}  # what a kill leaves behind goes with the demo
         self.port = free_ports(count)
         self.addresses = [f"127.0.0.1:{self.port + number}" for number in range(count)]
         self._process: subprocess.Popen[str] | None = None
@@ -49,7 +50,7 @@ class Members:
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, preexec_fn=die_with_parent
+                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=self._environment, preexec_fn=die_with_parent
             )  # fmt: skip
         assert self._process.stdout is not None
         for line in self._process.stdout:
