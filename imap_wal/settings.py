@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from imap_wal.errors import InvalidSetting
 
@@ -23,6 +24,23 @@ class RecoveryPolicy(StrEnum):
 
     FULL = "full"
     PARTIAL = "partial"
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "text"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+}
+
+
+def refuse_wrong_types(settings: Any) -> None:
+    """`InvalidSetting` for the first field of a dataclass that a file or a caller gave a value of another type."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        kinds, takes = _TYPES.get(str(field.type), ((type(value),), ""))
+        if type(value) not in kinds:
+            raise InvalidSetting(f"{field.name} is {value!r}; it takes {takes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +73,7 @@ class Settings:
     """Archive when sealed segments take this much; 0: only by time, or by hand."""
 
     def __post_init__(self) -> None:
+        refuse_wrong_types(self)
         for name, kind in (("durability", Durability), ("recovery_policy", RecoveryPolicy)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.settings import Settings
+from imap_wal.settings import Settings, refuse_wrong_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class AgentConfig:
     log: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
+        refuse_wrong_types(self)
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
 
@@ -35,6 +36,8 @@ class AgentConfig:
         """`InvalidSetting` names the first key that is unknown or wrong."""
         table = dict(data)
         log = table.pop("log", {})
+        if not isinstance(log, Mapping):
+            raise InvalidSetting(f"{file}: log is {log!r}; it takes a table, [log]")
         _refuse_unknown(table, {each.name for each in fields(cls)} - {"takeover"}, file, "")
         _refuse_unknown(log, {each.name for each in fields(Settings)}, file, "log.")
         if "url" not in table:

@@ -53,8 +53,8 @@ class Reads:
         try:
             while (message := self._queue.get()) is not None:
                 header, payload = self._answer(message)
-                outbox.send(message.sender, header, payload)
                 self.served += 1
+                outbox.send(message.sender, header, payload)
         finally:
             outbox.close()
 

@@ -440,6 +440,8 @@ def test_a_wrong_url_is_an_error_that_names_it(url: str, says: str, tmp_path: Pa
         ({"segment_size": 1}, "segment_size"),
         ({"recovery_policy": "none"}, "recovery_policy"),
         ({"archive_interval_s": -1}, "archive_interval_s is -1"),
+        ({"segment_bytes": "64M"}, "segment_bytes is '64M'; it takes a whole number"),
+        ({"preallocate": "no"}, "preallocate is 'no'; it takes true or false"),
     ],
 )
 def test_a_wrong_setting_is_named_and_nothing_is_created(tmp_path: Path, settings: dict[str, Any], says: str) -> None:

@@ -1,0 +1,176 @@
+"""Agents and a plug-in made of Python, for the tests of this folder."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from imap_wal.agent import server
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent, run
+from imap_wal.agent.transport import Client
+from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.local import LocalStore
+
+_names = itertools.count(1)
+
+
+def config(folder: Path, node: str = "n1", url: str = "", **log: Any) -> AgentConfig:
+    """An agent of node `node`; its socket is in `folder`, its log too unless `url` says otherwise."""
+    return AgentConfig.from_mapping(
+        {
+            "url": url or f"file://{folder}/log",
+            "cluster": "c",
+            "node": node,
+            "endpoint": f"ipc://{folder}/{node}-{next(_names)}.sock",
+            "log": {"segment_bytes": 256 * 1024, "preallocate": False, **log},
+        }
+    )
+
+
+@contextmanager
+def serving(settings: AgentConfig) -> Iterator[Agent]:
+    """An agent on a thread of this process, stopped cleanly at the end."""
+    agent = Agent(settings)
+    errors: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            agent.serve()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield agent
+    finally:
+        agent.stop()
+        thread.join(30)
+        assert not thread.is_alive(), "the agent hangs"
+    if errors:
+        raise errors[0]
+
+
+def serve_in_process(settings: AgentConfig, ready: Any) -> None:
+    """What a child process runs: the agent until a signal."""
+    run(settings, lambda agent: ready.send_bytes(b"ready"))
+
+
+def serve_until_fault(settings: AgentConfig, ready: Any, fault: Fault) -> None:
+    """The same, and SIGKILL at a planned operation of the storage."""
+
+    class Deadly(FaultyStore):
+        def _strike(self, fault: Fault, operation: Any) -> BaseException:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("unreachable")
+
+    server.open_store = lambda url: Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))  # type: ignore[assignment]
+    serve_in_process(settings, ready)
+
+
+def entry(key: str, value: str | None, order: tuple[int, int, int, int], *, name: str = "orders", expires_at_ms: int = 0) -> list[Any]:
+    data = None if value is None else value.encode()
+    return [name, key.encode(), "k", data, "v", value is None, 1_763_720_000_000, expires_at_ms, 7, list(order)]
+
+
+class Plugin:
+    """A member's side: one connection, requests numbered as the protocol says."""
+
+    def __init__(self, endpoint: str, cluster_id: str = "cluster-1", uuid: str = "plugin-1", timeout_ms: int = 20_000) -> None:
+        self.client = Client(endpoint, timeout_ms)
+        self.cluster_id, self.uuid = cluster_id, uuid
+        self.session = self.incarnation = 0
+        self.request = 0
+
+    def about(self, **changes: Any) -> dict[str, Any]:
+        fields = {
+            "protocol": 1, "cluster_id": self.cluster_id, "member_uuid": "member-1", "plugin_uuid": self.uuid, "plugin_version": "0",
+            "partition_count": 271, "purpose": "write",
+        }  # fmt: skip
+        return {**fields, **changes}
+
+    def hello(self, **changes: Any) -> dict[str, Any]:
+        """Be welcomed; the welcome."""
+        header, _ = self.client.ask("hello", self.about(**changes))
+        assert header[0] == "welcome", header
+        welcome: dict[str, Any] = header[2]
+        self.session, self.incarnation = welcome["session"], welcome["incarnation"]
+        self.request = max(self.request, welcome["last_request"])
+        return welcome
+
+    def order(self, request: int, version: int = 1) -> tuple[int, int, int, int]:
+        return self.incarnation, version, self.session, request
+
+    def payload(self, first: int, changes: dict[str, str | None]) -> bytes:
+        return b"".join(msgpack.packb(entry(key, value, self.order(first + index))) for index, (key, value) in enumerate(changes.items()))
+
+    def send(self, first: int, changes: dict[str, str | None]) -> list[Any]:
+        """One append of changes numbered from `first`; the answer's header without its number."""
+        header, _ = self.client.ask("append", self.session, first, len(changes), payload=self.payload(first, changes))
+        return [header[0], *header[2:]]
+
+    def put(self, **changes: str | None) -> list[Any]:
+        """Append the next changes."""
+        answer = self.send(self.request + 1, changes)
+        self.request += len(changes)
+        return answer
+
+    def keys(self, name: str = "orders", limit: int = 100) -> list[str]:
+        """All keys of a map, page by page."""
+        found: list[str] = []
+        cursor = None
+        while True:
+            header, payload = self.client.ask("keys", name, cursor, limit)
+            assert header[0] == "keys", header
+            page = list(msgpack.Unpacker(_fed(payload)))
+            assert len(page) == header[3] <= limit
+            found += [key.decode(errors="replace") for key in page]
+            cursor = header[2]
+            if cursor is None:
+                return sorted(found)
+
+    def load(self, *keys: str, name: str = "orders") -> dict[str, tuple[str, int]]:
+        header, payload = self.client.ask("load", name, len(keys), payload=b"".join(msgpack.packb(key.encode()) for key in keys))
+        assert header[0] == "entries", header
+        found = list(msgpack.Unpacker(_fed(payload)))
+        assert len(found) == header[2]
+        return {key.decode(): (value.decode(), expires) for key, value, expires in found}
+
+    def values(self, name: str = "orders") -> dict[str, str]:
+        return {key: value for key, (value, _) in self.load(*self.keys(name), name=name).items()}
+
+    def stat(self) -> dict[str, Any]:
+        header, _ = self.client.ask("stat")
+        assert header[0] == "stat", header
+        statistics: dict[str, Any] = header[2]
+        return statistics
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def _fed(payload: bytes) -> Any:
+    import io
+
+    return io.BytesIO(payload)
+
+
+@contextmanager
+def plugin(settings: AgentConfig, *, greet: bool = True, **options: Any) -> Iterator[Plugin]:
+    """A plug-in connected to an agent."""
+    connected = Plugin(settings.endpoint, **options)
+    try:
+        if greet:
+            connected.hello()
+        yield connected
+    finally:
+        connected.close()

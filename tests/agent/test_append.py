@@ -1,0 +1,472 @@
+"""What a member sends is in the log once, whoever dies in between; what was acknowledged is never void."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from imap_wal import entry as entries
+from imap_wal import format
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent
+from imap_wal.errors import Fenced, WriterLocked
+from imap_wal.manifest import cluster_manifests
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.segment import SegmentReader
+from imap_wal.settings import Settings
+from storage_backends import NoSpace, open_store
+from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.memory import MemoryStore
+from tests.agent.harness import config, plugin, serve_in_process, serve_until_fault, serving
+from tests.support import FakeClock, SeededRandomness, Threads, eventually, segments
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["imap_wal.agent.server", "imap_wal.archive", "tests.agent.harness"])
+
+
+def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """Every entry in the log: key, value, order."""
+    store = open_store(settings.url)
+    rows = [
+        row
+        for path in segments(store)
+        for frame in SegmentReader(store, path).frames()
+        if frame.kind == format.ENTRIES
+        for row in entries.rows(frame.payload)
+    ]
+    return [(row[1].decode(), row[3] and row[3].decode(), row[9]) for row in rows]
+
+
+def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
+    """What a restore of the cluster gives."""
+    view = LiveView(ClusterLog(open_store(settings.url), settings.namespace, settings.cluster), Settings())
+    view.catch_up()
+    found = {row[1].decode(): row[3].decode() for rows in view.rows(name) for row in rows if row[3] is not None}
+    view.close()
+    return found
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    return config(tmp_path)
+
+
+class Process:
+    """An agent in a process of its own."""
+
+    def __init__(self, settings: AgentConfig, fault: Fault | None = None) -> None:
+        ours, theirs = _context.Pipe(duplex=False)
+        arguments = (settings, theirs) if fault is None else (settings, theirs, fault)
+        self.process = _context.Process(target=serve_in_process if fault is None else serve_until_fault, args=arguments)
+        self.process.start()
+        theirs.close()
+        assert ours.poll(60), "the agent does not start"
+        assert ours.recv_bytes() == b"ready"
+
+    def end(self, number: int) -> int | None:
+        """Send a signal; the exit code."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+        return self.wait()
+
+    def wait(self) -> int | None:
+        self.process.join(60)
+        return self.process.exitcode
+
+
+# ---- hello, append, ack --------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings, greet=False) as member:
+        welcome = member.hello()
+        assert {**welcome, "agent_version": ""} == {
+            "protocol": 1, "node": "n1", "session": 1, "incarnation": 1, "last_request": 0, "max_value_bytes": 128 * 1024 * 1024, "agent_version": "",
+        }  # fmt: skip
+        assert member.put(a="1", b="2") == ["ack", 1, 2]
+        assert member.put(a=None) == ["ack", 3, 1]
+        assert logged(settings) == [("a", "1", (1, 1, 1, 1)), ("b", "2", (1, 1, 1, 2)), ("a", None, (1, 1, 1, 3))]
+        assert member.values() == {"b": "2"}
+    assert live(settings) == {"b": "2"}
+
+
+@pytest.mark.parametrize("request_", [("append", 1, 1, 1), ("metadata", 1, 1), ("keys", "m", None, 1), ("load", "m", 0), ("schemas",)])
+def test_nothing_is_answered_before_hello(settings: AgentConfig, request_: tuple[Any, ...]) -> None:
+    with serving(settings), plugin(settings, greet=False) as member:
+        header, _ = member.client.ask(*request_, payload=member.payload(1, {"a": "1"}))
+        assert header[:3] == ["error", 1, "not-ready"]
+        assert "n1" in header[3]
+    assert logged(settings) == []
+
+
+def test_a_session_of_somebody_else_cannot_be_written(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as one, plugin(settings, uuid="plugin-2") as two:
+        assert (one.session, two.session) == (1, 2)
+        two.session = 1
+        assert two.put(a="1")[:2] == ["error", "superseded"]
+        assert one.put(a="1")[0] == "ack"
+
+
+def test_a_plug_in_of_another_protocol_is_told_so(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings, greet=False) as member:
+        header, _ = member.client.ask("hello", member.about(protocol=2))
+        assert header[2] == "unsupported-version"
+        assert "protocol 1, not 2" in header[3]
+        assert member.put(a="1")[:2] == ["error", "not-ready"]
+
+
+def test_a_reading_connection_of_the_same_plug_in_does_not_shut_out_the_writing_one(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as writer, plugin(settings, greet=False) as reader:
+        assert reader.hello(purpose="read")["session"] == writer.session
+        assert writer.put(a="1")[0] == "ack"
+        assert reader.values() == {"a": "1"}
+        assert reader.put(b="1")[:2] == ["error", "superseded"]
+
+
+@pytest.mark.parametrize("durability", ["always", "interval", "os", "async"])
+def test_every_durability_keeps_what_was_acknowledged_before_a_stop(tmp_path: Path, durability: str) -> None:
+    settings = config(tmp_path, durability=durability, sync_interval_ms=20)
+    with serving(settings), plugin(settings) as member:
+        for number in range(200):
+            assert member.put(**{f"k{number}": "v"})[0] == "ack"
+    assert len(live(settings)) == 200
+
+
+def test_many_members_share_commits(settings: AgentConfig) -> None:
+    with serving(settings) as agent:
+
+        def write(number: int) -> None:
+            with plugin(settings, uuid=f"plugin-{number}") as member:
+                for each in range(60):
+                    assert member.put(**{f"{number}.{each}": "v"})[0] == "ack"
+
+        Threads(*[lambda number=number: write(number) for number in range(8)]).join()
+        commits = agent.statistics()["commit"]
+        assert commits["records"] == 480 + 8, "and each member itself"
+        assert commits["syncs"] < 480
+    assert len(live(settings)) == 480
+
+
+# ---- sent again ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_again_is_acknowledged_and_not_appended(settings: AgentConfig) -> None:
+    with serving(settings) as agent, plugin(settings) as member:
+        assert member.send(1, {"a": "1", "b": "2"}) == ["ack", 1, 2]
+        assert member.send(1, {"a": "1", "b": "2"}) == ["ack", 1, 2]
+        with plugin(settings, greet=False) as again:
+            assert again.hello()["last_request"] == 2
+            assert again.session == member.session
+            assert again.send(1, {"a": "1", "b": "2"}) == ["ack", 1, 2]
+            assert again.send(2, {"b": "2"}) == ["ack", 2, 1]
+        assert agent.statistics()["duplicates"] == 5
+    assert [order[3] for _, _, order in logged(settings)] == [1, 2]
+
+
+def test_of_a_message_whose_front_is_in_the_log_only_the_rest_is_appended(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        member.send(1, {"a": "1", "b": "2"})
+        assert member.send(1, {"a": "1", "b": "2", "c": "3", "d": "4"}) == ["ack", 1, 4]
+        assert member.hello()["last_request"] == 4
+    assert [(key, order[3]) for key, _, order in logged(settings)] == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+
+
+def test_an_agent_that_was_killed_recognises_what_is_sent_again(settings: AgentConfig) -> None:
+    first = Process(settings)
+    with plugin(settings) as member:
+        member.send(1, {"a": "1", "b": "2"})
+        assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    second = Process(settings)
+    with plugin(settings) as member:
+        assert (member.session, member.incarnation, member.request) == (1, 1, 2)
+        assert member.send(1, {"a": "1", "b": "2", "c": "3"}) == ["ack", 1, 3]
+        assert member.values() == {"a": "1", "b": "2", "c": "3"}
+    assert second.end(signal.SIGTERM) == 0
+    assert [order[3] for _, _, order in logged(settings)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "when", "there"),
+    [("append", "before", False), ("append", "after", True), ("sync", "before", True), ("sync", "after", True), ("exists", "after", True)],
+)
+def test_an_agent_killed_between_append_and_acknowledgement_leaves_one_record_after_the_resend(
+    settings: AgentConfig, kind: Any, when: Any, there: bool
+) -> None:
+    # in wal/: 1 header, 2 the member's metadata, 3 the first change, 4 the one that is killed
+    first = Process(settings, Fault("kill", at=4 if kind != "exists" else 3, kind=kind, path="*/wal/*", when=when))
+    with plugin(settings) as member:
+        assert member.send(1, {"a": "1"}) == ["ack", 1, 1]
+        member.client._timeout_ms = 1
+        with pytest.raises(TimeoutError):
+            member.send(2, {"b": "2", "c": "3"})
+        assert first.wait() == -signal.SIGKILL
+    second = Process(settings)
+    with plugin(settings) as member:
+        assert member.request == (3 if there else 1), "the welcome tells what is in the log"
+        assert member.send(2, {"b": "2", "c": "3"}) == ["ack", 2, 2]
+    assert second.end(signal.SIGTERM) == 0
+    assert [(key, order[3]) for key, _, order in logged(settings)] == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_a_later_connection_of_a_plug_in_shuts_the_earlier_one_out(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as old, plugin(settings) as new:
+        assert old.session == new.session
+        assert old.put(a="old")[:2] == ["error", "superseded"]
+        assert old.client.ask("metadata", old.session, 1, payload=msgpack.packb(["schema", 1, b""]))[0][2] == "superseded"
+        assert new.put(a="new") == ["ack", 1, 1]
+        assert old.put(a="old")[:2] == ["error", "superseded"]
+    assert [value for _, value, _ in logged(settings)] == ["new"]
+
+
+def test_a_welcome_counts_what_came_just_before_it_on_the_earlier_connection(settings: AgentConfig) -> None:
+    agent = Agent(settings)  # not serving: both requests are received in one turn
+    try:
+        with plugin(settings, greet=False) as old, plugin(settings, greet=False) as new:
+            greeting = Threads(old.hello)
+            eventually(lambda: agent._turn(10) or old.session, "the first was welcomed")
+            greeting.join()
+            sent = Threads(lambda: old.send(1, {"a": "1"}))
+            assert agent._router._poller.poll(10_000)
+            welcomes: list[int] = []
+            again = Threads(lambda: welcomes.append(new.hello()["last_request"]))
+            messages = eventually(lambda: _both(agent), "both requests are there")
+            agent._router.receive = lambda timeout_ms: messages  # type: ignore[method-assign,assignment]
+            agent._turn(0)
+            del agent._router.receive
+            eventually(lambda: agent._turn(10) or welcomes, "the second was welcomed")
+            sent.join()
+            again.join()
+            assert welcomes == [1]
+    finally:
+        agent.stop()
+        agent.serve()
+
+
+_held: list[Any] = []
+
+
+def _both(agent: Agent) -> list[Any]:
+    """What was received so far, once it is two requests."""
+    _held.extend(agent._router.receive(10))
+    return _held[:] if len(_held) >= 2 else []
+
+
+# ---- incarnations --------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_was_followed_by_another_is_refused(tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
+    with serving(one), serving(two), plugin(one) as old:
+        assert old.put(a="1", b="1")[0] == "ack"
+        with plugin(two, cluster_id="cluster-2", uuid="plugin-2") as new:
+            assert new.incarnation == 2
+            assert new.values() == {"a": "1", "b": "1"}
+            answer = old.put(a="2")
+            assert answer[:2] in (["error", "outcome-unknown"], ["error", "void-incarnation"])
+            assert old.put(a="3")[:2] == ["error", "void-incarnation"]
+            assert new.put(b="2")[0] == "ack"
+            assert new.values() == {"a": "1", "b": "2"}
+    assert live(one) == {"a": "1", "b": "2"}
+
+
+def test_a_cluster_that_comes_back_has_a_new_incarnation_and_a_new_session_which_knows_nothing_of_what_may_be_void(tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
+    with serving(one), serving(two), plugin(one) as old:
+        old.put(a="1")
+        with plugin(two, cluster_id="cluster-2", uuid="plugin-2"):
+            old.put(a="2")
+        welcome = old.hello()
+        assert (welcome["incarnation"], welcome["session"] > 1, welcome["last_request"]) == (3, True, 0)
+        assert old.put(c="1")[0] == "ack"
+    found = live(one)
+    assert found["c"] == "1"
+    assert found["a"] in ("1", "2")
+
+
+def test_no_change_is_acknowledged_and_void_when_clusters_fight_for_a_log(tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
+    acked: set[str] = set()
+
+    def write(settings: AgentConfig, fight: int, member: int) -> None:
+        """Write for a cluster until it is refused."""
+        with plugin(settings, cluster_id=f"cluster-{fight}", uuid=f"plugin-{fight}-{member}") as old:
+            for number in range(1, 100_000):
+                key = f"{fight}.{member}.{number}"
+                answer = old.put(**{key: "v"})
+                if answer[0] != "ack":
+                    assert answer[1] in ("outcome-unknown", "void-incarnation"), answer
+                    return
+                acked.add(key)
+
+    def fight(number: int) -> None:
+        writers = Threads(lambda: write(one, number, 1), lambda: write(two, number, 2))
+        eventually(lambda: {f"{number}.1.5", f"{number}.2.5"} <= acked, "both members of the old cluster write")
+        with plugin(one if number % 2 else two, cluster_id=f"rival-{number}", uuid=f"rival-{number}") as rival:
+            assert rival.put(**{f"rival.{number}": "v"})[0] == "ack"
+            acked.add(f"rival.{number}")
+            writers.join()
+
+    with serving(one), serving(two):
+        for number in range(8):
+            fight(number)
+    found = live(one)
+    assert acked <= found.keys(), f"acknowledged and void: {sorted(acked - found.keys())}"
+
+
+def test_what_an_agent_received_together_with_the_hello_of_another_cluster_is_not_void_if_it_is_acknowledged(settings: AgentConfig) -> None:
+    """Append of the old and hello of the new cluster in one turn of the loop."""
+    agent = Agent(settings)
+    answers: list[Any] = []
+    try:
+        with plugin(settings, greet=False) as old, plugin(settings, greet=False, cluster_id="cluster-2", uuid="plugin-2") as new:
+            greeting = Threads(old.hello)
+            eventually(lambda: agent._turn(10) or old.session, "the first was welcomed")
+            greeting.join()
+            _held.clear()
+            sent = Threads(lambda: answers.append(old.send(1, {"a": "1"})))
+            assert agent._router._poller.poll(10_000)
+            eventually(lambda: _held.extend(agent._router.receive(10)) or _held, "the append is there")
+            again = Threads(new.hello)
+            messages = eventually(lambda: _both(agent), "both requests are there")
+            agent._router.receive = lambda timeout_ms: messages  # type: ignore[method-assign,assignment]
+            agent._turn(0)
+            del agent._router.receive
+            eventually(lambda: agent._turn(10) or (answers and new.session), "both were answered")
+            sent.join()
+            again.join()
+    finally:
+        agent.stop()
+        agent.serve()
+    assert ("a" in live(settings)) or answers[0][0] == "error"
+
+
+# ---- one writer, faults --------------------------------------------------------------------------------------------
+
+
+def test_a_second_agent_of_the_node_is_refused_naming_the_first(tmp_path: Path) -> None:
+    first, second = config(tmp_path), config(tmp_path)
+    with serving(first), plugin(first) as member:
+        with pytest.raises(WriterLocked, match=r"imap-wal agent at ipc://.*--?takeover|imap-wal agent at ipc://"):
+            Agent(second)
+        assert member.put(a="1")[0] == "ack"
+
+
+def test_an_agent_that_was_taken_over_acknowledges_nothing_more_and_ends(tmp_path: Path) -> None:
+    first, second = config(tmp_path), config(tmp_path)
+    agent = Agent(first)
+    ended: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            agent.serve()
+        except Fenced as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with plugin(first) as old:
+        assert old.put(a="1")[0] == "ack"
+        taking = AgentConfig.from_mapping({"url": second.url, "cluster": "c", "node": "n1", "endpoint": second.endpoint}, takeover=True)
+        with serving(taking), plugin(taking) as new:
+            assert new.request == 1
+            assert old.put(b="zombie")[:2] == ["error", "outcome-unknown"]
+            thread.join(30)
+            assert ended
+            assert new.put(b="2")[0] == "ack"
+            assert new.values() == {"a": "1", "b": "2"}
+    assert live(first) == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize(("kind", "error_code"), [("append", "full"), ("sync", "outcome-unknown")])
+def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_tells_what_is_in_the_log(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: str, error_code: str
+) -> None:
+    faulty = FaultyStore(memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),)))
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: faulty)
+    monkeypatch.setattr("imap_wal.agent.server.REOPEN_S", 0.05)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings) as agent, plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+        answer = member.put(b="2")
+        assert answer[:2] == ["error", error_code]
+        assert "planned fault" in answer[2]
+        refused = member.put(c="3")
+        assert refused[:2] == ["error", "not-ready"]
+        eventually(lambda: agent._node_log.epoch == 2 and agent._committer.failure is None, "the log was opened again")
+        assert member.put(d="4")[:2] == ["error", "not-ready"], "the connection is to say hello again"
+        member.request = 0
+        in_log = [order[3] for _, _, order in logged(settings)]
+        assert member.hello()["last_request"] == max(in_log)
+        assert member.session == 1
+        assert member.send(1, {"a": "1", "b": "2"}) == ["ack", 1, 2]
+        assert member.stat()["healthy"]
+    assert [order[3] for _, _, order in logged(settings)] == [1, 2]
+
+
+def test_an_agent_whose_storage_stays_broken_answers_and_goes_on_trying(tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = FaultyStore(memory)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: faulty)
+    monkeypatch.setattr("imap_wal.agent.server.REOPEN_S", 0.01)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings) as agent, plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+        broken = Plan((Fault("error", kind="*", path="*", times=6),))
+        faulty._seen, faulty.plan = [0], broken
+        assert member.put(b="2")[0] == "error"
+        assert not member.stat()["healthy"]
+        header, _ = member.client.ask("hello", member.about())
+        assert header[2] == "not-ready"
+        eventually(lambda: len(faulty.fired) == 6 and agent._committer.failure is None, "it came back")
+        member.hello()
+        assert member.put(c="3")[0] == "ack"
+    assert {"a", "c"} <= live(settings).keys()
+
+
+def test_sigterm_commits_what_waits_and_says_in_the_log_that_the_end_was_clean(settings: AgentConfig) -> None:
+    process = Process(settings)
+    with plugin(settings) as member:
+        for number in range(50):
+            member.put(**{f"k{number}": "v"})
+        assert process.end(signal.SIGTERM) == 0
+    store = open_store(settings.url)
+    frames = [frame for path in segments(store) for frame in SegmentReader(store, path).frames()]
+    assert frames[-1].kind == format.CLEAN_SHUTDOWN
+    agent = Agent(settings)
+    assert agent._node_log.recovery.clean
+    agent.stop()
+    agent.serve()
+    assert len(live(settings)) == 50
+
+
+def test_each_session_writes_who_it_is_into_the_log(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings), plugin(settings, uuid="plugin-2"):
+        pass
+    store = open_store(settings.url)
+    metadata = [
+        tuple(item)
+        for path in segments(store)
+        for frame in SegmentReader(store, path).frames()
+        if frame.kind == format.METADATA
+        for item in entries.values(frame.payload)
+    ]
+    assert metadata == [("member", "cluster-1", "member-1", "n1", 1, 1), ("member", "cluster-1", "member-1", "n1", 2, 1)]
+
+
+def test_the_cluster_manifest_knows_each_lifetime_and_where_the_logs_ended_before_it(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        member.put(a="1")
+        with plugin(settings, cluster_id="cluster-2", uuid="plugin-2"):
+            pass
+    manifest = cluster_manifests(open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1)).read()[1]
+    assert manifest.claims == {"cluster-1": 1, "cluster-2": 2}
+    first, second = manifest.lifetimes
+    assert (first.cluster_id, first.incarnation, second.cluster_id, second.incarnation) == ("cluster-1", 1, "cluster-2", 2)
+    assert second.cuts["n1"] > first.cuts.get("n1", format.START)

@@ -1,0 +1,254 @@
+"""Requests that are not as the protocol draws them: answered, nothing appended, and the agent goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent
+from imap_wal.errors import InvalidSetting
+from storage_backends.faults import FaultyStore
+from storage_backends.memory import MemoryStore
+from tests.agent.harness import Plugin, config, entry, plugin, serving
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    return config(tmp_path)
+
+
+def raw(member: Plugin, *frames: bytes) -> list[Any]:
+    """Send frames as they are; the answer's header."""
+    socket = member.client._socket
+    socket.send_multipart(list(frames))
+    assert socket.poll(20_000), "no answer"
+    answer: list[Any] = msgpack.unpackb(socket.recv_multipart()[0])
+    return answer
+
+
+HEADERS = [
+    b"", b"\xc1", b"\x93", msgpack.packb(7), msgpack.packb("append"), msgpack.packb([]), msgpack.packb(["append"]), msgpack.packb([1, 1]),
+    msgpack.packb(["append", "one"]), msgpack.packb({"kind": "append"}), msgpack.packb([b"append", 1]), b"\xff" * 100,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=repr)
+def test_a_header_that_is_none_is_answered(settings: AgentConfig, header: bytes) -> None:
+    with serving(settings), plugin(settings) as member:
+        assert raw(member, header, b"")[:3] == ["error", 0, "bad-request"]
+        assert member.put(a="1")[0] == "ack"
+
+
+def test_a_message_of_one_or_three_frames_is_answered(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        for frames in ((b"x",), (b"", b"", b""), (msgpack.packb(["stat", 1]),)):
+            assert raw(member, *frames)[2] == "bad-request"
+        assert member.put(a="1")[0] == "ack"
+
+
+REQUESTS: list[tuple[Any, ...]] = [
+    ("dance",), ("dance", 1, 2, 3), ("hello",), ("hello", None), ("hello", 7), ("hello", "x"), ("hello", []), ("hello", {}),
+    ("hello", {"protocol": 1}), ("hello", {"protocol": 1, "cluster_id": "c", "plugin_uuid": "p"}), ("hello", {"protocol": "1"}), ("hello", {}, {}),
+    ("append",), ("append", 1), ("append", 1, 1), ("append", 1, 1, 1, 1), ("append", [], 1, 1), ("append", {}, 1, 1), ("append", None, None, None),
+    ("append", 1, "x", 1), ("append", 1, 1, "x"), ("append", 1, None, 1), ("append", 1, 1, -1), ("append", 1, 1, 0), ("append", 1, 5, 0), ("append", 1, 0, 1),
+    ("append", 1, -5, 2), ("append", 1, 1, 2**40), ("append", 99, 1, 1),
+    ("metadata",), ("metadata", 1), ("metadata", 1, "x"), ("metadata", 1, 1), ("metadata", 1, 0),
+    ("keys",), ("keys", "m"), ("keys", "m", "x", 10), ("keys", "m", [], 10), ("keys", "m", None, "x"), ("keys", "m", 12345, 10), ("keys", "m", None, 1, 2),
+    ("load",), ("load", "m"), ("load", "m", "x"), ("load", "m", 5),
+]  # fmt: skip
+
+
+def test_requests_with_wrong_fields_are_answered_and_nothing_is_appended(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = FaultyStore(memory)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: watched)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings), plugin(settings) as member:
+        before = [operation for operation in watched.operations if operation.kind == "append"]
+        for request in REQUESTS:
+            header, _ = member.client.ask(*request)
+            assert header[0] == "error", request
+            assert header[2] in ("bad-request", "unsupported-version", "not-ready", "restore-failed"), (request, header)
+            assert isinstance(header[3], str)
+        assert [operation for operation in watched.operations if operation.kind == "append"] == before
+        assert member.put(a="1") == ["ack", 1, 1]
+        assert member.values() == {"a": "1"}
+
+
+def bad_entries(member: Plugin) -> list[tuple[str, bytes, int]]:
+    """(what is wrong, payload, count) of appends that begin with request 1."""
+    good = entry("a", "1", member.order(1))
+    pack = msgpack.packb
+
+    def changed(index: int, value: Any) -> bytes:
+        return pack([value if at == index else part for at, part in enumerate(good)])
+
+    incarnation, version, session, _ = member.order(1)
+    return [
+        ("nothing", b"", 1),
+        ("garbage", b"\xc1\xc1\xc1", 1),
+        ("a number", pack(7), 1),
+        ("a text", pack("entry"), 1),
+        ("nil", pack(None), 1),
+        ("cut off", pack(good)[:-3], 1),
+        ("too few", pack(good), 2),
+        ("too many", pack(good) + pack(entry("b", "2", member.order(2))), 1),
+        ("bytes after it", pack(good) + b"\x01", 1),
+        ("nine fields", pack(good[:9]), 1),
+        ("eleven fields", pack([*good, 1]), 1),
+        ("the second is no entry", pack(good) + pack(42), 2),
+        ("the second has the first's number", pack(good) + pack(good), 2),
+        ("a gap in the numbers", pack(good) + pack(entry("b", "2", member.order(3))), 2),
+        ("another session", pack(entry("a", "1", (incarnation, version, session + 1, 1))), 1),
+        ("another incarnation", pack(entry("a", "1", (incarnation + 1, version, session, 1))), 1),
+        ("another request", pack(entry("a", "1", (incarnation, version, session, 9))), 1),
+        ("an order of three", changed(9, [1, 1, 1]), 1),
+        ("an order of five", changed(9, [incarnation, version, session, 1, 1]), 1),
+        ("no order", changed(9, None), 1),
+        ("an order of text", changed(9, "abcd"), 1),
+        ("a version of text", changed(9, [incarnation, "1", session, 1]), 1),
+        ("a map of bytes", changed(0, b"orders"), 1),
+        ("no map", changed(0, ""), 1),
+        ("a key of text", changed(1, "a"), 1),
+        ("no key", changed(1, None), 1),
+        ("a value of text", changed(3, "1"), 1),
+        ("an upsert without a value", changed(3, None), 1),
+        ("a tombstone with a value", changed(5, True), 1),
+        ("deleted as a number", changed(5, 0), 1),
+        ("a time of text", changed(6, "now"), 1),
+        ("an expiry of half a millisecond", changed(7, 0.5), 1),
+        ("a partition of nil", changed(8, None), 1),
+    ]
+
+
+def test_a_payload_that_is_not_what_was_announced_is_answered_and_not_a_byte_of_it_is_appended(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = FaultyStore(memory)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: watched)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings), plugin(settings) as member:
+        before = [operation for operation in watched.operations if operation.kind == "append"]
+        for wrong, payload, count in bad_entries(member):
+            header, _ = member.client.ask("append", member.session, 1, count, payload=payload)
+            assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
+        for wrong in (b"", msgpack.packb(["member", 1, b""]), msgpack.packb(["schema", "1", b""]), msgpack.packb(["schema", 1]), b"\xc1"):
+            header, _ = member.client.ask("metadata", member.session, 1, payload=wrong)
+            assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
+        assert [operation for operation in watched.operations if operation.kind == "append"] == before
+        assert member.hello()["last_request"] == 0
+        assert member.put(a="1") == ["ack", 1, 1]
+    with serving(settings), plugin(settings) as member:
+        assert member.values() == {"a": "1"}
+
+
+def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(settings: AgentConfig, seed: int) -> None:
+    chance = Random(seed)
+    with serving(settings), plugin(settings) as member:
+        good = member.payload(1, {"a": "1", "b": "2"})
+        for _ in range(400):
+            data = bytearray(good)
+            for _ in range(chance.randrange(1, 4)):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+            header, _ = member.client.ask("append", member.session, 1, 2, payload=bytes(data))
+            if header[0] == "ack":  # a value or a label changed: that is a valid message
+                break
+            assert header[2] == "bad-request"
+        for _ in range(100):
+            assert raw(member, chance.randbytes(chance.randrange(40)), chance.randbytes(chance.randrange(40)))[0] == "error"
+        assert member.stat()["healthy"]
+    with serving(settings), plugin(settings) as member:
+        assert len(member.keys()) <= 2
+
+
+def test_a_value_above_the_limit_is_too_large(tmp_path: Path) -> None:
+    settings = config(tmp_path, max_value_bytes=1000)
+    with serving(settings), plugin(settings) as member:
+        header, _ = member.client.ask("append", member.session, 1, 1, payload=member.payload(1, {"a": "x" * 1000}))
+        assert header[2] == "too-large"
+        assert "max_value_bytes is 1000" in header[3]
+        assert member.send(1, {"a": "x" * 999})[0] == "ack"
+
+
+def test_a_value_of_64_megabytes_travels_and_comes_back(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        value = "x" * (64 * 1024 * 1024)
+        assert member.put(big=value)[0] == "ack"
+        assert member.load("big") == {"big": (value, 0)}
+
+
+# ---- configuration -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("", "url is missing"),
+        ("url = 'file:///x'\nendpont = 'tcp://h:1'", "unknown setting endpont"),
+        ("url = 'file:///x'\n[log]\nsegment_size = 1", r"unknown setting log\.segment_size"),
+        ("url = 'file:///x'\nendpoint = 'udp://h:1'", "endpoint is 'udp://h:1'"),
+        ("url = 'file:///x'\n[log]\ndurability = 'maybe'", "durability is 'maybe'; it takes one of always"),
+        ("url = 'file:///x'\n[log]\nring_slots = 3", "ring_slots is 3"),
+        ("url = ", "not TOML"),
+    ],
+)
+def test_a_wrong_configuration_names_file_and_key(tmp_path: Path, toml: str, says: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(toml)
+    with pytest.raises(InvalidSetting, match=says) as raised:
+        AgentConfig.from_toml(file)
+    assert str(file) in str(raised.value)
+
+
+def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match=r"missing\.toml: No such file"):
+        AgentConfig.from_toml(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "url = 7",
+        "url = 'file:///x'\nnode = 5",
+        "url = 'file:///x'\n[log]\nsegment_bytes = 'big'",
+        "url = 'file:///x'\nlog = 5",
+        "url = 'file:///x'\nendpoint = 1",
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_a_wrong_setting_and_not_a_traceback(tmp_path: Path, toml: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(toml)
+    with pytest.raises(InvalidSetting):
+        AgentConfig.from_toml(file)
+
+
+def test_an_endpoint_that_is_taken_is_named_and_the_log_is_let_go(tmp_path: Path) -> None:
+    first = config(tmp_path, "n1", url="memory://endpoint-taken")
+    with serving(AgentConfig.from_mapping({"url": first.url, "node": "n1", "endpoint": "tcp://127.0.0.1:17701"})):
+        for _ in range(2):
+            with pytest.raises(InvalidSetting, match=r"tcp://127\.0\.0\.1:17701"):
+                Agent(AgentConfig.from_mapping({"url": first.url, "node": "n2", "endpoint": "tcp://127.0.0.1:17701"}))
+
+
+def test_the_command_refuses_a_wrong_configuration_with_exit_code_2_and_a_locked_log_with_4(tmp_path: Path) -> None:
+    imap_wal = [sys.executable, "-m", "rewrite_cli.cli"]
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("url = 'file:///x'\nnod = 'x'")
+    run = subprocess.run([*imap_wal, "agent", "--config", str(wrong)], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2, run.stderr
+    assert "unknown setting nod" in run.stderr
+    held = config(tmp_path)
+    right = tmp_path / "right.toml"
+    right.write_text(f"url = '{held.url}'\ncluster = 'c'\nnode = 'n1'\nendpoint = 'ipc://{tmp_path}/other.sock'")
+    with serving(held):
+        run = subprocess.run([*imap_wal, "agent", "--config", str(right)], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 4, run.stderr
+    assert "imap-wal agent at" in run.stderr

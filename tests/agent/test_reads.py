@@ -1,0 +1,206 @@
+"""What an agent answers to keys, load and schemas: the newest of all nodes, whole, page by page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent
+from storage_backends import NoSpace, Unavailable
+from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.memory import MemoryStore
+from tests.agent.harness import config, entry, plugin, serving
+from tests.support import Threads, overwrite, segments
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    return config(tmp_path)
+
+
+def test_keys_come_in_pages_each_key_once(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        expected = [f"k{number:04d}" for number in range(950)]
+        member.put(**dict.fromkeys(expected, "v"))
+        member.put(gone="v")
+        member.put(gone=None)
+        for limit in (1000, 100, 7):
+            assert member.keys(limit=limit) == expected
+        assert member.keys("nothing") == []
+
+
+def test_two_listings_at_once_do_not_disturb_each_other(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as writer, plugin(settings, uuid="other") as reader:
+        writer.put(**{f"k{number}": "v" for number in range(50)})
+        first = reader.client.ask("keys", "orders", None, 10)[0]
+        assert len(writer.keys(limit=3)) == 50
+        found = first[3]
+        cursor = first[2]
+        while cursor is not None:
+            header, _ = reader.client.ask("keys", "orders", cursor, 10)
+            found, cursor = found + header[3], header[2]
+        assert found == 50
+
+
+def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_its_end(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        member.put(**{f"k{number}": "v" for number in range(50)})
+        oldest = member.client.ask("keys", "orders", None, 1)[0][2]
+        for _ in range(70):
+            member.client.ask("keys", "orders", None, 1)
+        header, _ = member.client.ask("keys", "orders", oldest, 1)
+        assert header[2] == "restore-failed"
+        assert "begin again" in header[3]
+        assert len(member.keys()) == 50
+
+
+def test_load_gives_the_newest_of_all_nodes_and_leaves_out_what_is_absent_deleted_or_expired(tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
+    with serving(one), serving(two), plugin(one) as first, plugin(two, uuid="plugin-2") as second:
+        first.put(moved="old", stays="1", deleted="1")
+
+        # the partition went to the other member: a greater version there
+        def change(key: str, value: str | None, request: int, expires: int = 0) -> bytes:
+            return msgpack.packb(entry(key, value, second.order(request, version=2), expires_at_ms=expires))
+
+        now = int(time.time() * 1000)
+        payload = change("moved", "new", 1) + change("deleted", None, 2) + change("expired", "x", 3, now - 1) + change("later", "y", 4, now + 10**6)
+        assert second.client.ask("append", second.session, 1, 4, payload=payload)[0][0] == "ack"
+        first.put(moved="a late write under the old version")
+        for member in (first, second):
+            found = member.load("moved", "stays", "deleted", "expired", "later", "absent")
+            assert found == {"moved": ("new", 0), "stays": ("1", 0), "later": ("y", now + 10**6)}
+            assert member.keys() == ["later", "moved", "stays"]
+
+
+def test_a_read_sees_what_was_acknowledged_just_before_it(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        for number in range(100):
+            member.put(counter=str(number))
+            assert member.load("counter") == {"counter": (str(number), 0)}
+
+
+def test_a_read_sees_the_log_through_rotation_and_archive(tmp_path: Path) -> None:
+    settings = config(tmp_path, segment_bytes=2000, archive_bytes=6000)
+    with serving(settings), plugin(settings) as member:
+        for number in range(300):
+            member.put(**{f"k{number % 40}": str(number)})
+            if number % 25 == 0:
+                assert member.load(f"k{number % 40}") == {f"k{number % 40}": (str(number), 0)}
+        expected = {f"k{number % 40}": str(number) for number in range(300)}
+        assert member.values() == expected
+        assert member.stat()["archive_error"] == ""
+    with serving(settings), plugin(settings) as member:
+        assert member.values() == expected
+
+
+def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentConfig) -> None:
+    schemas = [["schema", -(2**63), b"\x00\x01"], ["schema", 2**63 - 1, b"x" * 500]]
+    with serving(settings), plugin(settings) as member:
+        payload = b"".join(msgpack.packb(schema) for schema in schemas)
+        assert member.client.ask("metadata", member.session, 2, payload=payload)[0][:1] == ["ack"]
+        assert member.client.ask("metadata", member.session, 1, payload=msgpack.packb(schemas[0]))[0][2:] == [0, 1]
+    for archived in (False, True):
+        with serving(settings) as agent, plugin(settings) as member:
+            header, payload = member.client.ask("schemas")
+            assert header[2] == 2
+            unpacker = msgpack.Unpacker()
+            unpacker.feed(payload)
+            assert sorted(map(tuple, unpacker)) == sorted((number, data) for _, number, data in schemas)
+            if not archived:
+                member.put(a="1")
+                agent._archive()
+
+
+def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
+    with serving(settings) as agent, plugin(settings) as writer, plugin(settings, uuid="reader") as reader:
+        writer.put(**{f"k{number}": "v" for number in range(100)})
+        with agent._reads._view._lock:  # a merge under way
+            listing = Threads(reader.keys)
+            assert writer.put(a="1")[0] == "ack"
+            assert writer.stat()["reads"] == 0
+        listing.join()
+
+
+def test_damage_found_by_a_read_is_told_with_file_and_place_and_writes_go_on(tmp_path: Path, memory: MemoryStore) -> None:
+    settings = config(tmp_path, url=memory.url, segment_bytes=600)
+    with serving(settings), plugin(settings) as member:
+        for number in range(20):
+            member.put(**{f"k{number}": "v" * 50})
+        path = segments(memory)[0]
+        data = bytearray(memory.read(path))
+        data[len(data) // 2] ^= 1
+        overwrite(memory, path, bytes(data))
+        header, _ = member.client.ask("keys", "orders", None, 10)
+        assert header[2] == "restore-failed"
+        assert path in header[3]
+        assert member.put(a="1")[0] == "ack"
+
+
+def test_a_storage_that_fails_under_a_read_is_told_and_the_next_read_works(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = FaultyStore(memory)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: faulty)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings), plugin(settings) as member:
+        member.put(a="1")
+        faulty._seen, faulty.plan = [0], Plan((Fault("error", kind="list", error=Unavailable),))
+        header, _ = member.client.ask("keys", "orders", None, 10)
+        assert header[2] == "storage"
+        assert "planned fault" in header[3]
+        assert member.values() == {"a": "1"}
+
+
+def test_a_bug_in_a_read_is_answered_and_does_not_end_all_reads(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(a="1")
+        with monkeypatch.context() as patch:
+            patch.setattr(agent._reads._view, "keys", lambda *arguments: 1 // 0)
+            header, _ = member.client.ask("keys", "orders", None, 10)
+            assert header[2] == "restore-failed"
+            assert "ZeroDivisionError" in header[3]
+        assert member.keys() == ["a"]
+
+
+def test_an_agent_on_a_full_disk_still_serves_reads(tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = FaultyStore(memory)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: faulty)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings), plugin(settings) as member:
+        member.put(a="1")
+        faulty._seen, faulty.plan = [0], Plan((Fault("error", kind="append|open_append|create", times=0, error=NoSpace),))
+        assert member.put(b="2")[:2] == ["error", "full"]
+        assert member.values() == {"a": "1"}
+        assert not member.stat()["healthy"]
+
+
+def test_statistics_say_what_the_agent_does(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings, greet=False) as stranger:
+        stat = stranger.stat()
+        assert stat["healthy"] is True
+        assert stat["failure"] == ""
+        assert (stat["node"], stat["epoch"], stat["durability"]) == ("n1", 1, "always")
+        stranger.hello()
+        stranger.put(a="1", b="2")
+        stranger.keys()
+        stat = stranger.stat()
+        assert (stat["appends"], stat["duplicates"], stat["reads"]) == (2, 0, 2)
+        assert stat["commit"]["commits"] == 2
+        assert stat["ring"]["slots"] == 4096
+        assert stat["position"] > "00000001.00000001."
+
+
+def test_an_agent_opens_its_log_again_where_it_left_off(settings: AgentConfig) -> None:
+    for life in range(3):
+        with serving(settings) as agent, plugin(settings) as member:
+            assert (agent.statistics()["epoch"], member.session, member.request) == (life + 1, 1, life)
+            member.put(**{f"life{life}": "v"})
+    agent = Agent(settings)
+    assert agent._node_log.recovery.clean
+    agent.stop()
+    agent.serve()
