@@ -152,7 +152,7 @@ def batches(store: SegmentStore, path: str, columns: list[str] | None = None, ro
     """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`."""
     with store.open_input(path) as source:
         try:
-            yield from pq.ParquetFile(source, read_dictionary=_DICTIONARIES).iter_batches(rows_max, columns=columns)
+            yield from pq.ParquetFile(source, read_dictionary=_DICTIONARIES, page_checksum_verification=True).iter_batches(rows_max, columns=columns)
         except (pa.ArrowException, OSError, EOFError) as error:
             raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
 
@@ -193,6 +193,21 @@ def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
+class Published(NamedTuple):
+    """What the manifest keeps of a file: its size, and the CRC-32C of all its bytes."""
+
+    bytes: int
+    checksum: int
+
+
+def checksum(file: BinaryIO) -> int:
+    """CRC-32C of a file, from where it stands."""
+    found = 0
+    while data := file.read(1024 * 1024):
+        found = google_crc32c.extend(found, data)
+    return found
+
+
 class ParquetFile:
     """A Parquet file being written on this machine, a row group at a time, and then published whole."""
 
@@ -201,7 +216,8 @@ class ParquetFile:
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
             self.local = Path(file.name)
         self._writer = pq.ParquetWriter(
-            self.local, schema, compression="zstd", use_dictionary=_DICTIONARIES, write_statistics=["map", "timestamp_ms"], store_schema=False
+            self.local, schema, compression="zstd", use_dictionary=_DICTIONARIES, write_statistics=["map", "timestamp_ms"], store_schema=False,
+            write_page_checksum=True,
         )
         self._batches: list[Any] = []
         self._rows = 0
@@ -222,11 +238,11 @@ class ParquetFile:
     def flush(self) -> None:
         """End the row group."""
         if self._batches:
-            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema), row_group_size=max(self._rows, 1))
+            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema), row_group_size=GROUP_ROWS_MAX)
         self._batches, self._rows, self.buffered = [], 0, 0
 
-    def publish(self, store: SegmentStore, path: str) -> int:
-        """Close, and show it under its name; returns its bytes."""
+    def publish(self, store: SegmentStore, path: str) -> Published:
+        """Close, and show it under its name."""
         self._close()
         try:
             store.create_from(path, str(self.local))
@@ -235,12 +251,13 @@ class ParquetFile:
             store.create_from(path, str(self.local))
         return self.discard()
 
-    def discard(self) -> int:
-        """Close, and forget it; returns its bytes."""
+    def discard(self) -> Published:
+        """Close, and forget it."""
         self._close()
-        size = self.local.stat().st_size
+        with self.local.open("rb") as file:
+            published = Published(self.local.stat().st_size, checksum(file))
         self.local.unlink()
-        return size
+        return published
 
     def _close(self) -> None:
         self.flush()
@@ -333,8 +350,8 @@ class _Pass:
                     max(files.values(), key=lambda file: file.file.buffered).file.flush()
         for name, file in sorted(files.items()):
             path = layout.archive_path(self._node_folder, name, file.first, file.last)
-            size = file.file.publish(self._store, path)
-            self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size))
+            size, crc = file.file.publish(self._store, path)
+            self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size, crc))
         return set(files)
 
     def _split(self, changes: Changes, files: dict[str, _MapFile], left: set[str]) -> None:

@@ -1,0 +1,197 @@
+"""Archives: Parquet that anybody can read; a crash at any point loses nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pytest
+
+from imap_wal import archive
+from imap_wal.archive import archive_sealed, to_batch, to_positions, to_rows
+from imap_wal.entry import Row
+from imap_wal.errors import CorruptLog
+from imap_wal.format import Position
+from imap_wal.restore import LiveView
+from storage_backends import StorageError, Unavailable, open_store
+from storage_backends.memory import MemoryStore
+from tests.histories import put
+from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
+from tests.support import copy_files, overwrite, segments
+
+
+def test_duckdb_and_pandas_read_an_archive_with_no_code_of_ours(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = node(store)
+    append(log, put("a", "1", (1, 2, 3, 4), timestamp_ms=5), put("b", "2", (1, 2, 3, 5), "other"))
+    append(log, put("a", None, (1, 2, 3, 6), timestamp_ms=7))
+    log.close()
+    archive_sealed(store, log.identity.node_folder, "n1", log.manifests)
+    files = sorted(str(path) for path in tmp_path.rglob("*.parquet"))
+    assert len(files) == 2 and not segments(store)
+
+    found = duckdb.sql(
+        f"SELECT map, key, value, deleted, request, node, epoch, segment, index FROM read_parquet({files!r}) ORDER BY request"
+    ).fetchall()
+    assert found == [
+        ("orders", b"a", b"1", False, 4, "n1", 1, 1, 0),
+        ("other", b"b", b"2", False, 5, "n1", 1, 1, 1),
+        ("orders", b"a", None, True, 6, "n1", 1, 1, 0),
+    ]
+    newest = duckdb.sql(
+        f"SELECT key, arg_max(deleted, (incarnation, partition_version, session, request)) FROM read_parquet({files!r}) WHERE map = 'orders' GROUP BY key"
+    )
+    assert newest.fetchall() == [(b"a", True)]
+
+    frame = pd.concat([pd.read_parquet(file) for file in files])
+    assert sorted(frame["timestamp_ms"]) == [5, 7, 1000]
+    assert [field.name for field in archive.ARCHIVE_SCHEMA] == list(frame.columns)
+    compression = duckdb.sql(f"SELECT DISTINCT compression FROM parquet_metadata({files!r})").fetchall()
+    assert compression == [("ZSTD",)]
+
+
+def test_rows_come_back_from_parquet_as_they_were(seed: int) -> None:
+    random_ = random.Random(seed)
+    rows: list[Row] = [
+        (
+            random_.choice(("a", "b", "ü")),
+            random_.randbytes(random_.randrange(5)),
+            random_.choice(("", "K")),
+            random_.choice((None, b"", random_.randbytes(20))),
+            "V",
+            random_.random() < 0.5,
+            random_.randrange(-(2**62), 2**62),
+            random_.randrange(2**40),
+            random_.randrange(1000),
+            (random_.randrange(2**40), 0, random_.randrange(9), random_.randrange(2**62)),
+        )
+        for _ in range(100)
+    ]
+    positions = [Position(1, 2, number, number % 3) for number in range(100)]
+    batch = to_batch(rows, "n1", positions)
+    assert to_rows(batch) == rows and to_positions(batch) == positions
+    assert to_rows(batch.slice(33, 20)) == rows[33:53] and to_positions(batch.slice(33, 20)) == positions[33:53]
+    assert to_rows(to_batch([], "n1")) == []
+
+
+def test_the_segment_being_written_is_not_taken(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.rotate()
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    done = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    assert (done.segments, done.records) == (1, 1) and len(segments(memory)) == 1
+    append(log, put("b", "1", (1, 1, 1, 3)))
+    assert values(view(memory)) == {"a": "2", "b": "1"}
+    assert archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed).segments == 0
+
+
+@pytest.mark.parametrize("operation", ["create", "create_from", "delete"])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_crash_at_any_point_loses_nothing_and_the_next_run_cleans_up(memory: MemoryStore, operation: str, after: int) -> None:
+    log = node(memory)
+    for number in range(3):
+        append(log, put("a", number, (1, 1, 7, number + 1)), put(f"k{number}", "x", (1, 1, 7, 10 + number), "other"))
+        log.rotate()
+    log.close(clean=False)
+    dying = Dying(memory, operation, after)
+    with pytest.raises(StorageError):
+        archive_sealed(dying, log.identity.node_folder, "n1", cluster_node_manifests(dying))
+        raise Unavailable("nothing more to do")
+    left = copy_files(memory)
+    assert values(view(left)) == {"a": "2"} and len(values(view(left), "other")) == 3
+    again = node(left)
+    assert again.requests == {7: 12}, "the sessions' requests are known with or without the segments"
+    again.close()
+    archive_sealed(left, log.identity.node_folder, "n1", again.manifests)
+    known = {item.path for item in again.manifests.read()[1].archives}
+    assert {file.path for file in left.list("") if file.path.endswith(".parquet")} == known and not segments(left)
+    assert values(view(left)) == {"a": "2"} and len(values(view(left), "other")) == 3
+
+
+def test_damage_in_a_sealed_segment_stops_the_run_before_anything_changes(memory: MemoryStore) -> None:
+    log = node(memory)
+    for number in range(2):
+        append(log, put("a", number, (1, 1, 1, number)))
+        log.rotate()
+    path = segments(memory)[0]
+    data = bytearray(memory.read(path))
+    data[-1] ^= 1
+    overwrite(memory, path, bytes(data))
+    before = [(file.path, file.size) for file in memory.list("")]
+    with pytest.raises(CorruptLog):
+        archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    assert [(file.path, file.size) for file in memory.list("")] == before
+
+
+def test_more_maps_than_may_be_open_at_once(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "OPEN_FILES_MAX", 3)
+    log = node(memory)
+    for number in range(20):
+        append(log, put("a", number, (1, 1, 1, number), f"map {number % 10}"))
+    log.close()
+    done = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests)
+    assert done.records == 20 and len(done.archives) == 10
+    made = view(memory)
+    assert {name: values(made, name)["a"] for name in made.maps()} == {f"map {number}": str(number + 10) for number in range(10)}
+
+
+def test_row_groups_are_bounded(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(archive, "GROUP_ROWS_MAX", 100)
+    log = node(memory)
+    for number in range(50):
+        append(log, *(put(f"k{index}", "x", (1, 1, 1, number * 10 + index)) for index in range(10)))
+    log.close()
+    (item,) = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests).archives
+    metadata = pq.ParquetFile(io.BytesIO(memory.read(item.path))).metadata
+    assert metadata.num_row_groups > 1 and metadata.num_rows == 500
+    # reading from the middle
+    middle = [place for changes in cluster(memory).changes(positions=True) for place in changes.positions or []]
+    since = list(cluster(memory).changes({"n1": middle[249]}, positions=True))
+    assert [place for changes in since for place in changes.positions or []] == middle[250:]
+
+
+def test_a_store_without_append_is_archived_object_by_object(tmp_path: Path) -> None:
+    store = open_store(f"objects+file://{tmp_path}")
+    log = node(store)
+    for number in range(5):
+        append(log, put("a", number, (1, 1, 1, number)))
+    made = LiveView(cluster(store), SMALL)
+    made.catch_up()
+    assert values(made) == {"a": "4"} and len(segments(store)) == 5
+    done = archive_sealed(store, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    assert done.segments == 5 and done.records == 5
+    append(log, put("a", "new", (1, 1, 1, 9)))
+    made.catch_up()
+    assert values(made) == {"a": "new"}
+    log.close()
+
+
+def cluster_node_manifests(store: object) -> object:
+    from imap_wal.clock import SeededRandomness
+    from imap_wal.manifest import node_manifests
+    from tests.support import FakeClock
+
+    return node_manifests(store, "ns/c/nodes/n1", FakeClock(), SeededRandomness(3))
+
+
+class Dying:
+    """A store whose process dies at an operation: that one and all later ones fail."""
+
+    def __init__(self, inner: MemoryStore, operation: str, after: int) -> None:
+        self._inner, self._operation, self._left = inner, operation, after
+        self._dead = False
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._operation and not self._dead:
+            self._left -= 1
+            self._dead = self._left < 0
+        if self._dead:
+            raise Unavailable("killed")
+        return getattr(self._inner, name)

@@ -1,0 +1,222 @@
+"""Random histories of a small cluster: two nodes with clocks ten minutes apart, two maps, partitions that move, changes in flight that arrive late, crashes, new cluster
+lifetimes, and everything that is done to logs. Beside it a reference: a dict that knows which change is newest, told nothing of logs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import hypothesis.strategies as st
+
+from imap_wal import format
+from imap_wal.archive import archive_sealed
+from imap_wal.clock import SeededRandomness
+from imap_wal.entry import Row, pack
+from imap_wal.manifest import Lifetime
+from imap_wal.restore import ClusterLog, LiveView, pin_cuts
+from imap_wal.settings import Settings
+from imap_wal.writer import Identity, NodeLog, open_node_log
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import drop_map, rewrite
+from storage_backends import SegmentStore
+from tests.support import FakeClock
+
+NODES = ("n1", "n2")
+MAPS = ("orders", "../a b")
+KEYS = tuple(b"k%d" % number for number in range(2))
+SKEW_MS = {"n1": 0, "n2": 600_000}
+STEP_S = 1200
+IN_FLIGHT_MAX_S = 2400
+"""No change is in flight for longer: half of what a rewrite grants, for the clocks' sake."""
+
+KINDS = (
+    "nothing", *("put",) * 5, *("delete",) * 4, "ttl", *("hold",) * 4, *("arrive",) * 3, *("move",) * 4, "rotate", "rotate", "archive", "rewrite", "rewrite",
+    "rewrite_one", "prune", "prune", "crash", "restart", "close_all", "lifetime", "wait", "drop", "catch_up", "catch_up",
+)  # fmt: skip
+
+steps = st.lists(
+    # A list is about twice as long as it must be; shrunk ones are padded with "nothing".
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 1), st.sampled_from((0, 0, 1)), st.integers(0, len(KEYS) - 1)), min_size=40, max_size=120
+)  # fmt: skip
+"""(what, node, map, key) of each step."""
+
+
+@dataclass
+class Held:
+    """A change that was numbered, and is not yet in the log."""
+
+    row: Row
+    at: float
+
+
+@dataclass
+class Cluster:
+    """The history so far."""
+
+    store: SegmentStore
+    clock: FakeClock = field(default_factory=FakeClock)
+    settings: Settings = field(default_factory=lambda: Settings(preallocate=False, segment_bytes=1 << 20))
+
+    def __post_init__(self) -> None:
+        self.randomness = SeededRandomness(7)
+        self.log = ClusterLog(self.store, "ns", "c.1", self.clock, self.randomness)
+        self.logs: dict[str, NodeLog] = {}
+        self.sessions: dict[str, int] = {}
+        self.requests = itertools.count(1)
+        self.values = itertools.count(1)
+        self.owner = dict.fromkeys(KEYS, 0)
+        self.version = dict.fromkeys(KEYS, 1)
+        self.held: dict[str, list[Held]] = {node: [] for node in NODES}
+        self.reference: dict[tuple[str, bytes], Row] = {}
+        self.incarnation = 0
+        for node in NODES:
+            self.open(node)
+        self.lifetime()
+        self.view = LiveView(self.log, self.settings)
+
+    # ---- the cluster ----
+
+    def open(self, node: str) -> NodeLog:
+        log = open_node_log(self.store, Identity("ns", "c.1", node), self.settings, self.clock, self.randomness, what="the history")
+        self.logs[node] = log
+        self.sessions[node] = log.new_session()
+        return log
+
+    def running(self, node: str) -> NodeLog:
+        return self.logs.get(node) or self.open(node)
+
+    def stop(self, node: str, clean: bool) -> None:
+        """What it had not appended dies with it."""
+        log = self.logs.pop(node, None)
+        self.held[node] = []
+        if log is not None:
+            log.close(clean=clean)
+
+    def lifetime(self) -> None:
+        """All members start anew: partition versions begin at 1 again, and what is still in flight is void."""
+        incarnation = self.incarnation = self.log.manifests.update(
+            lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
+        ).incarnation
+        cuts = pin_cuts(self.log)
+        self.log.manifests.update(
+            lambda manifest: replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(f"id-{incarnation}", incarnation, cuts)))
+        )
+        self.version = dict.fromkeys(KEYS, 1)
+
+    def change(self, key: bytes, name: str, value: bytes | None, ttl_ms: int = 0) -> tuple[str, Row]:
+        node = NODES[self.owner[key]]
+        self.running(node)
+        now = self.clock.now_ms() + SKEW_MS[node]
+        order = (self.incarnation, self.version[key], self.sessions[node], next(self.requests))
+        expires = self.clock.now_ms() + ttl_ms if ttl_ms else 0
+        return node, (name, key, "K", value, "V", value is None, now, expires, 0, order)
+
+    def append(self, node: str, *rows: Row) -> None:
+        log = self.running(node)
+        log.write(format.ENTRIES, len(rows), [pack(row) for row in rows])
+        log.sync()
+        for row in rows:
+            known = self.reference.get((row[0], row[1]))
+            if row[9][0] == self.incarnation and (known is None or known[9] < row[9]):
+                self.reference[row[0], row[1]] = row
+
+    def arrive(self, node: str) -> None:
+        held, self.held[node] = self.held[node], []
+        if held and node in self.logs:
+            self.append(node, *(each.row for each in held))
+
+    # ---- steps ----
+
+    def play(self, history: Sequence[tuple[str, int, int, int]]) -> None:
+        for kind, node, name, key in history:
+            self.step(kind, NODES[node], MAPS[name], KEYS[key])
+
+    def step(self, kind: str, node: str, name: str, key: bytes) -> None:
+        match kind:
+            case "nothing":
+                pass
+            case "put" | "delete" | "ttl" | "hold":
+                value = None if kind == "delete" else b"v%d" % next(self.values)
+                writer, row = self.change(key, name, value, 2 * STEP_S * 1000 if kind == "ttl" else 0)
+                if kind == "hold":
+                    self.held[writer].append(Held(row, self.clock.monotonic()))
+                else:
+                    self.arrive(writer)  # a node appends in the order of its requests
+                    self.append(writer, row)
+            case "arrive":
+                self.arrive(node)
+            case "move":
+                self.owner[key] = 1 - self.owner[key]
+                self.version[key] += 1
+            case "rotate":
+                self.running(node).rotate()
+            case "archive":
+                self.archive(node)
+            case "rewrite":
+                rewrite(self.log, LocalEngine(self.settings))
+            case "rewrite_one":
+                rewrite(self.log, LocalEngine(self.settings), maps=[name])
+            case "prune":
+                prune(self.log)
+            case "crash" | "restart":
+                self.stop(node, clean=kind == "restart")
+                self.open(node)
+            case "close_all":
+                for each in NODES:
+                    self.stop(each, clean=True)
+            case "lifetime":
+                self.lifetime()
+            case "wait":
+                self.clock.advance(STEP_S)
+                for each in NODES:
+                    if any(held.at < self.clock.monotonic() - IN_FLIGHT_MAX_S + STEP_S for held in self.held[each]):
+                        self.arrive(each)
+            case "drop":
+                drop_map(self.log, name)
+                self.reference = {place: row for place, row in self.reference.items() if place[0] != name}
+                self.held = {each: [held for held in rows if held.row[0] != name] for each, rows in self.held.items()}
+            case "catch_up":
+                self.view.catch_up()
+                assert live_of(self.view) == self.expected(), "the view that follows the log"
+
+    def archive(self, node: str) -> None:
+        log = self.running(node)
+        log.rotate()
+        archive_sealed(self.store, log.identity.node_folder, node, log.manifests, writing=log.unsealed)
+
+    # ---- what must be true ----
+
+    def expected(self) -> dict[tuple[str, bytes], Row]:
+        now = self.clock.now_ms()
+        return {place: row for place, row in self.reference.items() if not row[5] and not 0 < row[7] <= now}
+
+    def check(self) -> None:
+        """A fresh restore, and the view that was there all along, both give the reference."""
+        fresh = LiveView(self.log, self.settings)
+        fresh.catch_up()
+        assert live_of(fresh) == self.expected(), "a fresh restore"
+        fresh.close()
+        self.step("catch_up", "", "", b"")
+
+    def close(self) -> None:
+        self.view.close()
+        for log in self.logs.values():
+            log.close(clean=False)
+
+
+def live_of(view: LiveView) -> dict[tuple[str, bytes], Row]:
+    found = {(name, row[1]): row for name in view.maps() for rows in view.rows(name) for row in rows}
+    for name in {name for name, _ in found}:
+        keys = [key for of, key in found if of == name]
+        assert sorted(key for batch in view.keys(name, 4) for key in batch) == sorted(keys)
+        assert {row[1]: row for row in view.load(name, [*keys, b"absent"])} == {key: found[name, key] for key in keys}
+    return found
+
+
+def put(key: str, value: Any, order: tuple[int, int, int, int], name: str = "orders", timestamp_ms: int = 1000, expires_at_ms: int = 0) -> Row:
+    """A row, for tests that lay a log out by hand. `value` None: a tombstone."""
+    data = None if value is None else str(value).encode()
+    return (name, key.encode(), "K", data, "V", data is None, timestamp_ms, expires_at_ms, 0, order)

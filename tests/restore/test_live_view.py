@@ -1,0 +1,393 @@
+"""What a restore promises: newest wins without clocks, damage is located, the log is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from imap_wal import format
+from imap_wal.archive import archive_sealed
+from imap_wal.clock import SeededRandomness
+from imap_wal.entry import Row, pack
+from imap_wal.errors import CorruptLog, MissingNode, OrderConflict, ShortLog
+from imap_wal.format import Position
+from imap_wal.manifest import Lifetime
+from imap_wal.restore import ClusterLog, LiveView, pin_cuts
+from imap_wal.settings import RecoveryPolicy, Settings
+from imap_wal.writer import Identity, NodeLog, open_node_log
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import drop_map, rewrite
+from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore
+from tests.histories import put
+from tests.support import FakeClock, overwrite, segments
+
+SMALL = Settings(preallocate=False)
+
+
+def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> NodeLog:
+    return open_node_log(store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1])), what="the test")
+
+
+def append(log: NodeLog, *rows: Row, frames: int = 1) -> None:
+    for part in range(frames):
+        mine = rows[part::frames]
+        log.write(format.ENTRIES, len(mine), [pack(row) for row in mine])
+    log.sync()
+
+
+def cluster(store: SegmentStore, clock: FakeClock | None = None) -> ClusterLog:
+    return ClusterLog(store, "ns", "c", clock or FakeClock(), SeededRandomness(9))
+
+
+def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -> LiveView:
+    made = LiveView(cluster(store, clock), Settings(**settings))
+    made.catch_up()
+    return made
+
+
+def values(made: LiveView, name: str = "orders") -> dict[str, str]:
+    return {row[1].decode(): (row[3] or b"").decode() for rows in made.rows(name) for row in rows}
+
+
+def test_the_greater_order_wins_whatever_the_clocks_and_the_reading_order_say(memory: MemoryStore) -> None:
+    first, second = node(memory), node(memory, "n2")
+    append(second, put("a", "old", (1, 1, 1, 1), timestamp_ms=9_000_000), put("b", "new", (1, 2, 1, 2), timestamp_ms=1))
+    append(first, put("a", "new", (1, 2, 1, 1), timestamp_ms=1), put("b", "old", (1, 1, 1, 2), timestamp_ms=9_000_000))
+    assert values(view(memory)) == {"a": "new", "b": "new"}
+
+
+def test_a_tombstone_and_an_expired_value_hide_what_is_older(memory: MemoryStore) -> None:
+    clock = FakeClock()
+    log = node(memory)
+    soon = clock.now_ms() + 1000
+    append(
+        log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)), put("a", None, (1, 1, 1, 3)), put("b", "2", (1, 1, 1, 4), expires_at_ms=soon)
+    )
+    assert values(view(memory, clock)) == {"b": "2"}
+    clock.advance(0.999)
+    assert values(view(memory, clock)) == {"b": "2"}, "time to live is kept to the millisecond"
+    clock.advance(0.001)
+    made = view(memory, clock)
+    assert values(made) == {} and made.maps() == [] and made.load("orders", [b"a", b"b"]) == []
+    assert made.statistics.tombstones == 2 and made.statistics.live == 0
+
+
+def test_a_torn_tail_of_the_newest_segment_is_dropped(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    log.close(clean=False)
+    (path,) = segments(memory)
+    overwrite(memory, path, memory.read(path)[:-3])
+    assert values(view(memory)) == {"a": "1"}
+
+
+def test_damage_in_a_sealed_segment_is_located(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.rotate()
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    path = segments(memory)[0]
+    data = bytearray(memory.read(path))
+    data[-1] ^= 1
+    overwrite(memory, path, bytes(data))
+    with pytest.raises(CorruptLog) as caught:
+        view(memory)
+    assert caught.value.file == path and caught.value.offset > 0
+
+
+def test_damage_before_synced_frames_of_the_newest_segment_is_no_torn_tail(memory: MemoryStore) -> None:
+    log = node(memory)
+    for number in range(3):
+        append(log, put("a", number, (1, 1, 1, number)))
+    (path,) = segments(memory)
+    first = next(iter(cluster(memory).changes())).first.frame
+    data = bytearray(memory.read(path))
+    data[first + 20] ^= 1
+    overwrite(memory, path, bytes(data))
+    with pytest.raises(CorruptLog) as caught:
+        view(memory)
+    assert caught.value.offset >= format.FRAME_HEADER_BYTES and caught.value.file == path
+
+
+def test_a_missing_segment_is_named(memory: MemoryStore) -> None:
+    log = node(memory)
+    for number in range(3):
+        append(log, put("a", number, (1, 1, 1, number)))
+        log.rotate()
+    memory.delete(segments(memory)[1])
+    with pytest.raises(ShortLog, match=r"n1/wal/\*-00000002.wal"):
+        view(memory)
+
+
+def test_the_last_segment_of_a_closed_log_cannot_vanish(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.close()
+    memory.delete(segments(memory)[-1])
+    with pytest.raises(ShortLog):
+        view(memory)
+
+
+def test_a_sealed_segment_that_was_cut_between_two_frames_is_short(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    end = log.end.frame
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    cut = log.end.frame
+    log.rotate()
+    append(log, put("b", "1", (1, 1, 1, 3)))
+    path = segments(memory)[0]
+    overwrite(memory, path, memory.read(path)[:cut])
+    assert end < cut
+    with pytest.raises(ShortLog) as caught:
+        view(memory)
+    assert caught.value.file == path
+
+
+def test_a_peer_that_is_writing_is_not_damaged(memory: MemoryStore) -> None:
+    """Half a frame when it was read, whole and followed by others a moment later."""
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    (path,) = segments(memory)
+    half = len(memory.read(path)) + 20
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    append(log, put("a", "3", (1, 1, 1, 3)))
+    store = Hooked(memory)
+    reads = 0
+
+    def cut(name: str, data: bytes, offset: int) -> bytes:
+        nonlocal reads
+        reads += name == path
+        return data[: max(0, half - offset)] if name == path and reads <= 3 else data
+
+    store.on_read = cut
+    assert values(view(store)) == {"a": "3"}
+
+
+def test_a_segment_that_was_only_begun_is_empty(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.rotate()
+    for rest in (b"", b"\0" * 100_000, b"IMAP"):
+        path = segments(memory)[0].replace("-00000001.wal", "-00000002.wal")
+        overwrite(memory, path, rest)
+        assert values(view(memory)) == {"a": "1"}
+
+
+def test_a_missing_node_is_a_decision(memory: MemoryStore) -> None:
+    append(node(memory), put("a", "1", (1, 1, 1, 1)))
+    append(node(memory, "n2"), put("b", "1", (1, 1, 1, 1)))
+    for file in memory.list("ns/c/nodes/n2"):
+        memory.delete(file.path)
+    with pytest.raises(MissingNode, match="'n2'"):
+        view(memory)
+    made = view(memory, recovery_policy=RecoveryPolicy.PARTIAL)
+    assert values(made) == {"a": "1"} and list(made.missing) == ["n2"]
+
+
+def test_another_disk_under_an_old_node_name_is_a_missing_node(memory: MemoryStore) -> None:
+    append(node(memory), put("a", "1", (1, 1, 1, 1)))
+    made = cluster(memory)
+    made.manifests.update(lambda manifest: replace(manifest, nodes={"n1": "another"}))
+    with pytest.raises(MissingNode, match="registered was another"):
+        view(memory)
+
+
+def test_two_nodes_that_claim_one_partition_version_are_a_conflict(memory: MemoryStore) -> None:
+    first, second = node(memory), node(memory, "n2")
+    append(first, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
+    append(second, put("a", "2", (1, 1, 1, 2)), put("b", "2", (1, 2, 1, 2)))
+    made = view(memory)
+    with pytest.raises(OrderConflict) as caught:
+        values(made)
+    for word in ("'orders'", "b'a'", "'n1'", "'n2'", "00000001.00000001."):
+        assert word in str(caught.value)
+    with pytest.raises(OrderConflict):
+        made.load("orders", [b"a"])
+    append(first, put("a", "3", (1, 3, 1, 3)))
+    made.catch_up()
+    assert values(made) == {"a": "3", "b": "2"}, "something newer settles it"
+
+
+def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
+    store = Hooked(memory)
+    log = node(memory, settings=Settings(preallocate=True, segment_bytes=1 << 20))
+    append(log, *(put(f"k{number}", "x" * 1000, (1, 1, 1, number + 1)) for number in range(500)), frames=50)
+    made = view(store)
+    made.catch_up()  # knows the nodes now
+    store.bytes_read = 0
+    for _ in range(20):
+        made.catch_up()
+    assert store.bytes_read < 20 * 100, "nothing changed: nothing but the place of the next frame is read"
+    append(log, put("k1", "new", (1, 1, 1, 1000)))
+    made.catch_up()
+    assert values(made)["k1"] == "new" and store.bytes_read < 100_000
+    assert made.ends() == {"n1": log.end}
+
+
+def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: MemoryStore) -> None:
+    log = node(memory)
+    made = view(memory)
+    assert values(made) == {}
+    expected = {}
+    request = 0
+
+    def write(key: str, value: str | None, to: NodeLog) -> None:
+        nonlocal request
+        request += 1
+        append(to, put(key, value, (1, request, 1, request)))
+        expected.pop(key, None)
+        if value is not None:
+            expected[key] = value
+
+    for round_ in range(3):
+        write("a", f"a{round_}", log)
+        write(f"b{round_}", "x", log)
+        write(f"b{round_ - 1}", None, log)
+        log.rotate()
+        made.catch_up()
+        assert values(made) == expected
+        write("c", f"c{round_}", log)
+        archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+        other = node(memory, f"m{round_}")
+        write("d", f"d{round_}", other)
+        made.catch_up()
+        assert values(made) == expected
+        write("a", None, other)
+        other.close()
+        rewrite(cluster(memory), LocalEngine(SMALL))
+        prune(cluster(memory))
+        made.catch_up()
+        assert values(made) == expected == values(view(memory))
+
+
+def test_a_dropped_map_is_forgotten_by_a_view_that_had_merged_it_even_if_a_rewrite_followed(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
+    made = view(memory)
+    drop_map(cluster(memory), "orders")
+    append(log, put("c", "1", (1, 1, 1, 3)))
+    rewrite(cluster(memory), LocalEngine(SMALL))
+    made.catch_up()
+    assert values(made) == {"c": "1"}
+
+
+def test_bytes_of_an_older_incarnation_behind_the_cut_are_void(memory: MemoryStore) -> None:
+    first, second = node(memory), node(memory, "n2")
+    append(first, put("a", "before", (1, 1, 1, 1)))
+    made = cluster(memory)
+    cuts = pin_cuts(made)
+    append(first, put("a", "late", (1, 9, 1, 2)), put("b", "late", (1, 1, 1, 3)))
+    append(second, put("c", "of a node that had no log", (1, 1, 1, 1)))
+    early = view(memory)
+    assert values(early) == {"a": "late", "b": "late", "c": "of a node that had no log"}
+    cuts.pop("n2")
+    made.manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+    assert values(view(memory)) == {"a": "before"}
+    early.catch_up()
+    assert values(early) == {"a": "before"}, "a view that had already merged them begins anew"
+    append(first, put("b", "new", (2, 1, 1, 1)))
+    early.catch_up()
+    assert values(early) == {"a": "before", "b": "new"}
+
+
+def test_a_node_that_was_missing_when_a_lifetime_began_counts_when_it_comes_back(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.close()
+    files = {file.path: memory.read(file.path) for file in memory.list("ns/c/nodes/n1")}
+    for path in files:
+        memory.delete(path)
+    made = cluster(memory)
+    cuts = pin_cuts(made)
+    made.manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+    for path, data in files.items():
+        memory.create(path, data)
+    assert values(view(memory)) == {"a": "1"}
+
+
+def test_files_that_go_while_they_are_read_begin_the_pass_anew(memory: MemoryStore) -> None:
+    log = node(memory)
+    for number in range(4):
+        append(log, put("a", number, (1, 1, 1, number)), put(f"k{number}", "x", (1, 1, 1, 10 + number)))
+        log.rotate()
+    append(log, put("b", "1", (1, 1, 1, 20)))
+    store = Hooked(memory)
+
+    def vanish(path: str, data: bytes, offset: int) -> bytes:
+        if path.endswith("-00000002.wal"):
+            store.on_read = None
+            archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+            rewrite(cluster(memory), LocalEngine(SMALL))
+            prune(cluster(memory))
+        return data
+
+    store.on_read = vanish
+    expected = {"a": "3", "b": "1", **{f"k{number}": "x" for number in range(4)}}
+    assert values(view(store)) == expected
+    store.on_read = None
+    for reading in (cluster(store).changes(), cluster(store).changes(positions=True)):
+        assert {row[1].decode() for changes in reading for row in changes.rows} == set(expected)
+
+
+def test_changes_go_on_in_the_archive_when_a_segment_is_archived_under_them(memory: MemoryStore) -> None:
+    log = node(memory)
+    rows = [put(f"k{number}", "x", (1, 1, 1, number)) for number in range(6)]
+    for row in rows:
+        append(log, row)
+        log.rotate()
+    found: list[Row] = []
+    places: list[Position] = []
+    for changes in cluster(memory).changes(positions=True):
+        found += changes.rows
+        places += changes.positions or []
+        if len(found) == 2:
+            archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    assert found == rows and places == sorted(places) and len(set(places)) == 6
+    since = list(cluster(memory).changes({"n1": places[3]}))
+    assert [row for changes in since for row in changes.rows] == rows[4:]
+
+
+def test_metadata_of_all_nodes_comes_once_also_from_archives(memory: MemoryStore) -> None:
+    first, second = node(memory), node(memory, "n2")
+    for log in (first, second):
+        log.write(format.METADATA, 1, [pack_plain(["schema", -5, b"\x00\xff"])])
+        log.write(format.METADATA, 1, [pack_plain(["member", "id", log.identity.node])])
+        append(log, put("a" + log.identity.node, "1", (1, 1, 1, 1)))
+    expected = {("schema", -5, b"\x00\xff"), ("member", "id", "n1"), ("member", "id", "n2")}
+    assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
+    first.rotate()
+    archive_sealed(memory, first.identity.node_folder, "n1", first.manifests, writing=first.unsealed)
+    assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
+
+
+def pack_plain(value: Any) -> bytes:
+    import msgpack
+
+    return bytes(msgpack.packb(value, use_bin_type=True))
+
+
+class Hooked:
+    """A store over another that counts what is read and may change it."""
+
+    def __init__(self, inner: SegmentStore) -> None:
+        self._inner = inner
+        self.bytes_read = 0
+        self.on_read: Callable[[str, bytes, int], bytes] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = self._inner.read(path, offset, length)
+        if self.on_read is not None:
+            data = self.on_read(path, data, offset)
+            data = self._inner.read(path, offset, length) if self.on_read is None else data
+        self.bytes_read += len(data)
+        return data

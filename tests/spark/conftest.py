@@ -1,0 +1,17 @@
+"""One Spark session for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    from rewrite_cli.spark import session
+
+    made = session(**{"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"})
+    yield made
+    made.stop()

@@ -1,0 +1,169 @@
+"""Spark reads the log as everybody else does, and rewrites it to the same snapshot."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from imap_wal.errors import CorruptLog, InvalidSetting, OrderConflict
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import discard, prepare, rewrite
+from rewrite_cli.spark import LATEST, Options, SparkEngine
+from storage_backends import open_store
+from storage_backends.memory import MemoryStore
+from tests.histories import Cluster, put, steps
+from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
+
+pytestmark = pytest.mark.spark
+
+
+@settings(
+    max_examples=6,
+    deadline=None,
+    print_blob=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a second for each example: what fails is shown as it was found
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(history=steps)
+def test_both_engines_give_the_same_snapshot(spark: Any, tmp_path: Path, history: list[tuple[str, int, int, int]]) -> None:
+    number = len(list(tmp_path.iterdir()))
+    history_cluster = Cluster(open_store(str(tmp_path / f"log-{number}")))
+    try:
+        history_cluster.play(history)
+        log = history_cluster.log
+        found = []
+        for engine in (LocalEngine(SMALL), SparkEngine(spark)):
+            job = prepare(log)
+            merged = {item.map: item for item in engine.run(job, log)}
+            rows = {name: [parquet_rows(log.store, part.path) for part in item.parts] for name, item in merged.items()}
+            counts = {name: (item.records, item.unchanged) for name, item in merged.items()}
+            found.append(({name: [row for part in parts for row in part] for name, parts in rows.items()}, counts))
+            discard(log, job)
+        assert found[0] == found[1]
+        rewrite(log, SparkEngine(spark))
+        prune(log)
+        history_cluster.check()
+    finally:
+        history_cluster.close()
+
+
+def parquet_rows(store: Any, path: str) -> list[Any]:
+    from imap_wal.archive import batches, nodes_of, to_rows
+
+    return [item for batch in batches(store, path) for item in zip(to_rows(batch), nodes_of(batch), strict=True)]
+
+
+def test_raw_gives_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)), put("x", "1", (1, 1, 1, 3), "other"))
+    log.rotate()
+    append(log, put("a", "2", (1, 1, 1, 4)), put("b", None, (1, 1, 1, 5)))
+    raw = spark.read.format("imap_wal").load(str(tmp_path))
+    rows = raw.orderBy("epoch", "segment", "frame", "index").collect()
+    assert [(row["map"], bytes(row["key"]), row["value"] and bytes(row["value"]), row["deleted"], row["request"]) for row in rows] == [
+        ("orders", b"a", b"1", False, 1),
+        ("orders", b"b", b"1", False, 2),
+        ("other", b"x", b"1", False, 3),
+        ("orders", b"a", b"2", False, 4),
+        ("orders", b"b", None, True, 5),
+    ]
+    assert {(row["namespace"], row["cluster"], row["node"]) for row in rows} == {("ns", "c", "n1")}
+    assert raw.rdd.getNumPartitions() == 2, "a task a file"
+
+    for buckets in ("1", "3"):
+        latest = spark.read.format("imap_wal").option("mode", "latest").option("buckets", buckets).load(str(tmp_path))
+        assert sorted((row["map"], bytes(row["key"]), bytes(row["value"])) for row in latest.collect()) == [
+            ("orders", b"a", b"2"),
+            ("other", b"x", b"1"),
+        ]
+    only = spark.read.format("imap_wal").option("map", "other").option("namespace", "ns").load(str(tmp_path))
+    assert [row["map"] for row in only.collect()] == ["other"]
+
+    rewrite(cluster(store), SparkEngine(spark))
+    append(log, put("c", "1", (1, 1, 1, 6)))
+    raw = spark.read.format("imap_wal").load(str(tmp_path))
+    assert sorted((bytes(row["key"]), row["epoch"]) for row in raw.collect()) == [(b"a", None), (b"c", 1), (b"x", None)]
+
+
+def test_keys_and_values_as_text(spark: Any, tmp_path: Path) -> None:
+    import imap_wal
+
+    with imap_wal.open(str(tmp_path), node="n1") as store:
+        store.map("orders")["k"] = {"state": "paid"}
+    read = spark.read.format("imap_wal").option("decode", "true")
+    for frame in (read.load(str(tmp_path)), read.option("mode", "latest").load(str(tmp_path))):
+        (row,) = frame.collect()
+        assert row["key_text"] == "k" and "paid" in row["value_text"]
+
+
+def test_an_empty_root_is_an_empty_frame(spark: Any, tmp_path: Path) -> None:
+    assert spark.read.format("imap_wal").load(str(tmp_path)).count() == 0
+
+
+def test_damage_and_conflicts_come_back_as_our_own_errors(spark: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "conflict"))
+    append(node(store), put("a", "1", (1, 1, 1, 1)))
+    append(node(store, "n2"), put("a", "2", (1, 1, 1, 2)))
+    with pytest.raises(OrderConflict, match="b'a'"):
+        rewrite(cluster(store), SparkEngine(spark))
+    store = open_store(str(tmp_path / "damage"))
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.rotate()
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    (first, *_) = sorted((tmp_path / "damage").rglob("*.wal"))
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(bytes(data))
+    with pytest.raises(CorruptLog) as caught:
+        rewrite(cluster(store), SparkEngine(spark))
+    assert caught.value.file.endswith("00000001-00000001.wal") and caught.value.offset > 0
+    assert store.list("ns/c/snapshot") == []
+
+
+def test_a_large_log_is_written_in_ranges_of_keys(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rewrite_cli import spark as module
+
+    monkeypatch.setattr(module, "ROWS_A_RANGE", 1000)
+    store = open_store(str(tmp_path))
+    log = node(store)
+    keys = [f"k{number * 7919 % 3000:05d}" for number in range(3000)]
+    append(log, *(put(key, key, (1, 1, 1, number)) for number, key in enumerate(keys)), frames=10)
+    report = rewrite(cluster(store), SparkEngine(spark))
+    assert len(report.maps[0].files) > 1 and report.maps[0].live == 3000
+    found = [row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)]
+    assert found == sorted(keys)
+    assert len(values(view(store))) == 3000
+
+
+def test_memory_of_this_process_is_refused(memory: MemoryStore) -> None:
+    append(node(memory), put("a", "1", (1, 1, 1, 1)))
+    with pytest.raises(InvalidSetting, match="--engine local"):
+        rewrite(cluster(memory), SparkEngine())
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({}, "load"),
+        ({"path": "x", "mode": "newest"}, "'newest'"),
+        ({"path": "x", "colour": "red"}, "colour"),
+        ({"path": "x", "buckets": "0"}, "'0'"),
+        ({"path": "x", "decode": "yes"}, "'yes'"),
+        ({"path": "x", "mode": LATEST, "node": "n1"}, "node"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, str], word: str) -> None:
+    with pytest.raises(InvalidSetting, match=word):
+        Options.parse(options)
+
+
+def test_workers_run_the_interpreter_of_this_process(spark: Any) -> None:
+    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
