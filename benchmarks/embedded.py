@@ -42,7 +42,7 @@ def bare_loop(folder: Path, data: bytes, batches: int) -> float:
 
 async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
     """Sets per second with so many awaiting at any time, each returning when it is durable."""
-    async with await imap_wal.aopen(folder.as_uri(), node="n") as store:
+    async with imap_wal.aopen(folder.as_uri(), node="n") as store:
         items = store.map("m", raw=True)
         each = operations // in_flight
 

@@ -10,7 +10,7 @@ url = sys.argv[1] if len(sys.argv) > 1 else "file:///tmp/imap-wal-example-async"
 
 
 async def main() -> None:
-    async with await imap_wal.aopen(url, node="example") as store:
+    async with imap_wal.aopen(url, node="example") as store:
         readings = store.map("readings")
         start = time.perf_counter()
         await asyncio.gather(*(readings.set(f"sensor-{number}", {"celsius": number % 40}) for number in range(10_000)))

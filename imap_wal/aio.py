@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -184,7 +184,25 @@ class AsyncMap:
         return self._inner.values()
 
 
-async def aopen(url: str, **options: Any) -> AsyncStore:
-    """`imap_wal.open` for asyncio: the same options, opened off the event loop."""
-    store = await asyncio.get_running_loop().run_in_executor(None, lambda: embedded.open(url, **options))
-    return AsyncStore(store)
+class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
+    """`imap_wal.open` for asyncio: the same options, opened off the event loop. `async with aopen(url) as store:`, or `store = await aopen(url)` and
+    `await store.close()` at the end."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._url, self._options = url, options
+        self._store: AsyncStore | None = None
+
+    async def _open(self) -> AsyncStore:
+        store = await asyncio.get_running_loop().run_in_executor(None, lambda: embedded.open(self._url, **self._options))
+        return AsyncStore(store)
+
+    def __await__(self) -> Generator[Any, None, AsyncStore]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncStore:
+        self._store = await self._open()
+        return self._store
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._store is not None:
+            await self._store.close()

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -216,7 +217,12 @@ class ParquetFile:
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
             self.local = Path(file.name)
         self._writer = pq.ParquetWriter(
-            self.local, schema, compression="zstd", use_dictionary=_DICTIONARIES, write_statistics=["map", "timestamp_ms"], store_schema=False,
+            self.local,
+            schema,
+            compression="zstd",
+            use_dictionary=_DICTIONARIES,
+            write_statistics=["map", "timestamp_ms"],
+            store_schema=False,
             write_page_checksum=True,
         )
         self._batches: list[Any] = []

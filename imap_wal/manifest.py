@@ -141,6 +141,8 @@ class Archive:
     records: int
     tombstones: int
     bytes: int
+    checksum: int = 0
+    """CRC-32C of the whole file; 0: not known."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -218,13 +220,15 @@ class Snapshot:
     created_ms: int
     dropped: int = 0
     """Generation of the last drop of this map; a reader that merged before it must forget what it merged."""
+    checksums: tuple[int, ...] = ()
+    """CRC-32C of each whole file; empty: not known."""
     until_ms: int = 0
     """How the map stood at earlier times than this (Unix time) can no longer be told: older changes of its keys are gone."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         marks = {node: Mark.from_json(mark) for node, mark in data["marks"].items()}
-        return cls(**{**data, "files": tuple(data["files"]), "marks": marks})
+        return cls(**{**data, "files": tuple(data["files"]), "checksums": tuple(data.get("checksums", ())), "marks": marks})
 
 
 @dataclass(frozen=True, slots=True)

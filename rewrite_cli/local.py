@@ -118,7 +118,7 @@ class PartWriter:
         if file is None:
             return
         path = self._job.part_path(self._name, self._next)
-        size = file.discard() if self._job.dry_run else file.publish(self._store, path)
-        self._parts.append(Part(path, file.records - file.tombstones, file.tombstones, size))
+        size, checksum = file.discard() if self._job.dry_run else file.publish(self._store, path)
+        self._parts.append(Part(path, file.records - file.tombstones, file.tombstones, size, checksum))
         self._next += 1
         self._rows = self._bytes = 0

@@ -90,6 +90,7 @@ class Part:
     live: int
     tombstones: int
     bytes: int
+    checksum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +300,7 @@ def _snapshot(log: ClusterLog, job: Job, item: Merged) -> Snapshot:
         live=sum(part.live for part in item.parts),
         tombstones=sum(part.tombstones for part in item.parts),
         bytes=sum(part.bytes for part in item.parts),
+        checksums=tuple(part.checksum for part in item.parts),
         created_ms=log.clock.now_ms(),
         dropped=former.dropped if former is not None else 0,
         until_ms=job.rule.now_ms,

@@ -294,8 +294,8 @@ def _decode(rows: list[Row], metadata: list[tuple[Any, ...]]) -> tuple[list[str 
 _EXTRA = [("late", pa.bool_()), ("read_records", pa.int64()), ("read_bytes", pa.int64()), ("error", pa.string())]
 _ENTRY_FIELDS = _FIELDS.removeprefix("namespace string, cluster string, ")
 _COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string"
-_PART_FIELDS = "map string, path string, live bigint, tombstones bigint, bytes bigint, error string"
-_PART_NAMES = ("map", "path", "live", "tombstones", "bytes", "error")
+_PART_FIELDS = "map string, path string, live bigint, tombstones bigint, bytes bigint, checksum bigint, error string"
+_PART_NAMES = ("map", "path", "live", "tombstones", "bytes", "checksum", "error")
 _PART_SCHEMA = pa.schema([pa.field(name, pa.string() if name in ("map", "path", "error") else pa.int64()) for name in _PART_NAMES])
 _PARTS_A_RANGE = 1000
 
@@ -343,7 +343,7 @@ class SparkEngine:
             if row["error"]:
                 raise _thaw(row["error"])
         for name, each in sorted(read.items()):
-            own = [Part(row["path"], row["live"], row["tombstones"], row["bytes"]) for row in found if row["map"] == name]
+            own = [Part(row["path"], row["live"], row["tombstones"], row["bytes"], row["checksum"]) for row in found if row["map"] == name]
             merged.append(Merged(name, each.records, each.bytes, tuple(sorted(own, key=lambda part: part.path))))
         return merged
 
@@ -433,7 +433,7 @@ def _write(job: Job) -> ArrowMap:
                     writer.add(rows, nodes, late)
                 found += _close(current, writer)
         except (ImapWalError, StorageError) as error:
-            found = [("", "", 0, 0, 0, _freeze(error))]
+            found = [("", "", 0, 0, 0, 0, _freeze(error))]
         finally:
             store.close()
         columns = list(zip(*found, strict=True)) if found else [()] * len(_PART_NAMES)
@@ -443,7 +443,7 @@ def _write(job: Job) -> ArrowMap:
 
 
 def _close(name: str, writer: PartWriter | None) -> list[tuple[Any, ...]]:
-    return [(name, part.path, part.live, part.tombstones, part.bytes, None) for part in writer.close()] if writer is not None else []
+    return [(name, part.path, part.live, part.tombstones, part.bytes, part.checksum, None) for part in writer.close()] if writer is not None else []
 
 
 def newest_of_sorted(batches: Iterator[Any]) -> Iterator[tuple[str, list[Row], list[str], set[tuple[str, bytes]]]]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
-from imap_wal.archive import read_archive, read_snapshot
+from imap_wal.archive import checksum, read_archive, read_snapshot
 from imap_wal.errors import LogError, ShortLog, UnsupportedVersion
 from imap_wal.format import ENTRIES, START, Position
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
@@ -45,9 +46,9 @@ def verify_cluster(store: SegmentStore, view: ClusterView, wants_node: Callable[
     """All files of a cluster, in order; a missing node is a finding about its folder."""
     yield Finding(f"{view.folder}/manifest/{view.manifest_number:010d}.json", "manifest", CLEAN)
     for name, snapshot in sorted(view.manifest.snapshots.items()):
-        for path in snapshot.files:
-            tell(path)
-            yield _parquet(store, Piece(SNAPSHOT, "", path, name), None)
+        for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
+            tell(str(path))
+            yield _parquet(store, Piece(SNAPSHOT, "", str(path), name), None, int(wanted))
     for name in view.missing_nodes:
         if wants_node(name):
             what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here"
@@ -80,7 +81,7 @@ def _node(store: SegmentStore, view: ClusterView, node: NodeView, tell: Callable
     for archive in node.manifest.archives:
         tell(archive.path)
         piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
-        yield _parquet(store, piece, archive.records)
+        yield _parquet(store, piece, archive.records, archive.checksum)
     newest_epoch = {segment.number: segment.epoch for segment in node.segments}  # sorted by epoch: the last one stays
     living = []
     for segment in (segment for segment in node.segments if not segment.archived):
@@ -178,10 +179,15 @@ def _segment(
     return Finding(file, "segment", CLEAN, segment.bytes, records), reader.checksum
 
 
-def _parquet(store: SegmentStore, piece: Piece, records: int | None) -> Finding:
+def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int) -> Finding:
+    """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
     lost = str(piece.first) if piece.first > START else None
     try:
         size = store.size(piece.path)
+        with store.open_input(piece.path) as file:
+            if wanted and checksum(file) != wanted:
+                what = "the file does not match the checksum that the manifest has of it"
+                return Finding(piece.path, piece.kind, CORRUPT, size, 0, 0, lost, what, "bring it back from a copy")
         changes = read_archive(store, piece) if piece.kind == ARCHIVE else read_snapshot(store, piece)
         found = sum(len(batch.rows) for batch in changes)
     except NotFound:

@@ -25,7 +25,7 @@ def aopen(store: Any, **options: Any) -> Awaitable[imap_wal.AsyncStore]:
 
 def test_two_thousand_operations_in_flight_share_commits_and_are_all_kept(url: str) -> None:
     async def work() -> None:
-        async with await imap_wal.aopen(url, node="n") as store:
+        async with imap_wal.aopen(url, node="n") as store:
             orders = store.map("orders")
 
             async def one(number: int) -> None:
