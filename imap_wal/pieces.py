@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgpack
 
@@ -95,6 +95,8 @@ class _SegmentPass:
 
     def __init__(self, store: SegmentStore, piece: Piece, maps: Collection[str] | None, positions: bool) -> None:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
+        if not store.capabilities.durable_append:
+            self._store = cast(SegmentStore, _Held(store, piece.path))  # one commit each, and every read is a request: read it whole
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
 
@@ -221,7 +223,7 @@ class _SegmentPass:
             return CorruptLog(
                 piece.path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes that were synced have changed"
             )
-        if piece.next_path and checksum:
+        if piece.next_path and checksum and self._store.capabilities.durable_append:  # an object is never cut short
             try:
                 expected = SegmentReader(self._store, piece.next_path).header.previous_checksum
             except (LogError, NotFound):
@@ -229,6 +231,20 @@ class _SegmentPass:
             if expected not in (0, checksum):
                 return ShortLog(piece.path, tail.end, "the next segment goes on from a later frame: the end of this one is missing")
         return None
+
+
+class _Held:
+    """A store of which one file is in memory."""
+
+    def __init__(self, store: SegmentStore, path: str) -> None:
+        self.capabilities = store.capabilities
+        self._data = store.read(path)
+
+    def size(self, path: str) -> int:
+        return len(self._data)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._data[offset:] if length is None else self._data[offset : offset + length]
 
 
 def select(

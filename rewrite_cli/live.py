@@ -79,7 +79,7 @@ def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, t
     index = stack.enter_context(closing(NewestIndex(settings.restore_memory_bytes, settings.scratch)))
     metadata: dict[tuple[Any, ...], None] = {}
     records = 0
-    for changes in log.changes(maps=scope.maps or None, policy=settings.recovery_policy, covered=True):
+    for changes in log.changes(maps=scope.maps or None, policy=settings.recovery_policy):
         index.add(changes.node, [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms])
         metadata.update(dict.fromkeys(changes.metadata))
         records += len(changes.rows)

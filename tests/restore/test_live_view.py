@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from imap_wal.writer import Identity, NodeLog, open_node_log
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import drop_map, rewrite
-from storage_backends import SegmentStore
+from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.support import FakeClock, overwrite, segments
@@ -391,3 +392,25 @@ class Hooked:
             data = self._inner.read(path, offset, length) if self.on_read is None else data
         self.bytes_read += len(data)
         return data
+
+
+def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> None:
+    inner = open_store(f"objects+file://{tmp_path}")
+    log = node(inner)
+    for number in range(20):
+        append(log, put("a", number, (1, 1, 1, number)))
+    store = Hooked(inner)
+    reads: list[str] = []
+
+    def note(path: str, data: bytes, offset: int) -> bytes:
+        reads.append(path)
+        return data
+
+    store.on_read = note
+    made = view(store)
+    assert values(made) == {"a": "19"}
+    assert sorted(path for path in reads if path.endswith(".wal")) == segments(inner)
+    append(log, put("a", "new", (1, 1, 1, 99)))
+    made.catch_up()
+    assert values(made) == {"a": "new"}
+    log.close()
