@@ -27,7 +27,7 @@ class Batch:
     """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in pieces, `apply` what to do when it is acknowledged
     (before anyone is told), in log order. `session` and `request` (its last) feed the duplicate check; 0 for none."""
 
-    __slots__ = ("apply", "count", "done", "error", "kind", "payload", "position", "request", "session", "size", "sleeper")
+    __slots__ = ("apply", "awaited", "count", "done", "error", "kind", "payload", "position", "request", "session", "size", "sleeper")
 
     def __init__(
         self, payload: list[bytes], count: int, apply: Callable[[], None] | None = None, kind: int = ENTRIES, session: int = 0, request: int = 0
@@ -35,6 +35,8 @@ class Batch:
         self.payload, self.count, self.apply, self.kind, self.session, self.request = payload, count, apply, kind, session, request
         self.size = sum(map(len, payload))
         self.done = False
+        self.awaited = False
+        """A thread sleeps on it, or is about to look whether it must."""
         self.error: ImapWalError | None = None
         self.position: Position | None = None
         self.sleeper: threading.Lock | None = None
@@ -108,15 +110,21 @@ class Committer:
 
     def wait(self, batch: Batch) -> None:
         """Return when the batch is done: somebody committed it, or this thread does."""
-        while not batch.done:
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._commit_ready()
-                finally:
-                    self._leave()
-            else:
-                assert batch.sleeper is not None
-                batch.sleeper.acquire()
+        batch.awaited = True
+        try:
+            while not batch.done:
+                if self._lock.acquire(blocking=False):
+                    try:
+                        self._commit_ready()
+                    finally:
+                        self._leave()
+                else:
+                    assert batch.sleeper is not None
+                    batch.sleeper.acquire()
+        finally:
+            if not batch.done:  # an interrupt: perhaps it was this thread's turn to lead
+                batch.awaited = False
+                self._wake_next()
 
     @contextmanager
     def _leading(self) -> Iterator[None]:
@@ -127,11 +135,15 @@ class Committer:
             self._leave()
 
     def _leave(self) -> None:
-        """Let the commit lock go. Whoever published after our last look found it taken and sleeps: one of them leads now. All are woken, since
-        the first may have left its wait (an interrupt) or never begun it."""
+        """Let the commit lock go. Whoever published after our last look found it taken and sleeps: one of them leads now."""
         self._lock.release()
+        self._wake_next()
+
+    def _wake_next(self) -> None:
         for batch in self._consumer.take():
-            batch.wake()
+            if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
+                batch.wake()
+                return
 
     def commit_ready(self) -> None:
         """Commit all that is in the ring now."""

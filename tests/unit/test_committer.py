@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from itertools import pairwise
 from random import Random
@@ -320,6 +322,34 @@ def test_a_caller_that_was_interrupted_before_it_waited_does_not_keep_the_others
     leader.join()
     sleeper.join()
     assert other.result()
+
+
+def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_others_asleep(memory: MemoryStore) -> None:
+    gate = Gate(memory)
+    target = committer(gate)  # type: ignore[arg-type]
+    commit(target, batch(1))
+    gate.open.clear()
+    gate.waiting.clear()
+    leader = Threads(lambda: target.sync())
+    assert gate.waiting.wait(30)
+    mine, other = batch(2), batch(3)
+    target.submit(mine)
+    sleeper = Threads(lambda: commit(target, other))
+    eventually(lambda: other.awaited, "the other waits")
+
+    def interrupt() -> None:
+        eventually(lambda: mine.awaited, "this thread waits")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = Threads(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        target.wait(mine)
+    interrupter.join()
+    gate.open.set()
+    leader.join()
+    sleeper.join()
+    assert other.result()
+    assert mine.done, "its change was in the ring, and is in the log"
 
 
 @pytest.mark.parametrize("preallocate", [False, True])
