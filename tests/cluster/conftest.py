@@ -1,0 +1,41 @@
+"""One cluster for all tests of operations and of restore: written to, killed, restarted with two members, killed, restarted with three."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import history
+from tests.cluster.harness import Cluster, compile_java
+from tests.cluster.history import History, Now
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(240))
+
+
+@pytest.fixture(scope="session")
+def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return compile_java(tmp_path_factory.mktemp("java"))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hz")
+
+
+@pytest.fixture(scope="session")
+def past(folder: Path, classpath: str) -> Iterator[History]:
+    yield from history.first_lifetime(Cluster(folder, classpath, history.maps, offsets_ms=history.OFFSETS_MS, **history.SETTINGS))
+
+
+@pytest.fixture(scope="session", params=[2, 3], ids=["two members", "three members"])
+def now(past: History, request: pytest.FixtureRequest) -> Iterator[Now]:
+    """After `kill -9` of everything and a restart."""
+    yield from history.later_lifetime(past, request.param)

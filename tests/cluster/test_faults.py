@@ -1,0 +1,381 @@
+"""One member whose maps have agents of their own, and what happens when those are missing, frozen, killed, full, or asked for too much.
+
+At the end everything is killed, the member starts without any agent, then the agents come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hazelcast
+import pytest
+from hazelcast.errors import HazelcastError
+from hazelcast.proxy.map import BlockingMap
+
+from imap_wal.entry import KEY, ORDER
+from imap_wal.restore import ClusterLog
+from storage_backends import open_store
+from tests.cluster.harness import Agent, Member, connect, free_ports, gateway, logged_map, member_config, until
+from tests.cluster.history import log_view
+from tests.cluster.load import Load
+
+DYING = "tests.cluster.dying_agent"
+MB = 1 << 20
+
+
+@dataclass(repr=False)
+class Bench:
+    """The member, its agents by name, and what its maps held when they were killed."""
+
+    agents: dict[str, Agent]
+    classpath: str
+    folder: Path
+    maps: dict[str, Any]
+    disk: Path | None
+    port: int = 0
+    starts: int = 0
+    member: Member | None = None
+    client: hazelcast.HazelcastClient | None = None
+    held: dict[str, dict[Any, Any]] = field(default_factory=dict)
+
+    def start_member(self) -> None:
+        self.starts += 1
+        (self.port,) = free_ports(1)
+        config = member_config("faults", self.port, [self.port], self.maps)
+        self.member = Member(self.folder, f"member-{self.starts}", self.port, config, self.classpath, ["-Xmx1g"])
+        self.member.launch()
+        self.member.wait()
+        self.client = connect([self.port], "faults", default_int_type="LONG")
+
+    def map(self, name: str) -> BlockingMap[Any, Any]:
+        assert self.client is not None
+        return self.client.get_map(name).blocking()
+
+    def contents(self, name: str) -> dict[Any, Any]:
+        return dict(self.map(name).entry_set())
+
+    def data(self, value: Any) -> bytes:
+        assert self.client is not None
+        return bytes(self.client._context.serialization_service.to_data(value).buffer)
+
+    def memory_equals_log(self, agent: str, name: str) -> bool:
+        """Whether the member's memory and the agent's log say the same of a map, byte for byte."""
+        memory = {self.data(key): self.data(value) for key, value in self.contents(name).items()}
+        view = log_view(self.agents[agent].url)
+        try:
+            return memory == {row[1]: row[3] for rows in view.rows(name) for row in rows}
+        finally:
+            view.close()
+
+    def kill(self) -> None:
+        children = [child for child in (self.member, *self.agents.values()) if child is not None and child.running]
+        for child in children:
+            child.send(signal.SIGKILL)
+        for child in children:
+            child.kill()
+        if self.client is not None:
+            self.client.shutdown()
+            self.client = None
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """A disk of 4 MB; None where it cannot be mounted."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False, capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+BAD = {
+    "misspelt": (lambda agent: logged_map(agent, {"timeout": "5"}), ['"timeout"', "unknown", "timeout-ms"]),
+    "no-number": (lambda agent: logged_map(agent, {"timeout-ms": "soon"}), ['"timeout-ms"', '"soon"']),
+    "no-flag": (lambda agent: logged_map(agent, {"read-through": "yes"}), ['"read-through"', "true or false"]),
+    "no-endpoint": (lambda agent: logged_map("http://localhost:7701"), ['"agent"', "http://localhost:7701"]),
+    "empty-endpoint": (lambda agent: logged_map(""), ['"agent"', "missing"]),
+    "behind": (lambda agent: logged_map(agent, store={"write-delay-seconds": 5}), ["write-delay-seconds is 5", "needs 0"]),
+    "idle": (lambda agent: logged_map(agent, max_idle_seconds=60), ["max-idle-seconds is 60", "needs 0"]),
+}
+QUICK = {"timeout-ms": "1500", "connect-timeout-ms": "1000"}
+PATIENT = {"timeout-ms": "30000", "connect-timeout-ms": "25000"}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("f")
+    with small_disk(folder / "disk") as disk, contextlib.ExitStack() as stack:
+        agents = {
+            name: Agent(folder, name, ((disk or folder / "no-disk") if name == "full" else folder / f"{name}-logs").as_uri(), **settings)
+            for name, settings in {
+                "plain": {},
+                "dying": {},
+                "full": {"segment_bytes": 256 * 1024},
+                "narrow": {"max_value_bytes": 100_000},
+                "late": {},
+                "large": {},
+            }.items()
+        }
+        maps = {
+            "plain-*": logged_map(agents["plain"].endpoint, QUICK),
+            "dying-*": logged_map(stack.enter_context(gateway(agents["dying"].endpoint)), PATIENT),
+            "full-*": logged_map(agents["full"].endpoint, QUICK),
+            "large-*": logged_map(agents["large"].endpoint),
+            "narrow-*": logged_map(agents["narrow"].endpoint, QUICK),
+            "late-*": logged_map(agents["late"].endpoint, QUICK),
+            **{f"bad-{name}": make(agents["plain"].endpoint) for name, (make, _) in BAD.items()},
+        }
+        bench = Bench(agents, classpath, folder, maps, disk)
+        try:
+            for name in ("plain", "narrow", "large", *(["full"] if disk else [])):
+                agents[name].launch()
+            agents["dying"].launch(DYING)
+            for name in ("plain", "narrow", "large", "dying", *(["full"] if disk else [])):
+                agents[name].wait()
+            bench.start_member()
+            yield bench
+        finally:
+            bench.kill()
+
+
+def error_of(operation: Callable[[], object]) -> str:
+    with pytest.raises(HazelcastError) as raised:
+        operation()
+    return str(raised.value)
+
+
+# ---- configuration ----
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_configuration_is_refused_and_the_error_names_what_is_wrong(bench: Bench, name: str) -> None:
+    for operation in (lambda: bench.map(f"bad-{name}").put("a", 1), lambda: bench.map(f"bad-{name}").size()):
+        text = error_of(operation)
+        for words in (f'map "bad-{name}"', *BAD[name][1]):
+            assert words in text
+
+
+# ---- no agent ----
+
+OPERATIONS: dict[str, Callable[[BlockingMap[Any, Any]], object]] = {
+    "put": lambda entries: entries.put("a", 1),
+    "set": lambda entries: entries.set("a", 1),
+    "put_all": lambda entries: entries.put_all({"a": 1, "b": 2}),
+    "get": lambda entries: entries.get("a"),
+    "get_all": lambda entries: entries.get_all(["a", "b"]),
+    "contains_key": lambda entries: entries.contains_key("a"),
+    "remove": lambda entries: entries.remove("a"),
+    "size": lambda entries: entries.size(),
+    "is_empty": lambda entries: entries.is_empty(),
+    "values": lambda entries: entries.values(),
+    "key_set": lambda entries: entries.key_set(),
+    "clear": lambda entries: entries.clear(),
+}
+
+
+def assert_all_fail(bench: Bench, name: str, endpoint: str) -> None:
+    def fails(operation: str) -> None:
+        start = time.monotonic()
+        text = error_of(lambda: OPERATIONS[operation](bench.map(name)))
+        assert endpoint in text, f"{operation}: {text}"
+        assert name in text, f"{operation}: {text}"
+        assert time.monotonic() - start < 15, operation
+
+    with ThreadPoolExecutor(len(OPERATIONS)) as pool:
+        list(pool.map(fails, OPERATIONS))
+
+
+def test_without_an_agent_every_operation_fails_and_names_agent_and_map(bench: Bench) -> None:
+    late = bench.agents["late"]
+    assert_all_fail(bench, "late-map", late.endpoint)
+    late.start()
+    until("the map is there", lambda: bench.map("late-map").put("a", 1) is None)
+    assert bench.contents("late-map") == {"a": 1}
+
+
+def test_map_in_memory_answers_reads_and_refuses_changes_while_its_agent_is_away(bench: Bench) -> None:
+    late = bench.agents["late"]
+    entries = bench.map("late-map")
+    entries.put("b", 2)
+    assert late.stop() == 0
+    for operation in ("put", "set", "put_all", "remove", "clear"):
+        text = error_of(lambda operation=operation: OPERATIONS[operation](entries))
+        assert "NotAppended" in text
+        assert late.endpoint in text
+        assert 'map "late-map"' in text
+    assert bench.contents("late-map") == {"a": 1, "b": 2}
+    late.start()
+    until("changes are taken again", lambda: entries.put("c", 3) is None)
+    assert bench.contents("late-map") == {"a": 1, "b": 2, "c": 3}
+
+
+# ---- frozen and killed ----
+
+
+def test_put_fails_in_time_when_the_agent_is_frozen_and_memory_is_settled_from_the_log(bench: Bench) -> None:
+    plain = bench.agents["plain"]
+    entries = bench.map("plain-frozen")
+    entries.put_all({"changed": "old", "removed": "old", "untouched": "old"})
+    plain.send(signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        text = error_of(lambda: entries.put("changed", "new"))
+        assert time.monotonic() - start < 6  # timeout-ms is 1500
+        assert "OutcomeUnknown" in text
+        assert plain.endpoint in text
+        assert 'map "plain-frozen"' in text
+        error_of(lambda: entries.remove("removed"))
+        assert bench.contents("plain-frozen") == {"changed": "old", "removed": "old", "untouched": "old"}
+    finally:
+        plain.send(signal.SIGCONT)
+    until("memory says what the log says", lambda: bench.memory_equals_log("plain", "plain-frozen"))
+    until("changes are taken again", lambda: entries.put("untouched", "new"))
+    assert entries.get("changed") in ("old", "new")
+
+
+def test_agent_killed_again_and_again_under_load_and_memory_and_log_agree_in_the_end(bench: Bench) -> None:
+    plain = bench.agents["plain"]
+    assert bench.client is not None
+    bench.map("plain-load").put("warm", 0)
+    bench.map("plain-load").delete("warm")
+    with Load(bench.client, "plain-load", threads=6) as load:
+        for end in (plain.kill, plain.kill, plain.stop, plain.kill):
+            acknowledged, failed = load.acknowledged + 100, load.refused + load.unknown
+            until(f"100 changes are acknowledged; {load.errors}", lambda target=acknowledged: load.acknowledged > target)
+            end()
+            until("callers are told", lambda before=failed: load.refused + load.unknown > before)
+            plain.start()
+        acknowledged = load.acknowledged + 100
+        until("changes are acknowledged again", lambda: load.acknowledged > acknowledged)
+    assert load.refused > 0
+    assert load.stale == []
+    until("memory says what the log says", lambda: bench.memory_equals_log("plain", "plain-load"))
+    assert load.differences(bench.contents("plain-load")) == [], f"seed {load.seed}"
+    orders = [row[ORDER] for changes in ClusterLog(open_store(plain.url), "default", "dev").changes() for row in changes.rows]
+    assert len(orders) == len(set(orders)), "a change is in the log twice"
+
+
+@pytest.mark.parametrize("moment", ["fatal-before", "fatal-after"])
+def test_agent_killed_at_a_change_that_is_sent_again_and_once_in_the_log(bench: Bench, moment: str) -> None:
+    """`fatal-before`: received, not appended. `fatal-after`: durable, not acknowledged. Either way the caller waits, and succeeds."""
+    dying = bench.agents["dying"]
+    entries = bench.map("dying-map")
+    entries.put("first", 1)
+    done: list[object] = []
+    caller = threading.Thread(target=lambda: done.append(entries.put(moment, 1)), daemon=True)
+    caller.start()
+    until("the agent is dead", lambda: not dying.running)
+    assert done == []
+    dying.kill()
+    dying.start()
+    caller.join(30)
+    assert done == [None]
+    entries.put("last", 1)
+    log = ClusterLog(open_store(dying.url), "default", "dev")
+    rows = [row for changes in log.changes() for row in changes.rows if row[KEY] == bench.data(moment)]
+    assert len(rows) == 1
+    if moment == "fatal-before":  # for the other moment
+        dying.kill()
+        dying.start(DYING)
+
+
+# ---- sizes ----
+
+
+def test_value_of_64_mb(bench: Bench) -> None:
+    value = bytearray(os.urandom(MB)) * 64
+    bench.map("large-map").put("large", value)
+    assert bench.map("large-map").get("large") == value
+    bench.held["large"] = {"large": value}
+
+
+def test_value_beyond_the_agents_limit_is_refused_and_the_map_unchanged(bench: Bench) -> None:
+    entries = bench.map("narrow-map")
+    entries.put("a", "small")
+    text = error_of(lambda: entries.put("a", "x" * 200_000))
+    assert "NotAppended" in text
+    assert "100000" in text
+    assert 'map "narrow-map"' in text
+    assert bench.contents("narrow-map") == {"a": "small"}
+    entries.put("b", "x" * 90_000)
+
+
+def test_full_disk_refuses_changes_and_leaves_the_map_as_it_was_until_there_is_room(bench: Bench) -> None:
+    if bench.disk is None:
+        pytest.skip("no small disk can be mounted here")
+    entries = bench.map("full-map")
+    entries.put("first", "1")
+    filler = bench.disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    stored = {"first": "1"}
+    text = ""
+    for number in range(60):
+        try:
+            entries.put(f"k{number}", "x" * 20_000)
+        except HazelcastError as error:
+            text = str(error)
+            break
+        stored[f"k{number}"] = "x" * 20_000
+    assert "NotAppended" in text or "OutcomeUnknown" in text
+    assert "No space left" in text or "space" in text
+    assert bench.agents["full"].endpoint in text
+    assert bench.contents("full-map") == stored
+    error_of(lambda: entries.put("first", "x" * 20_000))
+    error_of(lambda: entries.put("another", "x" * 20_000))
+    assert bench.contents("full-map") == stored
+    filler.unlink()
+    until("there is room again", lambda: entries.put("after", "2") is None, 30)
+    until("memory says what the log says", lambda: bench.memory_equals_log("full", "full-map"))
+    contents = bench.contents("full-map")
+    assert {**contents, **stored, "after": "2"} == contents
+
+
+# ---- everything killed ----
+
+MAPS = {
+    "late-map": "late",
+    "plain-frozen": "plain",
+    "plain-load": "plain",
+    "large-map": "large",
+    "dying-map": "dying",
+    "narrow-map": "narrow",
+    "full-map": "full",
+}
+
+
+@pytest.fixture(scope="module")
+def before_kill(bench: Bench) -> dict[str, dict[Any, Any]]:
+    """What memory held; then everything is killed, and the member alone is started."""
+    held = {name: bench.contents(name) for name, agent in MAPS.items() if bench.agents[agent].running}
+    bench.kill()
+    bench.start_member()
+    return held
+
+
+def test_after_a_restart_without_agents_no_map_looks_healthy_and_empty(bench: Bench, before_kill: dict[str, Any]) -> None:
+    for name in ("plain-load", "late-map"):
+        assert_all_fail(bench, name, bench.agents[MAPS[name]].endpoint)
+
+
+def test_maps_come_back_with_their_agents_as_memory_held_them(bench: Bench, before_kill: dict[str, Any]) -> None:
+    for name in {MAPS[name] for name in before_kill}:
+        bench.agents[name].launch()
+    for name, contents in before_kill.items():
+        until(f"{name} is back", lambda name=name: bench.map(name).size() >= 0)
+        assert bench.contents(name) == contents, name
+    assert before_kill["large-map"] == bench.held.get("large", before_kill["large-map"])

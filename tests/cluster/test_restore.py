@@ -1,0 +1,127 @@
+"""Two members, two agents, one folder of logs, agents' clocks ten minutes apart; members that join, leave and die while clients write; then SIGKILL to all.
+
+What was acknowledged is there after a restart with two members, and again after one with three; what was not may be either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from imap_wal.entry import ORDER
+from tests.cluster.harness import until
+from tests.cluster.history import Now, Scene, written
+from tests.cluster.load import Load
+from tests.cluster.values import CLIENT_OPTIONS
+
+
+@dataclass
+class Moves:
+    load: Load
+    entries_on_nodes: dict[str, int]
+    incarnations: set[int]
+
+
+@written(last=True)
+def big(scene: Scene) -> dict[Any, Any]:
+    """So much that a restore hands it out in many chunks."""
+    entries = {f"key-{number}": f"{number}" * 20 for number in range(20_000)}
+    scene.map("chunked-big").put_all(entries)
+    return entries
+
+
+@written(last=True)
+def moves(scene: Scene) -> Moves:
+    """Runs last: it ends with everything killed while the writers write."""
+    cluster = scene.cluster
+    client = cluster.client(**CLIENT_OPTIONS, invocation_timeout=60)
+    load = Load(client, "moves", value_bytes=200)
+
+    def more(count: int) -> None:
+        target = load.acknowledged + count
+        until(f"{count} more changes are acknowledged; seed {load.seed}; {load.errors}", lambda: load.acknowledged > target)
+
+    try:
+        more(200)
+        third = cluster.join(3)
+        more(200)
+        third.leave()
+        more(50)
+        cluster.wait_safe(2)
+        third = cluster.join(3)
+        more(200)
+        cluster.members[1].kill()  # agent 2 lives on, and so does its log
+        more(200)
+        cluster.wait_safe(2)
+        cluster.join(2)
+        more(200)
+        cluster.members[0].leave()  # the oldest: another one becomes master
+        more(200)
+        cluster.wait_safe(2)
+    finally:
+        cluster.kill_everything()
+        load.stop()
+    return Moves(load, *_on_nodes(scene))
+
+
+def _on_nodes(scene: Scene) -> tuple[dict[str, int], set[int]]:
+    found: dict[str, int] = {}
+    incarnations = set()
+    for changes in scene.log().changes(maps=("moves",)):
+        found[changes.node] = found.get(changes.node, 0) + len(changes.rows)
+        incarnations |= {row[ORDER][0] for row in changes.rows}
+    return found, incarnations
+
+
+def test_nothing_acknowledged_is_lost_or_comes_back_when_partitions_moved_while_writing(now: Now) -> None:
+    load = now.written("moves").load
+    contents = now.contents("moves")
+    assert load.differences(contents) == [], f"seed {load.seed}"
+    assert load.acknowledged > 1000
+    known = sum(len(allowed) == 1 for allowed in load.may_be.values())
+    assert known > len(load.may_be) * 0.8, load.errors
+    before = now.history.first_seen.setdefault("moves", contents)
+    assert contents == before  # what was in doubt is not in doubt any more
+
+
+def test_memory_never_said_less_than_was_acknowledged_while_partitions_moved(now: Now) -> None:
+    assert now.written("moves").load.stale == []
+
+
+def test_all_nodes_took_part_and_all_in_one_incarnation(now: Now) -> None:
+    moves = now.written("moves")
+    assert set(moves.entries_on_nodes) == {"node-1", "node-2", "node-3"}
+    assert moves.incarnations == {1}
+
+
+def test_partitions_are_spread_over_all_members(now: Now) -> None:
+    now.written("big")
+    owned = [member.ask("owned-entries", "chunked-big") for member in now.cluster.members]
+    assert sum(owned) == 20_000
+    assert min(owned) > 20_000 / now.members / 2
+
+
+def test_big_map_is_whole(now: Now) -> None:
+    assert now.contents("chunked-big") == now.written("big")
+
+
+def test_logs_are_read_once_however_many_maps_and_chunks_are_loaded(now: Now) -> None:
+    """All maps, one of them in twenty chunks, were loaded when the agents had read this much, Python's and Parquet's own files included."""
+    loads = len(now.history.names) + 20
+    assert loads > 50
+    assert max(now.bytes_read) < min(3 * now.history.log_bytes + 20 * 2**20, loads / 3 * now.history.log_bytes)
+
+
+def test_load_all_by_hand_asks_for_chunks_and_reads_no_log(now: Now) -> None:
+    before = [agent.bytes_read() for agent in now.cluster.agents if agent.running]
+    now.map("chunked-big").load_all(replace_existing_values=True)
+    until("all is there", lambda: now.map("chunked-big").size() == 20_000)
+    after = [agent.bytes_read() for agent in now.cluster.agents if agent.running]
+    assert sum(after) - sum(before) < now.history.log_bytes
+
+
+def test_each_lifetime_has_an_incarnation_of_its_own_greater_than_the_one_before(now: Now) -> None:
+    lifetimes = now.log().manifest().lifetimes
+    assert len({lifetime.cluster_id for lifetime in lifetimes}) == len(lifetimes)
+    assert [lifetime.incarnation for lifetime in lifetimes] == list(range(1, len(lifetimes) + 1))
+    assert len(lifetimes) == {2: 2, 3: 3}[now.members]
