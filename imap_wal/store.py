@@ -325,9 +325,13 @@ class DurableMap(MutableMapping[Any, Any]):
     def prepare_delete(self, key: Any) -> Change:
         return self._state, self._state.serializer.dump_key(key), None, 0
 
-    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> None:  # type: ignore[override]
-        """All of them in one commit: after a crash all are there or none."""
-        pairs: Iterable[tuple[Any, Any]] = other.items() if isinstance(other, Mapping) else other
+    def update(self, other: Any = (), /, **more: Any) -> None:
+        """All of them in one commit: after a crash all are there or none. `other` is what a dict's `update` takes."""
+        pairs: Iterable[tuple[Any, Any]] = other
+        if isinstance(other, Mapping):
+            pairs = other.items()
+        elif hasattr(other, "keys"):
+            pairs = ((key, other[key]) for key in other.keys())  # noqa: SIM118  # it may not be iterable itself
         changes = [self.serialise(key, value) for key, value in pairs]
         changes += [self.serialise(key, value) for key, value in more.items()]
         if changes:

@@ -73,6 +73,7 @@ def test_a_durable_map_is_a_mutable_mapping(memory: MemoryStore) -> None:
         m["a"] = 1
         m.update({"b": 2}, c=3)
         m.update([("d", 4), ("d", 5)])
+        m.update(type("Keyed", (), {"keys": lambda self: ["d"], "__getitem__": lambda self, key: 5})())
         assert m == {"a": 1, "b": 2, "c": 3, "d": 5}
         assert m.get("x") is None
         assert m.get("x", 7) == 7
@@ -322,6 +323,15 @@ def test_an_update_is_one_commit(memory: MemoryStore) -> None:
         assert store.statistics.commits.commits == store.statistics.commits.syncs == 1
         store.map("m").clear()
         assert store.statistics.commits.commits == 2
+
+
+def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imap_wal.store.COUNT_MAX", 5)
+    with embedded(memory) as store:
+        with pytest.raises(TooLarge, match="6 changes"):
+            store.map("m").update({number: number for number in range(6)})
+        store.map("m").update({number: number for number in range(5)})
+    assert len(contents(memory)) == 5
 
 
 def test_an_update_cut_at_any_place_is_there_whole_or_not_at_all(memory: MemoryStore, seed: int) -> None:
