@@ -245,7 +245,11 @@ class Committer:
             if batch.session:
                 self.log.requests[batch.session] = max(self.log.requests.get(batch.session, 0), batch.request)
         if self._before_ack is not None:
-            self._before_ack(batches)
+            try:
+                self._before_ack(batches)
+            except (ImapWalError, StorageError) as error:  # nobody could say whether these may be acknowledged: they are in the log, so not "no" either
+                for batch in batches:
+                    batch.error = batch.error or OutcomeUnknown(f"the change is in the log, but could not be confirmed: {error}")
 
     def _write(self, kind: int, batches: list[Batch]) -> None:
         """One frame for the batches (several, where a frame cannot count that many)."""

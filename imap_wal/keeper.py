@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
-from imap_wal.errors import ImapWalError
 from imap_wal.settings import Durability, Settings
 from storage_backends import StorageError
 
@@ -76,5 +75,5 @@ class Keeper:
                 try:
                     archive()
                     self.archive_error = ""
-                except (ImapWalError, StorageError) as error:
-                    self.archive_error = str(error)
+                except Exception as error:  # whatever it is, syncs and leases must go on
+                    self.archive_error = f"{type(error).__name__}: {error}"

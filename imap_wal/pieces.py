@@ -221,7 +221,7 @@ class _SegmentPass:
         tail = reader.tail()
         if tail.status == "corrupt" or (tail.status == "torn-tail" and piece.next_path):
             return CorruptLog(
-                piece.path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes that were synced have changed"
+                piece.path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed"
             )
         if piece.next_path and checksum and self._store.capabilities.durable_append:  # an object is never cut short
             try:

@@ -13,7 +13,7 @@ import pytest
 
 from imap_wal import entry, format
 from imap_wal.committer import Batch, Committer
-from imap_wal.errors import NotAppended, OutcomeUnknown
+from imap_wal.errors import CorruptLog, NotAppended, OutcomeUnknown
 from imap_wal.format import Frame
 from imap_wal.ring import RingBuffer
 from imap_wal.segment import SegmentReader
@@ -386,3 +386,22 @@ def test_what_stands_before_a_kill_at_any_operation_is_read_back_and_what_was_ac
                 assert len(logged) <= len(acked) + 1, f"{plan}"
                 assert reopened.requests.get(1, 0) == len(logged), f"{plan}"
                 assert reopened.identity == IDENTITY
+
+
+def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_next_commit_goes_on(memory: MemoryStore) -> None:
+    target = committer(memory)
+    answers: list[Exception | None] = [CorruptLog("manifest/0000000002.json", 0, "not JSON"), None]
+
+    def confirm(_: list[Batch]) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    target._before_ack = confirm
+    doubtful, fine = batch(1), batch(2)
+    commit(target, doubtful)
+    with pytest.raises(OutcomeUnknown, match="could not be confirmed"):
+        doubtful.result()
+    commit(target, fine)
+    assert fine.result()
+    assert answers == []
