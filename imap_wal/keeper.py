@@ -75,5 +75,5 @@ class Keeper:
                 try:
                     archive()
                     self.archive_error = ""
-                except Exception as error:  # whatever it is, syncs and leases must go on
+                except Exception as error:  # noqa: BLE001  # whatever it is, syncs and leases must go on
                     self.archive_error = f"{type(error).__name__}: {error}"

@@ -62,7 +62,7 @@ class Settings:
     """A group commit takes what is ready up to this size (at least one batch)."""
     max_value_bytes: int = 128 * 1024 * 1024
     """Key and value of one change together; more is refused with `TooLarge`."""
-    restore_memory_bytes: int = 512 * 1024 * 1024
+    restore_memory_bytes: int = 1024 * 1024 * 1024
     """Memory for the index of a restore or rewrite; what does not fit goes to `scratch`."""
     scratch: Path | None = None
     """Folder for what does not fit in memory; default: the system's temporary folder."""

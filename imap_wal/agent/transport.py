@@ -106,7 +106,7 @@ def _decode(frames: list[bytes]) -> Message:
         return Message(sender, None, b"")
     try:
         header = msgpack.unpackb(frames[1], strict_map_key=False)
-    except ValueError:
+    except (ValueError, TypeError, msgpack.UnpackException):  # TypeError: a map whose key is a list
         header = None
     usable = isinstance(header, list) and len(header) >= 2 and isinstance(header[0], str) and isinstance(header[1], int)
     return Message(sender, header if usable else None, frames[2])

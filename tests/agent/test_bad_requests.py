@@ -35,7 +35,7 @@ def raw(member: Plugin, *frames: bytes) -> list[Any]:
 
 HEADERS = [
     b"", b"\xc1", b"\x93", msgpack.packb(7), msgpack.packb("append"), msgpack.packb([]), msgpack.packb(["append"]), msgpack.packb([1, 1]),
-    msgpack.packb(["append", "one"]), msgpack.packb({"kind": "append"}), msgpack.packb([b"append", 1]), b"\xff" * 100,
+    b"\x81\x90\x01", b"\x92\xa4stat\x81\x90\x01", msgpack.packb(["append", "one"]), msgpack.packb({"kind": "append"}), msgpack.packb([b"append", 1]), b"\xff" * 100,
 ]  # fmt: skip
 
 
