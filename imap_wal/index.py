@@ -6,7 +6,7 @@
            shared strings, exact count ─▶ still too much ─▶ SQLite in a scratch file, one row a map, key and node
 
 The node stays apart until a key is read, so that two nodes that claim the same (incarnation, partition version) are seen as the conflict they are,
-whichever was merged first, and so that merging a node never looks at another one. See docs/decisions/0020-newest-index.md.
+whichever was merged first, and so that merging a node never looks at another one. See docs/decisions/0006-newest-index.md.
 """
 
 from __future__ import annotations
