@@ -52,7 +52,7 @@ test-java: setup
 	$(MVN) verify
 
 test-python: setup
-	$(PYTEST) -m 'not torture'
+	$(PYTEST) -m 'not torture and not storage'
 
 test-storage: setup ## conformance of every storage backend
 	$(PYTEST) -m storage
