@@ -247,7 +247,8 @@ class Committer:
         if self._before_ack is not None:
             try:
                 self._before_ack(batches)
-            except (ImapWalError, StorageError) as error:  # nobody could say whether these may be acknowledged: they are in the log, so not "no" either
+            except (ImapWalError, StorageError) as error:
+                # Nobody could say whether these may be acknowledged; and they are in the log, so it is no "no" either.
                 for batch in batches:
                     batch.error = batch.error or OutcomeUnknown(f"the change is in the log, but could not be confirmed: {error}")
 

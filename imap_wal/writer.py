@@ -386,7 +386,9 @@ def _recover(
             checksum = frame.checksum
         tail = reader.tail()
         if tail.status == "corrupt" or (tail.status == "torn-tail" and path != newest):
-            raise CorruptLog(path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed")
+            raise CorruptLog(
+                path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed"
+            )
         if tail.status == "torn-tail":
             torn_file, torn = path, tail.size - tail.end
         if takeover and path == newest and store.capabilities.durable_append:
