@@ -68,7 +68,7 @@ class LogError(ImapWalError):
         file: str,
         offset: int,
         what: str,
-        advice: str = "run `imap-wal verify` on the log, and restore the file from a copy or use `imap-wal repair`",
+        advice: str = "run `imap-wal verify` on the log, and restore the file from a copy",
     ) -> None:
         super().__init__(f"{file} at byte {offset}: {what}; {advice}")
         self.file, self.offset, self.what = file, offset, what

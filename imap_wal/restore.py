@@ -140,7 +140,7 @@ class ClusterLog:
             gap = self._gap(folder, manifest, segments)
             if not gap:
                 return NodeState(name, folder, manifest, tuple(segments))
-        raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", "bring the file back from a copy, or use `imap-wal repair`")
+        raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", "bring the file back from a copy")
 
     @staticmethod
     def _gap(folder: str, manifest: NodeManifest, segments: Sequence[SegmentFile]) -> str:

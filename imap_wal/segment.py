@@ -157,8 +157,8 @@ class SegmentReader:
             at = start
         return self.end
 
-    # A header's four bytes of length below 2**28, any four of CRC, a known type.
-    _PLAUSIBLE = re.compile(rb"(?s)(?=...[\x00-\x0f]....[\x01-\x04])")
+    # A header's four bytes of length below 2**31, any four of CRC, a known type.
+    _PLAUSIBLE = re.compile(rb"(?s)(?=...[\x00-\x7f]....[\x01-\x04])")
 
     def _frames_beyond(self, last: int) -> Iterator[Frame]:
         """Valid frames after the damage at `self.end`. The offset in the CRC makes a chance match a one in four thousand million affair."""

@@ -12,7 +12,7 @@ import heapq
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -25,6 +25,7 @@ from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES
 from imap_wal.keeper import Keeper
+from imap_wal.manifest import ClusterManifest
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
@@ -76,8 +77,9 @@ class MapState:
             while self._deadlines and self._deadlines[0][0] <= now_ms:
                 deadline, key = heapq.heappop(self._deadlines)
                 if self.expires.get(key) == deadline:
-                    del self.expires[key]
+                    # In this order: while `expires` is empty, a put without a lifetime takes no lock, and must not meet the pop.
                     self.values.pop(key, None)
+                    del self.expires[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +369,7 @@ class DurableMap(MutableMapping[Any, Any]):
         return f"<DurableMap {self.name!r} of {len(self)}>"
 
 
-def open(  # the public name, as in design.md: imap_wal.open
+def open(  # the public name: imap_wal.open
     url: str,
     *,
     namespace: str = "default",
@@ -405,7 +407,15 @@ def open(  # the public name, as in design.md: imap_wal.open
 
 
 def next_incarnation(log: NodeLog) -> int:
-    """Claim the next incarnation for an embedded open, by compare-and-swap."""
-    from dataclasses import replace
+    """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where Hazelcast members write: the next lifetime of their cluster
+    would void what this store acknowledges."""
 
-    return log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
+    def claim(manifest: ClusterManifest) -> ClusterManifest:
+        if manifest.claims:
+            raise InvalidSetting(
+                f"cluster {log.identity.cluster!r} in namespace {log.identity.namespace!r} belongs to Hazelcast members; open another cluster name, "
+                "or read it with `imap-wal export`"
+            )
+        return replace(manifest, incarnation=manifest.incarnation + 1)
+
+    return log.clusters.update(claim).incarnation

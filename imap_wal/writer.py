@@ -304,7 +304,7 @@ def open_node_log(
                 store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
             except AlreadyExists:
                 pass  # an earlier takeover stopped half-way
-        recovery, requests, end, next_segment, checksum = _recover(store, identity, before, takeover)
+        recovery, requests, end, next_segment, checksum = _recover(store, identity, before)
         if before.epoch and not store.capabilities.durable_append:
             # Occupies the name the old writer would create next: it then fails, and knows.
             next_segment = _occupy(store, identity, before, next_segment, clock, randomness)
@@ -348,9 +348,7 @@ def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = 
     return sorted(found, key=lambda item: item[1])
 
 
-def _recover(
-    store: SegmentStore, identity: Identity, manifest: NodeManifest, takeover: bool
-) -> tuple[Recovery, Mapping[int, int], Position, int, int]:
+def _recover(store: SegmentStore, identity: Identity, manifest: NodeManifest) -> tuple[Recovery, Mapping[int, int], Position, int, int]:
     """Read what follows the checkpoint: (recovery, requests, end, next segment number, checksum of the last frame)."""
     files = segment_files(store, identity.node_folder, manifest.archived)
     last_archived = manifest.archived[1]
@@ -361,6 +359,9 @@ def _recover(
     end = manifest.checkpoint
     frames = records = torn = checksum = 0
     torn_file = ""
+    # Of two files of one number the older epoch's was begun after it had been replaced: nothing in it was acknowledged.
+    latest = {number: epoch for epoch, number, _ in sorted(files)}
+    files = [file for file in files if latest[file[1]] == file[0]]
     newest = files[-1][2] if files else ""
     for epoch, number, path in files:
         if number < end.segment:
@@ -391,8 +392,10 @@ def _recover(
             )
         if tail.status == "torn-tail":
             torn_file, torn = path, tail.size - tail.end
-        if takeover and path == newest and store.capabilities.durable_append:
-            # The writer that was shut out may be about to append to this file. With a copy in its place it appends to one that nobody reads.
+        if path == newest and store.capabilities.durable_append:
+            # Written anew, not only synced. What was read may stand in the page cache alone: the writer died before its sync, or its sync failed and the
+            # kernel calls the pages clean. From here on it counts as acknowledged. And a writer that was shut out may be about to append: with a
+            # copy in its place it appends to a file that nobody reads.
             store.replace(path, store.read(path, 0, tail.end))
         elif tail.size > tail.end and store.capabilities.durable_append:
             store.truncate(path, tail.end)

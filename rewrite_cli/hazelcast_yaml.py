@@ -39,7 +39,7 @@ _PROPERTIES = """\
 def to_paste(names: Sequence[str], agent: str, cluster_name: str) -> str:
     """A whole hazelcast.yaml for people, with comments."""
     return f"""\
-# A Hazelcast member (5.5 or newer) whose maps do not forget.
+# A Hazelcast member (5.7) whose maps do not forget.
 #   classpath:   hazelcast.jar and the jar that `imap-wal plugin path` prints
 #   beside it:   imap-wal agent --config agent.toml      (endpoint = {_quoted(agent)})
 hazelcast:

@@ -170,9 +170,7 @@ def _segment(
         what = (
             f"a damaged frame with {tail.frames_after} whole frames after it" if tail.frames_after else "a damaged frame where bytes had been synced"
         )
-        return Finding(
-            file, "segment", CORRUPT, segment.bytes, records, tail.end, lost, what, "bring the file back from a copy, or use `imap-wal repair`"
-        ), None
+        return Finding(file, "segment", CORRUPT, segment.bytes, records, tail.end, lost, what, "bring the file back from a copy"), None
     if tail.status == TORN:
         what = "an incomplete last commit: a crash, nothing acknowledged is lost"
         return Finding(file, "segment", TORN, segment.bytes, records, tail.end, lost, what, "the next start cuts it off"), None

@@ -15,13 +15,15 @@ from imap_wal.settings import Settings, refuse_wrong_types
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """`url`: root of all logs. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `clock_offset_ms` shifts this agent's clock (for tests)."""
+    """`url`: root of all logs. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs
+    while the members start, instead of when the first of them asks. `clock_offset_ms` shifts this agent's clock (for tests)."""
 
     url: str
     namespace: str = "default"
     cluster: str = "dev"
     node: str = field(default_factory=socket.gethostname)
     endpoint: str = "tcp://127.0.0.1:7701"
+    restore_at_start: bool = True
     clock_offset_ms: int = 0
     takeover: bool = False
     log: Settings = field(default_factory=Settings)

@@ -20,6 +20,7 @@ from storage_backends import StorageError
 ANSWER_BYTES = 16 * 1024 * 1024
 LOAD_KEYS = 64
 """An answer to `load` ends with the first so many keys that take it past this size: large values come in several answers."""
+CLOSE_S = 5
 CURSORS_MAX = 64
 """Key listings under way; the oldest is forgotten beyond that, and its reader told to begin again."""
 
@@ -29,8 +30,8 @@ _log = structlog.get_logger("imap_wal.agent")
 class Reads:
     """Answers read requests from one LiveView, which merges all nodes' logs once and then reads only what was appended."""
 
-    def __init__(self, view: LiveView, make_outbox: Callable[[], Outbox]) -> None:
-        self._view = view
+    def __init__(self, view: LiveView, make_outbox: Callable[[], Outbox], at_once: bool) -> None:
+        self._view, self._at_once = view, at_once
         self._make_outbox = make_outbox
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._cursors: dict[int, Iterator[list[bytes]]] = {}
@@ -45,11 +46,17 @@ class Reads:
 
     def close(self) -> None:
         self._queue.put(None)
-        self._thread.join(10)
-        self._view.close()
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():  # else it is in the middle of a merge, which ends with the process
+            self._view.close()
 
     def _serve(self) -> None:
         outbox = self._make_outbox()
+        if self._at_once:
+            try:
+                self._view.catch_up()
+            except (ImapWalError, StorageError) as error:  # whoever asks is told; perhaps it is mended by then
+                _log.warning("restore at start failed", error=str(error))
         try:
             while (message := self._queue.get()) is not None:
                 header, payload = self._answer(message)

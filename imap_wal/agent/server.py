@@ -76,7 +76,7 @@ class Agent:
             self._store.close()
             raise
         cluster = ClusterLog(self._store, config.namespace, config.cluster, self._clock, self._randomness)
-        self._reads = Reads(LiveView(cluster, config.log), self._router.outbox)
+        self._reads = Reads(LiveView(cluster, config.log), self._router.outbox, config.restore_at_start)
 
     def _open(self, takeover: bool = False) -> None:
         settings = self.config.log

@@ -94,29 +94,36 @@ final class Settler {
                 batch = new ArrayList<>();
                 doubts.forEach((key, doubt) -> batch.add(Map.entry(key, doubt)));
             }
-            try {
-                for (Map.Entry<Key, Doubt> each : batch) {
-                    if (!doubts(each.getKey())) {
-                        continue;
-                    }
+            int settled = 0;
+            String why = "";
+            for (Map.Entry<Key, Doubt> each : batch) {
+                if (!doubts(each.getKey())) {
+                    continue;
+                }
+                try {
                     settle(each.getKey(), each.getValue());
                     synchronized (this) {
                         // Unless it was doubted again meanwhile.
                         doubts.remove(each.getKey(), each.getValue());
                     }
+                    settled++;
+                } catch (HazelcastInstanceNotActiveException e) {
+                    close();
+                } catch (Exception e) {
+                    // One key that cannot be settled does not keep the others waiting.
+                    why = AgentLink.reason(e);
                 }
+            }
+            if (settled > 0) {
+                plugin.logger().info("imap-wal: " + settled + " key(s) with an unknown outcome settled from the log");
+            }
+            if (why.isEmpty()) {
                 pauseMs = 20;
-                plugin.logger().info("imap-wal: " + batch.size() + " key(s) with an unknown outcome settled from the log");
                 continue;
-            } catch (HazelcastInstanceNotActiveException e) {
-                close();
-                continue;
-            } catch (Exception e) {
-                String why = AgentLink.reason(e);
-                if (!why.equals(said)) {
-                    plugin.logger().warning("imap-wal: " + size() + " key(s) with an unknown outcome wait to be settled: " + why);
-                    said = why;
-                }
+            }
+            if (!why.equals(said)) {
+                plugin.logger().warning("imap-wal: " + size() + " key(s) with an unknown outcome wait to be settled: " + why);
+                said = why;
             }
             try {
                 Thread.sleep(pauseMs);
