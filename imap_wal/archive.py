@@ -398,7 +398,8 @@ def archive_sealed(
         if number and number > manifest.archived and (writing is None or number[1] < writing):
             segments.append((*number, file.path, file.size))
     segments.sort(key=lambda item: item[1])
-    segments = [item for index, item in enumerate(segments) if not _replaced(segments, index)]
+    counting = layout.without_replaced(item[:2] for item in segments)
+    segments = [item for item in segments if item[:2] in counting]
     if not segments:
         return Archived()
     pieces = [
@@ -425,12 +426,6 @@ def archive_sealed(
         sum(archive.bytes for archive in work.archives),
         tuple(work.archives),
     )
-
-
-def _replaced(segments: Sequence[tuple[int, int, str, int]], index: int) -> bool:
-    """Whether a later epoch has this number or a lower one: then this file was begun by a writer that had been replaced."""
-    epoch, number = segments[index][:2]
-    return any(other[0] > epoch and other[1] <= number for other in segments)
 
 
 def _sweep(store: SegmentStore, node_folder: str, manifest: NodeManifest) -> None:

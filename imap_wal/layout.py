@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 from imap_wal.errors import InvalidSetting
@@ -49,6 +50,18 @@ def parse_wal_path(path: str) -> tuple[int, int] | None:
     """(epoch, segment), or None for a foreign file."""
     found = _WAL.search(path)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Of (epoch, segment) names, those that count. Where a later epoch has the same segment number or a lower one, the file was begun by a writer that had been
+    replaced, and nothing in it was acknowledged."""
+    kept: set[tuple[int, int]] = set()
+    newest = 0
+    for epoch, segment in sorted(names, key=lambda name: (name[1], -name[0])):
+        if epoch >= newest:
+            kept.add((epoch, segment))
+            newest = epoch
+    return kept
 
 
 def fence_path(node: str, epoch: int) -> str:

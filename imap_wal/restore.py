@@ -125,18 +125,12 @@ class ClusterLog:
             # Listing first: what is archived in between is then known to the manifest, and never seems to be missing.
             listed = self.store.list(f"{folder}/wal")
             _, manifest = manifests.read()
-            newest: dict[int, SegmentFile] = {}
+            found: dict[tuple[int, int], SegmentFile] = {}
             for file in listed:
                 number = layout.parse_wal_path(file.path)
                 if number is not None and number > manifest.archived:
-                    # Of two files of one number the older epoch's was begun after it had been replaced: nothing in it was acknowledged.
-                    known = newest.get(number[1])
-                    if known is None or known.epoch < number[0]:
-                        newest[number[1]] = SegmentFile(*number, file.path, file.size)
-            segments: list[SegmentFile] = []
-            for _, segment in sorted(newest.items()):
-                if not segments or segment.epoch >= segments[-1].epoch:
-                    segments.append(segment)
+                    found[number] = SegmentFile(*number, file.path, file.size)
+            segments = [found[name] for name in sorted(layout.without_replaced(found), key=lambda name: name[1])]
             gap = self._gap(folder, manifest, segments)
             if not gap:
                 return NodeState(name, folder, manifest, tuple(segments))

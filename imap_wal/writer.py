@@ -359,9 +359,8 @@ def _recover(store: SegmentStore, identity: Identity, manifest: NodeManifest) ->
     end = manifest.checkpoint
     frames = records = torn = checksum = 0
     torn_file = ""
-    # Of two files of one number the older epoch's was begun after it had been replaced: nothing in it was acknowledged.
-    latest = {number: epoch for epoch, number, _ in sorted(files)}
-    files = [file for file in files if latest[file[1]] == file[0]]
+    counting = layout.without_replaced(file[:2] for file in files)
+    files = [file for file in files if file[:2] in counting]
     newest = files[-1][2] if files else ""
     for epoch, number, path in files:
         if number < end.segment:
