@@ -308,18 +308,20 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
 def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int) -> None:
     """Every value is a DataEntry, of this incarnation and session, numbered from the request on: what is in the log must be readable for ever."""
     incarnation, session, request = first
-    for name, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order in _values(payload, count):
-        kinds = type(name), type(key), type(key_class), type(value_class), type(deleted), type(timestamp_ms), type(expires_at_ms), type(partition)
-        if kinds != _ENTRY or type(value) is not (NoneType if deleted else bytes) or not name:
+    for entry in _values(payload, count):
+        kinds = tuple(map(type, entry))  # in one go: this is done for every entry of every commit
+        if (kinds != _UPSERT and kinds != _TOMBSTONE) or entry[5] is not (entry[3] is None) or not entry[0]:
             raise ValueError(f"request {request} is not a DataEntry")
-        if type(order[1]) is not int or order != (incarnation, order[1], session, request):
+        order = entry[9]
+        if order != (incarnation, order[1], session, request) or type(order[1]) is not int:
             raise ValueError(f"an entry has order {order} where ({incarnation}, partition version, {session}, {request}) belongs")
-        if value and len(key) + len(value) > value_bytes_max:
-            raise TooLarge(f"map {name!r}: key and value take {len(key) + len(value)} bytes, max_value_bytes is {value_bytes_max}")
+        if kinds == _UPSERT and len(entry[1]) + len(entry[3]) > value_bytes_max:
+            raise TooLarge(f"map {entry[0]!r}: key and value take {len(entry[1]) + len(entry[3])} bytes, max_value_bytes is {value_bytes_max}")
         request += 1
 
 
-_ENTRY = (str, bytes, str, str, bool, int, int, int)
+_UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
+_TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
 
 
 def _check_metadata(payload: bytes, count: int) -> None:

@@ -58,19 +58,20 @@ class Router:
     def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
         """All requests that wait (at most `most`), after waiting up to `timeout_ms` for the first. Passes on the answers of other threads meanwhile."""
         messages: list[Message] = []
-        if not self._poller.poll(timeout_ms):
-            return messages
-        while len(messages) < most:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            messages.append(_decode(frames))
+        for socket, _ in self._poller.poll(timeout_ms):
+            if socket is self._inbox:
+                self._pass_on()
+            else:
+                while len(messages) < most and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                    messages.append(_decode(self._socket.recv_multipart()))
+        return messages
+
+    def _pass_on(self) -> None:
         while True:
             try:
                 self._socket.send_multipart(self._inbox.recv_multipart(zmq.NOBLOCK), zmq.NOBLOCK)
             except zmq.Again:
-                return messages
+                return
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
         """Answer; a connection that is gone loses it, and asks again after its next hello."""

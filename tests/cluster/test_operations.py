@@ -419,7 +419,7 @@ def test_dropped_map_is_forgotten_but_for_what_was_written_to_it_afterwards(now:
 
 # ---- names, modes, formats ----
 
-NAMES = ["../a b", "wild-1-card", "lazy-map", "offloaded-map", "object-map", "ü/%2F\\:*?", "x" * 200]
+NAMES = ["../a b", "wild-1-card", "offloaded-map", "object-map", "ü/%2F\\:*?", "x" * 200]
 
 
 @written

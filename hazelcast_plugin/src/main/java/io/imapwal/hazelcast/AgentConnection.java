@@ -75,7 +75,25 @@ final class AgentConnection implements Closeable {
      * @throws IOException when anything else went wrong; the connection must be closed then
      */
     Answer ask(String wantedKind, byte[] payload, int payloadSize, long deadlineNanos) throws IOException {
+        send(payload, payloadSize, deadlineNanos);
+        return answer(wantedKind, deadlineNanos);
+    }
+
+    Answer ask(String wantedKind, MsgpackWriter payload, long deadlineNanos) throws IOException {
+        return ask(wantedKind, payload.array(), payload.length(), deadlineNanos);
+    }
+
+    /** The first half of {@link #ask}. */
+    void send(MsgpackWriter payload, long deadlineNanos) throws IOException {
+        send(payload.array(), payload.length(), deadlineNanos);
+    }
+
+    private void send(byte[] payload, int payloadSize, long deadlineNanos) throws IOException {
         wire.send(new byte[][] {header.array(), payload}, new int[] {header.length(), payloadSize}, deadlineNanos);
+    }
+
+    /** The second half of {@link #ask}. */
+    Answer answer(String wantedKind, long deadlineNanos) throws IOException {
         List<byte[]> frames = wire.receive(deadlineNanos);
         if (frames.size() != 2) {
             throw new ProtocolException("the agent's answer has " + frames.size() + " frames instead of 2");
@@ -94,10 +112,6 @@ final class AgentConnection implements Closeable {
             throw new ProtocolException("the agent answered \"" + kind + "\" instead of \"" + wantedKind + "\"");
         }
         return new Answer(answer, frames.get(1));
-    }
-
-    Answer ask(String wantedKind, MsgpackWriter payload, long deadlineNanos) throws IOException {
-        return ask(wantedKind, payload.array(), payload.length(), deadlineNanos);
     }
 
     @Override

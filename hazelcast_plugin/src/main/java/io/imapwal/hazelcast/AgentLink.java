@@ -17,8 +17,8 @@ import java.util.concurrent.locks.LockSupport;
  * The way of changes from a member to its agent, shared by all its maps.
  *
  * <p>It has no thread of its own. A caller puts its changes in the queue; if nobody leads, it leads: it sends what is queued
- * as one {@code append}, waits for the ack, completes the others and hands on to whoever queued meanwhile. So one
- * caller pays one round trip and no hand-off, and many callers share one.
+ * as one {@code append}, waits for the ack, sends what was queued meanwhile, wakes those who are done and hands on to one
+ * who is not. So one caller pays one round trip and no hand-off, and many callers share one.
  *
  * <p>Request numbers are given when a message is built, by the one leader, in queue order: contiguous inside a message,
  * a later message above the former one.
@@ -35,6 +35,8 @@ final class AgentLink {
     private static final int MAX_MESSAGE_BYTES = 8 << 20;
     private static final int MAX_MESSAGE_ENTRIES = 4096;
     private static final int KEPT_BUFFER_BYTES = 1 << 20;
+    /** What a socket to a local agent takes at once. */
+    private static final int QUICK_BYTES = 64 * 1024;
     private static final long MIN_PAUSE_MS = 50;
     private static final long MAX_PAUSE_MS = 1000;
 
@@ -49,11 +51,14 @@ final class AgentLink {
 
     private final Object lock = new Object();
     private final Deque<Ticket> queue = new ArrayDeque<>();
+    private long queuedBytes;
     private boolean led;
     private boolean closed;
 
     // the leader's
     private AgentConnection connection;
+    /** What was sent, or failed to be, and has not its outcome yet. */
+    private Message underWay;
     private MsgpackWriter payload = new MsgpackWriter(64 * 1024);
     private long lastRequest;
     private long pauseMs = MIN_PAUSE_MS;
@@ -147,7 +152,7 @@ final class AgentLink {
         }
         if (mine) {
             disconnect();
-            handOn(null);
+            handOn();
         }
     }
 
@@ -155,6 +160,7 @@ final class AgentLink {
         boolean lead;
         synchronized (lock) {
             queue.add(ticket);
+            queuedBytes += ticket.queuedBytes();
             lead = !led;
             led = true;
         }
@@ -178,24 +184,28 @@ final class AgentLink {
     }
 
     private void lead(Ticket own) {
-        List<Change> message = new ArrayList<>();
         List<Ticket> finished = new ArrayList<>();
+        boolean whole = false;
         try {
             while (!own.done()) {
-                message.clear();
-                List<Ticket> greetings = take(message);
-                exchange(message, greetings);
-                wake(message, greetings, finished);
+                if (underWay == null) {
+                    post();
+                }
+                collect(finished);
             }
+            // The agent works on the next message while those of this one wake up.
+            while (underWay == null && quick()) {
+                post();
+                if (underWay.numbered.isEmpty()) {
+                    collect(finished);
+                }
+            }
+            whole = true;
         } finally {
-            if (!own.done()) {
-                // An Error on the way (memory): nobody may wait for ever.
-                IOException cause = new IOException("the sending thread failed");
-                fail(message, true, cause);
-                disconnect();
-                wake(message, List.of(), finished);
+            if (!whole) {
+                abandon(own, finished);
             }
-            handOn(own);
+            handOn();
             for (Ticket ticket : finished) {
                 if (ticket != own) {
                     LockSupport.unpark(ticket.caller);
@@ -204,47 +214,116 @@ final class AgentLink {
         }
     }
 
-    /** Takes from the queue what fits in one message; a ticket leaves the queue with its last change. */
-    private List<Ticket> take(List<Change> message) {
+    /** One message: what was taken from the queue for it, and how far its sending has come. */
+    private static final class Message {
+        final List<Change> changes = new ArrayList<>();
         List<Ticket> greetings = List.of();
+        /** Those of the changes that are sent, numbered; the others have their outcome. */
+        List<Change> numbered = List.of();
+        long deadline;
+        Welcome session;
+        /** Bytes the connection had written before; fewer than now: the message, or its front, has left. */
+        long before;
+        /** The append itself is being sent, not what goes before it. */
+        boolean sending;
+        /** Why sending it failed already. */
+        Exception failure;
+    }
+
+    /** Whether what is queued can be sent without waiting, so that a leader whose own change is done may do it on its way out. */
+    private boolean quick() {
+        long bytes;
+        synchronized (lock) {
+            bytes = queuedBytes;
+        }
+        return 0 < bytes && bytes <= QUICK_BYTES && connection != null && connection.welcome().clusterId().equals(guard.clusterId())
+                && logged.missing().isEmpty();
+    }
+
+    /** Sends what is queued, as {@link #underWay}. */
+    private void post() {
+        Message message = new Message();
+        underWay = message;
+        take(message);
+        number(message);
+        if (!message.numbered.isEmpty()) {
+            message.deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs());
+            try {
+                sendOnce(message);
+            } catch (IOException | RuntimeException e) {
+                message.failure = e;
+            }
+        }
+    }
+
+    /** An Error on the way (memory): nobody may wait for ever. */
+    private void abandon(Ticket own, List<Ticket> finished) {
+        IOException cause = new IOException("the sending thread failed");
+        synchronized (lock) {
+            if (queue.remove(own)) {
+                queuedBytes -= own.queuedBytes();
+            }
+        }
+        Message message = underWay;
+        underWay = null;
+        if (message != null) {
+            fail(message.changes, true, cause);
+            message.greetings.forEach(greeting -> greeting.finish(unreachable(cause)));
+            wake(message, finished);
+        }
+        disconnect();
+    }
+
+    /** Returns when the message under way has its outcome; adds whom to wake. */
+    private void collect(List<Ticket> finished) {
+        Message message = underWay;
+        if (!message.numbered.isEmpty()) {
+            settle(message);
+        }
+        wake(message, finished);
+        underWay = null;
+    }
+
+    /** Takes from the queue what fits in one message; a ticket leaves the queue with its last change. */
+    private void take(Message message) {
         long bytes = 0;
         synchronized (lock) {
             Ticket ticket;
             while ((ticket = queue.peek()) != null) {
                 if (ticket.changes.isEmpty()) {
-                    greetings = greetings.isEmpty() ? new ArrayList<>() : greetings;
-                    greetings.add(queue.poll());
+                    message.greetings = message.greetings.isEmpty() ? new ArrayList<>() : message.greetings;
+                    message.greetings.add(queue.poll());
                     continue;
                 }
                 while (ticket.taken < ticket.changes.size()) {
                     Change change = ticket.changes.get(ticket.taken);
-                    if (!message.isEmpty()
-                            && (message.size() == MAX_MESSAGE_ENTRIES || bytes + change.head.length > MAX_MESSAGE_BYTES)) {
-                        return greetings;
+                    if (!message.changes.isEmpty()
+                            && (message.changes.size() == MAX_MESSAGE_ENTRIES || bytes + change.head.length > MAX_MESSAGE_BYTES)) {
+                        return;
                     }
                     bytes += change.head.length;
-                    message.add(change);
+                    queuedBytes -= change.head.length;
+                    message.changes.add(change);
                     ticket.taken++;
                 }
                 queue.poll();
             }
         }
-        return greetings;
     }
 
-    /** Leaves no change of the message and no greeting without an outcome. */
-    private void exchange(List<Change> message, List<Ticket> greetings) {
+    /** Gives a number to each change that may be sent, an outcome to the others and to greetings. */
+    private void number(Message message) {
         IOException failure = null;
         try {
             greet();
         } catch (IOException e) {
             failure = e;
         }
-        for (Ticket greeting : greetings) {
+        for (Ticket greeting : message.greetings) {
             greeting.finish(failure == null ? null : unreachable(failure));
         }
-        List<Change> rest = new ArrayList<>(message.size());
-        for (Change change : message) {
+        List<Change> numbered = new ArrayList<>(message.changes.size());
+        for (Change change : message.changes) {
             if (failure != null) {
                 change.ticket.fail(notAppended(map(change), failure));
             } else if (!guard.holds(change.stamp)) {
@@ -253,64 +332,77 @@ final class AgentLink {
                 change.ticket.fail(OrderGuard.moved(change.stamp.partition()));
             } else {
                 change.request = ++lastRequest;
-                rest.add(change);
+                numbered.add(change);
             }
         }
-        if (!rest.isEmpty()) {
-            send(rest);
-        }
+        message.numbered = numbered;
     }
 
-    private void send(List<Change> message) {
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs());
+    private void sendOnce(Message message) throws IOException {
+        message.session = connection.welcome();
+        message.sending = false;
+        logSchemas(message.session, message.deadline);
+        message.before = connection.written();
+        message.sending = true;
+        encode(message.numbered, message.session);
+        MsgpackWriter header = connection.start("append", 3);
+        header.integer(message.session.session()).integer(message.numbered.get(0).request).integer(message.numbered.size());
+        connection.send(payload, message.deadline);
+    }
+
+    /** Waits for the answer; connects again and sends again as the table above says. */
+    private void settle(Message message) {
+        List<Change> changes = message.numbered;
         boolean sent = false;
         while (true) {
-            Welcome session = connection.welcome();
-            long before = connection.written();
-            boolean sending = false;
             try {
-                logSchemas(session, deadline);
-                before = connection.written();
-                sending = true;
-                Change first = message.get(0);
-                encode(message, session);
-                MsgpackWriter header = connection.start("append", 3);
-                header.integer(session.session()).integer(first.request).integer(message.size());
-                connection.ask("ack", payload, deadline);
-                message.forEach(change -> change.ticket.succeed());
+                Exception failure = message.failure;
+                message.failure = null;
+                if (failure instanceof IOException io) {
+                    throw io;
+                } else if (failure != null) {
+                    throw (RuntimeException) failure;
+                }
+                connection.answer("ack", message.deadline);
+                changes.forEach(change -> change.ticket.succeed());
                 return;
             } catch (AgentError e) {
                 if (!e.connectionStays()) {
                     disconnect();
                 }
                 // A request that was in doubt before and is refused now is still in doubt.
-                fail(message, sent || (sending && !e.certain()), e);
+                fail(changes, sent || (message.sending && !e.certain()), e);
                 return;
             } catch (IOException | RuntimeException e) {
                 IOException cause = e instanceof IOException io ? io : new IOException(e);
-                sent |= sending && connection.written() > before;
+                sent |= message.sending && connection.written() > message.before;
                 disconnect();
                 lastFailure = cause;
                 if (e instanceof RuntimeException || cause instanceof ProtocolException
-                        || cause instanceof java.net.SocketTimeoutException || System.nanoTime() >= deadline) {
-                    fail(message, sent, cause);
+                        || cause instanceof java.net.SocketTimeoutException || System.nanoTime() >= message.deadline) {
+                    fail(changes, sent, cause);
                     return;
                 }
                 try {
                     greet();
                 } catch (IOException again) {
-                    fail(message, sent, again);
+                    fail(changes, sent, again);
                     return;
                 }
                 Welcome now = connection.welcome();
-                if (now.session() != session.session() || !now.clusterId().equals(session.clusterId())) {
+                if (now.session() != message.session.session() || !now.clusterId().equals(message.session.clusterId())) {
                     // Another session has no memory of ours: sent is in doubt, unsent is not.
-                    fail(message, sent, cause);
+                    fail(changes, sent, cause);
                     return;
                 }
-                if (sent && now.lastRequest() >= message.get(message.size() - 1).request) {
-                    message.forEach(change -> change.ticket.succeed());
+                if (sent && now.lastRequest() >= changes.get(changes.size() - 1).request) {
+                    changes.forEach(change -> change.ticket.succeed());
                     return;
+                }
+                try {
+                    sendOnce(message);
+                } catch (IOException | RuntimeException again) {
+                    message.failure = again;
                 }
             } finally {
                 if (payload.array().length > KEPT_BUFFER_BYTES) {
@@ -436,10 +528,10 @@ final class AgentLink {
         return text == null || text.isBlank() ? cause.getClass().getSimpleName() : text;
     }
 
-    private static void wake(List<Change> message, List<Ticket> greetings, List<Ticket> finished) {
-        finished.addAll(greetings);
+    private static void wake(Message message, List<Ticket> finished) {
+        finished.addAll(message.greetings);
         Ticket last = null;
-        for (Change change : message) {
+        for (Change change : message.changes) {
             if (change.ticket != last && change.ticket.done()) {
                 last = change.ticket;
                 finished.add(last);
@@ -447,10 +539,14 @@ final class AgentLink {
         }
     }
 
-    private void handOn(Ticket own) {
-        Ticket next;
+    /** Makes one of those who wait the leader: of the message under way, or else of the queue. */
+    private void handOn() {
+        // Whatever is sent and has no outcome is somebody's who waits.
+        Ticket next = underWay == null ? null : underWay.numbered.get(0).ticket;
         synchronized (lock) {
-            next = queue.peek();
+            if (next == null) {
+                next = queue.peek();
+            }
             led = next != null;
             if (closed && next == null) {
                 disconnect();

@@ -24,6 +24,15 @@ final class Ticket {
         }
     }
 
+    /** Bytes of the changes that no message has taken. */
+    long queuedBytes() {
+        long bytes = 0;
+        for (int i = taken; i < changes.size(); i++) {
+            bytes += changes.get(i).head.length;
+        }
+        return bytes;
+    }
+
     boolean done() {
         return done;
     }

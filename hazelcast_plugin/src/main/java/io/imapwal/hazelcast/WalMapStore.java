@@ -3,6 +3,7 @@ package io.imapwal.hazelcast;
 import com.hazelcast.config.EvictionPolicy;
 import com.hazelcast.config.InvalidConfigurationException;
 import com.hazelcast.config.MapConfig;
+import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.InternalSerializationService;
@@ -243,6 +244,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             throw new InvalidConfigurationException("map \"" + map + "\": write-delay-seconds is "
                     + config.getMapStoreConfig().getWriteDelaySeconds()
                     + "; imap-wal needs 0, because a change must be in the log before it is in memory");
+        }
+        if (config.getMapStoreConfig().getInitialLoadMode() != MapStoreConfig.InitialLoadMode.EAGER) {
+            throw new InvalidConfigurationException("map \"" + map + "\": initial-mode is LAZY (Hazelcast's default); imap-wal needs EAGER, "
+                    + "because Hazelcast answers queries on a LAZY map before it is restored, as if nothing were in it");
         }
         if (config.getMaxIdleSeconds() > 0) {
             throw new InvalidConfigurationException("map \"" + map + "\": max-idle-seconds is " + config.getMaxIdleSeconds()

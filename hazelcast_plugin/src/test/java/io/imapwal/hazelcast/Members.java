@@ -20,6 +20,8 @@ final class Members {
         config.getJetConfig().setEnabled(false);
         config.setProperty("hazelcast.phone.home.enabled", "false");
         config.setProperty("hazelcast.partition.count", "31");
+        // As "imap-wal plugin config" prints: a store that waits holds one of them.
+        config.setProperty("hazelcast.operation.thread.count", "16");
         // Retryable failures reach a test's patience sooner than the default two minutes.
         config.setProperty("hazelcast.invocation.max.retry.count", "20");
         config.setProperty("hazelcast.invocation.retry.pause.millis", "100");
@@ -36,6 +38,7 @@ final class Members {
 
     static MapConfig map(String name, String agent) {
         MapStoreConfig store = new MapStoreConfig().setEnabled(true).setOffload(false)
+                .setInitialLoadMode(MapStoreConfig.InitialLoadMode.EAGER)
                 .setFactoryClassName(WalMapStoreFactory.class.getName());
         store.setProperty("agent", agent);
         store.setProperty("timeout-ms", "700");
