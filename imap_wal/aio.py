@@ -19,8 +19,8 @@ from imap_wal.store import Change, DurableMap, Store, StoreStatistics
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """What waits beyond this goes into the next commit."""
 
-_Commit: TypeAlias = "tuple[list[Change], list[tuple[asyncio.Future[None], int]]]"
-"""What one commit takes: all changes, and each operation's future with how many of them are its own."""
+_Commit: TypeAlias = "tuple[list[Change], list[asyncio.Future[None]]]"
+"""What one commit takes: all changes, and the future of each operation."""
 
 
 class AsyncStore:
@@ -35,9 +35,12 @@ class AsyncStore:
         self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
         self._thread.start()
         self._waiting: list[Change] = []
-        self._futures: list[tuple[asyncio.Future[None], int]] = []
-        self._scheduled = False
-        self._committing = False
+        self._futures: list[asyncio.Future[None]] = []
+        self._many: dict[asyncio.Future[None], int] = {}
+        """How many of the waiting changes an operation has, where it is not one."""
+        self._bytes = 0
+        self._idle = True
+        """No commit is under way, and none is scheduled."""
 
     def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False) -> AsyncMap:
         """The durable map of that name; see `Store.map`."""
@@ -67,8 +70,8 @@ class AsyncStore:
         self._thread.join()
 
     async def _settle(self) -> None:
-        while self._futures or self._committing:
-            await asyncio.wait([future for future, _ in self._futures]) if self._futures else await asyncio.sleep(0)
+        while self._futures or not self._idle:
+            await asyncio.wait(self._futures) if self._futures else await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,34 +84,40 @@ class AsyncStore:
         self._store.check_open()
         future = self._create_future()
         self._waiting += changes
-        self._futures.append((future, len(changes)))
-        if not self._scheduled and not self._committing:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
+        self._futures.append(future)
+        if len(changes) != 1:
+            self._many[future] = len(changes)
+        for _, key, value, _ in changes:
+            self._bytes += len(key) + (0 if value is None else len(value))
+        if self._idle:
+            self._schedule()
         return future
 
+    def _schedule(self) -> None:
+        """Begin a commit once what runs now has run."""
+        self._idle = False
+        self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
-        self._scheduled = False
-        if self._committing or not self._futures:
-            return
-        self._committing = True
         self._commits.put(self._take())
 
     def _take(self) -> _Commit:
         """All that waits, or as many whole operations as one commit should hold."""
         changes, futures = self._waiting, self._futures
-        size = sum(len(value) for _, _, value, _ in changes if value is not None)
-        if size > COMMIT_BYTES_MAX and len(futures) > 1:
-            operations, end, taken = 0, 0, 0
-            for _, count in futures:
-                taken += sum(len(key) + len(value or b"") for _, key, value, _ in changes[end : end + count])
-                if operations and taken > COMMIT_BYTES_MAX:
-                    break
-                operations, end = operations + 1, end + count
-            self._waiting, self._futures = changes[end:], futures[operations:]
-            return changes[:end], futures[:operations]
-        self._waiting, self._futures = [], []
-        return changes, futures
+        if self._bytes <= COMMIT_BYTES_MAX or len(futures) == 1:
+            self._waiting, self._futures, self._bytes = [], [], 0
+            self._many.clear()
+            return changes, futures
+        operations, end, taken = 0, 0, 0
+        for future in futures:
+            count = self._many.get(future, 1)
+            size = sum(len(key) + len(value or b"") for _, key, value, _ in changes[end : end + count])
+            if operations and taken + size > COMMIT_BYTES_MAX:
+                break
+            self._many.pop(future, None)
+            operations, end, taken = operations + 1, end + count, taken + size
+        self._waiting, self._futures, self._bytes = changes[end:], futures[operations:], self._bytes - taken
+        return changes[:end], futures[:operations]
 
     def _run(self) -> None:
         """The committing thread."""
@@ -121,16 +130,19 @@ class AsyncStore:
                 error = caught
             self._loop.call_soon_threadsafe(self._finish, futures, error)
 
-    def _finish(self, futures: list[tuple[asyncio.Future[None], int]], error: BaseException | None) -> None:
-        self._committing = False
-        for future, _ in futures:
-            if not future.done():
+    def _finish(self, futures: list[asyncio.Future[None]], error: BaseException | None) -> None:
+        for future in futures:
+            try:
                 if error is None:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
-        if self._futures and not self._scheduled:
-            self._flush()
+            except asyncio.InvalidStateError:
+                pass  # cancelled: nobody waits for it
+        if self._futures:
+            self._loop.call_soon(self._flush)  # behind those just woken: what they do next shares the commit
+        else:
+            self._idle = True
 
 
 class AsyncMap:
@@ -138,6 +150,8 @@ class AsyncMap:
 
     def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
         self._store, self._inner = store, inner
+        self._state, self._durable = inner._state, inner._store
+        self._max_value_bytes = inner._store.max_value_bytes
 
     @property
     def name(self) -> str:
@@ -145,8 +159,22 @@ class AsyncMap:
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
         """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at once."""
-        inner = self._inner
-        return self._store.enqueue((inner.serialise(key, value) if ttl is None else inner.prepare(key, value, ttl),))
+        if ttl is not None:
+            return self._store.enqueue((self._inner.prepare(key, value, ttl),))
+        # What `enqueue((self._inner.serialise(key, value),))` does, spelt out: this is what every operation costs the event loop.
+        store, state = self._store, self._state
+        serializer = state.serializer
+        key_data, data = serializer.dump_key(key), serializer.dump(value)
+        size = len(key_data) + len(data)
+        if size > self._max_value_bytes or self._durable.closed:
+            return store.enqueue((self._inner.serialise(key, value),))  # which says what is wrong
+        future = store._create_future()
+        store._waiting.append((state, key_data, data, 0))
+        store._futures.append(future)
+        store._bytes += size
+        if store._idle:
+            store._schedule()
+        return future
 
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key; an absent one is fine."""

@@ -140,7 +140,7 @@ class Committer:
         self._wake_next()
 
     def _wake_next(self) -> None:
-        for batch in self._consumer.take():
+        for batch in self._consumer.take() if self._consumer.ready() else ():
             if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
                 batch.wake()
                 return
@@ -204,7 +204,7 @@ class Committer:
     # ---- with the lock held ----
 
     def _commit_ready(self) -> None:
-        while batches := self._consumer.take(self._settings.commit_bytes_max):
+        while self._consumer.ready() and (batches := self._consumer.take(self._settings.commit_bytes_max)):
             if self._failure is None:
                 self._commit(batches)
             else:

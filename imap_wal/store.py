@@ -16,12 +16,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-import msgpack
-
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
-from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE
+from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, SMALL_UPSERT, VALUE, pack, small_upsert_parts
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES
 from imap_wal.keeper import Keeper
@@ -104,12 +102,11 @@ class Store:
         self._request = 0
         self._order_lock = threading.Lock()
         self._maps: dict[str, MapState] = {}
-        self._row_packer = msgpack.Packer(use_bin_type=True, autoreset=False)
         self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
         self.keeper = Keeper(settings, self._clock)
         self.committer = Committer(self.ring, log, settings, self._clock, self.keeper.sealed)
         self._archive_lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         start = self._clock.monotonic()
         self._load(view)
         self._restore_seconds = self._clock.monotonic() - start
@@ -168,9 +165,9 @@ class Store:
 
     def close(self) -> None:
         """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self.keeper.stop()
         try:
             self.committer.close()
@@ -206,17 +203,22 @@ class Store:
             raise TooLarge(f"one commit of {len(changes)} changes; it takes at most {COUNT_MAX}, split the update")
         now = self._clock.now_ms()
         incarnation, session = self._incarnation, self._session
-        pack = self._row_packer.pack
+        known: MapState | None = None
+        head = middle = tail = b""
+        rows: list[bytes] = []
         with self._order_lock:
             request = self._request
-            try:
-                for state, key, value, expires in changes:
-                    request += 1
+            for state, key, value, expires in changes:
+                request += 1
+                if value is None or expires or len(value) > 255 or len(key) > 255 or request >> 32:
                     label = state.serializer.name
-                    pack((state.name, key, label, value, label, value is None, now, expires, 0, (incarnation, 0, session, request)))
-                payload = self._row_packer.bytes()
-            finally:
-                self._row_packer.reset()
+                    rows.append(pack((state.name, key, label, value, label, value is None, now, expires, 0, (incarnation, 0, session, request))))
+                    continue
+                if state is not known:
+                    known = state
+                    head, middle, tail = small_upsert_parts(state.name, state.serializer.name, now, incarnation, session)
+                rows.append(SMALL_UPSERT % (head, len(key), key, middle, len(value), value, tail, request.to_bytes(4, "big")))
+            payload = b"".join(rows)
             if len(payload) > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
                 raise TooLarge(f"one commit of {len(payload)} bytes; it takes less than 2 GiB, split the update")
             self._request = request
@@ -246,7 +248,7 @@ class Store:
 
     def check_open(self) -> None:
         """`Closed` if it was."""
-        if self._closed:
+        if self.closed:
             raise Closed("this store was closed; open it again")
 
 

@@ -135,7 +135,7 @@ class LocalStore:
                 os.unlink(target)
                 os.close(fd)
                 raise
-            return LocalAppender(fd, path)
+            return LocalAppender(fd, path, preallocate_bytes)
 
         return self._guard(path, lambda: self._in_folder(target, make))
 

@@ -62,7 +62,7 @@ class Router:
             if socket is self._inbox:
                 self._pass_on()
             else:
-                while len(messages) < most and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                while len(messages) < most and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                     messages.append(_decode(self._socket.recv_multipart()))
         return messages
 

@@ -16,9 +16,7 @@ from rewrite_cli.failures import FAILED, Failed
 
 
 @click.command()
-@click.option(
-    "--flights", "count", type=click.IntRange(min=0), default=None, help="Play only the first so many (0: all). Default: all; 60,000 with --members."
-)
+@click.option("--flights", "count", type=click.IntRange(min=0), default=0, help="Play only the first so many. Default: all.")
 @click.option("--kills", type=click.IntRange(min=0, max=20), default=1, show_default=True, help="How often to send SIGKILL on the way.")
 @click.option(
     "--members", type=click.IntRange(min=0, max=8), default=0, show_default=True, help="Real Hazelcast members instead of the embedded map."
@@ -28,7 +26,7 @@ from rewrite_cli.failures import FAILED, Failed
     "--picture", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/demo.png"), show_default=True, help="Where the picture goes."
 )
 @out.output_option
-def command(count: int | None, kills: int, members: int, url: str | None, picture: Path, output: str) -> int:
+def command(count: int, kills: int, members: int, url: str | None, picture: Path, output: str) -> int:
     """Play a year of real flights into durable maps, kill the process, and count what is lost.
 
     336,776 flights become 669,865 changes of maps, written by two producers. The writing process is killed with SIGKILL in the middle; a reference is built from its
@@ -48,7 +46,7 @@ def command(count: int | None, kills: int, members: int, url: str | None, pictur
             def tell(text: str) -> None:
                 progress.update(task, description=text)
 
-            report = _play(60_000 if count is None and members else count or 0, kills, members, url or (scratch / "maps").as_uri(), scratch, tell)
+            report = _play(count, kills, members, url or (scratch / "maps").as_uri(), scratch, tell)
             tell("drawing")
             report.picture = _draw(report, picture)
     finally:
