@@ -127,15 +127,14 @@ class LocalStore:
         def make() -> Appender:
             fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                if preallocate_bytes:
-                    self._preallocate(fd, preallocate_bytes)
+                reserved = preallocate_bytes if preallocate_bytes and self._preallocate(fd, preallocate_bytes) else 0
                 os.fsync(fd)
                 self._sync_name(target)
             except BaseException:
                 os.unlink(target)
                 os.close(fd)
                 raise
-            return LocalAppender(fd, path, preallocate_bytes)
+            return LocalAppender(fd, path, reserved)
 
         return self._guard(path, lambda: self._in_folder(target, make))
 
@@ -377,11 +376,14 @@ class LocalStore:
                 os.close(fd)
 
     @staticmethod
-    def _preallocate(fd: int, length: int) -> None:
+    def _preallocate(fd: int, length: int) -> bool:
+        """Whether the file system could."""
         try:
             os.posix_fallocate(fd, 0, length)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                 raise
+            return False
         except AttributeError:
-            pass  # macOS
+            return False  # macOS
+        return True

@@ -317,16 +317,13 @@ def test_append_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.
 def test_full_disk_while_appending_leaves_size_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     appender = LocalStore(str(tmp_path)).open_append("1.wal")
     appender.append(b"good")
-    real = os.pwrite
-    calls: list[int] = []
+    real = os.pwritev
 
-    def pwrite(fd: int, data: bytes, offset: int) -> int:
-        calls.append(offset)
-        if len(calls) > 1:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, bytes(data)[:5], offset)
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "pwritev", lambda fd, chunks, offset: real(fd, [b"".join(chunks)[:5]], offset))
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(NoSpace, match="No space left"):
         appender.append(b"0123456789")
     assert appender.size == 4
@@ -441,3 +438,26 @@ def test_errors_of_the_operating_system_become_ours() -> None:
         assert type(error) is kind
         assert os.strerror(number) in str(error)
         assert error.path == "a/b"
+
+
+def test_reserved_space_is_zeroed_ahead_of_small_appends_and_never_beyond_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, int]] = []
+    real = os.pwritev
+
+    def pwritev(fd: int, chunks: list[bytes], offset: int) -> int:
+        written.append((offset, sum(map(len, chunks))))
+        return real(fd, chunks, offset)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    reserved = ZERO_AHEAD_BYTES + 1000
+    appender = LocalStore(str(tmp_path)).open_append("1.wal", reserved)
+    appender.append(b"a" * 100)
+    appender.append(b"b" * 100)  # zeroed already
+    appender.append(b"c" * ZERO_AHEAD_BYTES)  # large: writes itself only
+    appender.append(b"d" * 500)  # zeros up to the end of what is reserved
+    appender.append(b"e" * 600)  # beyond it
+    sizes = [100 + ZERO_AHEAD_BYTES, 100, ZERO_AHEAD_BYTES, 800, 600]
+    offsets = [0, 100, 200, 200 + ZERO_AHEAD_BYTES, 700 + ZERO_AHEAD_BYTES]
+    assert written == list(zip(offsets, sizes, strict=True))
+    assert (tmp_path / "1.wal").read_bytes() == b"a" * 100 + b"b" * 100 + b"c" * ZERO_AHEAD_BYTES + b"d" * 500 + b"e" * 600
+    appender.close()
