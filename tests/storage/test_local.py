@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from storage_backends import AlreadyExists, Locked, NoSpace, NotFound, StorageError, Unavailable, descriptors
+from storage_backends.descriptors import ZERO_AHEAD_BYTES
 from storage_backends.local import TEMPORARY_PREFIX, LocalStore
 
 ROOT = Path(__file__).parents[2]
