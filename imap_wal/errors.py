@@ -14,12 +14,20 @@ ImapWalError
 │   └── UnsupportedVersion  written by a newer imap-wal
 ├── OrderConflict         two nodes claim the same change of a key
 ├── MissingNode           the log of a node that belongs to the cluster is not there
+├── NoSuchLog             nobody created the log you name
+├── LogExists             the log you create is there already
+├── PositionGone          you read from a place that was removed; names the oldest that is left
 ├── LostRace              another process published first
 ├── InvalidSetting        your setting: also a ValueError
 └── StorageUnavailable    the storage: unreachable, full, read-only
 """
 
 from __future__ import annotations
+
+SEGMENT_ADVICE = (
+    "run `imap-wal verify`; bring the file back from a copy, write a repaired copy of the log with `imap-wal repair`, or open the node with "
+    "recovery_mode='point-in-time' to go on with what stands before it"
+)
 
 
 class ImapWalError(Exception):
@@ -92,6 +100,25 @@ class OrderConflict(ImapWalError):
 
 class MissingNode(ImapWalError):
     """A node registered in the cluster manifest has no log, or another disk stands under its name. Bring it back, or restore with recovery_policy="partial"."""
+
+
+class NoSuchLog(ImapWalError):
+    """There is no log of this name under the URL. Check the names, or make it with `imap_wal.log.create`."""
+
+
+class LogExists(ImapWalError):
+    """`imap_wal.log.create` found a log of this name. Open it, or choose another name."""
+
+
+class PositionGone(ImapWalError):
+    """Entries from the position `asked` on were removed: a snapshot covers them, or somebody shrank the log. From `oldest` on, reading is whole; what the
+    removed ones said is in the snapshots. Both are positions as text, which `read` takes."""
+
+    def __init__(self, asked: str, oldest: str) -> None:
+        super().__init__(
+            f"entries from {asked} on were removed; the oldest readable position is {oldest}: begin with a snapshot, and read on from there"
+        )
+        self.asked, self.oldest = asked, oldest
 
 
 class LostRace(ImapWalError):

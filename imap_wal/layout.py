@@ -5,6 +5,7 @@
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal        ({epoch}.fenced beside it after a takeover)
+{namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal      what the recovery of an epoch put aside
 {namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.parquet
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from imap_wal.errors import InvalidSetting
@@ -39,6 +41,28 @@ def cluster_folder(namespace: str, cluster: str) -> str:
 def node_folder(cluster: str, node: str) -> str:
     """`cluster` is a cluster folder, `node` a name."""
     return f"{cluster}/nodes/{encode(node)}"
+
+
+def lost_path(node: str, epoch: int, wal: str) -> str:
+    """Where the writer of `epoch` put the segment `wal` aside."""
+    return f"{node}/lost/{epoch:08d}/{wal.rpartition('/')[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose log it is."""
+
+    namespace: str
+    cluster: str
+    node: str
+
+    @property
+    def cluster_folder(self) -> str:
+        return cluster_folder(self.namespace, self.cluster)
+
+    @property
+    def node_folder(self) -> str:
+        return node_folder(self.cluster_folder, self.node)
 
 
 def wal_path(node: str, epoch: int, segment: int) -> str:

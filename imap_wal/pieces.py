@@ -19,7 +19,7 @@ import msgpack
 
 from imap_wal import entry, format
 from imap_wal.entry import Row
-from imap_wal.errors import CorruptLog, LogError, ShortLog
+from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, LogError, ShortLog
 from imap_wal.format import FRAME_HEADER_BYTES, START, Frame, Position
 from imap_wal.segment import SegmentReader, unborn
 from storage_backends import NotFound, SegmentStore
@@ -221,7 +221,10 @@ class _SegmentPass:
         tail = reader.tail()
         if tail.status == "corrupt" or (tail.status == "torn-tail" and piece.next_path):
             return CorruptLog(
-                piece.path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed"
+                piece.path,
+                tail.end,
+                f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed",
+                SEGMENT_ADVICE,
             )
         if piece.next_path and checksum and self._store.capabilities.durable_append:  # an object is never cut short
             try:
@@ -229,7 +232,7 @@ class _SegmentPass:
             except (LogError, NotFound):
                 return None  # told when that one is read
             if expected not in (0, checksum):
-                return ShortLog(piece.path, tail.end, "the next segment goes on from a later frame: the end of this one is missing")
+                return ShortLog(piece.path, tail.end, "the next segment goes on from a later frame: the end of this one is missing", SEGMENT_ADVICE)
         return None
 
 

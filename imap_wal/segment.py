@@ -76,15 +76,18 @@ class SegmentWriter:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How a segment ends. `status`: "clean", "torn-tail" (an incomplete last commit), "corrupt" (damage with synced or valid frames after it).
+    """How a segment ends. `status`: "clean", "torn-tail" (damage above all that was synced), "corrupt" (damage below it).
 
-    `end` is the offset after the last whole frame; `size` the file's; `frames_after` counts valid frames beyond the damage.
+    `end` is the offset after the last whole frame; `size` the file's; `frames_after` counts valid frames beyond the damage (a tail can have such too: a power
+    loss keeps any part of what was not synced), `records_after` their entries, `last_after` is the offset of the last.
     """
 
     status: str
     end: int
     size: int
     frames_after: int = 0
+    records_after: int = 0
+    last_after: int = 0
 
 
 class SegmentReader:
@@ -142,9 +145,9 @@ class SegmentReader:
             return Tail("clean", self.end, size)
         found = list(self._frames_beyond(last))
         synced = max([self.synced, *(frame.synced for frame in found)])
-        if found or synced > self.end:
-            return Tail("corrupt", self.end, size, len(found))
-        return Tail("torn-tail", self.end, size)
+        records = sum(frame.count for frame in found if frame.kind == format.ENTRIES)
+        last_after = found[-1].offset if found else 0
+        return Tail("corrupt" if synced > self.end else "torn-tail", self.end, size, len(found), records, last_after)
 
     def _last_written(self, size: int) -> int:
         """Offset after the last byte that is not zero (a preallocated rest is zeros), at least `self.end`."""

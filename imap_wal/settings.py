@@ -19,6 +19,15 @@ class Durability(StrEnum):
     ASYNC = "async"
 
 
+class RecoveryMode(StrEnum):
+    """What an open makes of damage in its own node's log; the table stands in `imap_wal.recovery`."""
+
+    ABSOLUTE = "absolute"
+    TORN_TAIL = "torn-tail"
+    POINT_IN_TIME = "point-in-time"
+    SALVAGE = "salvage"
+
+
 class RecoveryPolicy(StrEnum):
     """What restore does when the log of a registered node is missing."""
 
@@ -67,6 +76,7 @@ class Settings:
     scratch: Path | None = None
     """Folder for what does not fit in memory; default: the system's temporary folder."""
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL
+    recovery_mode: RecoveryMode = RecoveryMode.TORN_TAIL
     archive_interval_s: float = 0
     """Archive sealed segments this often; 0: only by size, or by hand."""
     archive_bytes: int = 0
@@ -74,11 +84,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         refuse_wrong_types(self)
-        for name, kind in (("durability", Durability), ("recovery_policy", RecoveryPolicy)):
+        for name, kind in (("durability", Durability), ("recovery_policy", RecoveryPolicy), ("recovery_mode", RecoveryMode)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
                 raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(kind)}") from None
+        if self.recovery_mode is RecoveryMode.SALVAGE:
+            raise InvalidSetting("recovery_mode 'salvage' is for a log that nobody writes: `imap-wal repair` makes a salvaged copy")
         if self.ring_slots < 2 or self.ring_slots & (self.ring_slots - 1):
             raise InvalidSetting(f"ring_slots is {self.ring_slots}; it takes a power of two, 2 or more")
         for field in fields(self):

@@ -14,50 +14,23 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgpack
 
-from imap_wal import entry, format, layout
+from imap_wal import format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import CorruptLog, Fenced, InvalidSetting, LogError, MissingNode, StorageUnavailable, UnsupportedVersion, WriterLocked
+from imap_wal.errors import Fenced, InvalidSetting, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
+from imap_wal.layout import Identity
 from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
-from imap_wal.segment import SegmentReader, SegmentWriter, unborn
+from imap_wal.recovery import Recovery, recover
+from imap_wal.segment import SegmentWriter
 from imap_wal.settings import Durability, RecoveryPolicy, Settings
-from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
+from storage_backends import AlreadyExists, Lock, Locked, SegmentStore, StorageError
 
 PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Whose log it is."""
-
-    namespace: str
-    cluster: str
-    node: str
-
-    @property
-    def cluster_folder(self) -> str:
-        return layout.cluster_folder(self.namespace, self.cluster)
-
-    @property
-    def node_folder(self) -> str:
-        return layout.node_folder(self.cluster_folder, self.node)
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete, never acknowledged commit."""
-
-    clean: bool
-    frames: int = 0
-    records: int = 0
-    torn_file: str = ""
-    torn_bytes: int = 0
 
 
 class ObjectSegment:
@@ -304,7 +277,7 @@ def open_node_log(
                 store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
             except AlreadyExists:
                 pass  # an earlier takeover stopped half-way
-        recovery, requests, end, next_segment, checksum = _recover(store, identity, before)
+        recovery, requests, end, next_segment, checksum = recover(store, identity, before, settings.recovery_mode, clock, randomness)
         if before.epoch and not store.capabilities.durable_append:
             # Occupies the name the old writer would create next: it then fails, and knows.
             next_segment = _occupy(store, identity, before, next_segment, clock, randomness)
@@ -338,69 +311,6 @@ def _register(clusters: ManifestLog[ClusterManifest], identity: Identity, direct
     clusters.update(change)
 
 
-def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = (0, 0)) -> list[tuple[int, int, str]]:
-    """(epoch, segment, path) of a node folder's segments above `archived`, in order; foreign files are left out."""
-    found = []
-    for file in store.list(f"{folder}/wal"):
-        name = layout.parse_wal_path(file.path)
-        if name and name > archived:
-            found.append((*name, file.path))
-    return sorted(found, key=lambda item: item[1])
-
-
-def _recover(store: SegmentStore, identity: Identity, manifest: NodeManifest) -> tuple[Recovery, Mapping[int, int], Position, int, int]:
-    """Read what follows the checkpoint: (recovery, requests, end, next segment number, checksum of the last frame)."""
-    files = segment_files(store, identity.node_folder, manifest.archived)
-    last_archived = manifest.archived[1]
-    next_segment = files[-1][1] + 1 if files else max(last_archived, manifest.checkpoint.segment) + 1
-    if manifest.clean:
-        return Recovery(True), manifest.requests, manifest.checkpoint, next_segment, 0
-    requests = dict(manifest.requests)
-    end = manifest.checkpoint
-    frames = records = torn = checksum = 0
-    torn_file = ""
-    counting = layout.without_replaced(file[:2] for file in files)
-    files = [file for file in files if file[:2] in counting]
-    newest = files[-1][2] if files else ""
-    for epoch, number, path in files:
-        if number < end.segment:
-            continue
-        try:
-            reader = SegmentReader(store, path)
-        except LogError as error:
-            if path != newest or isinstance(error, UnsupportedVersion) or not unborn(store, path):
-                raise
-            torn_file, torn = path, store.size(path)
-            store.delete(path)  # a crash before the first commit of this segment: nothing was acknowledged
-            next_segment = number
-            break
-        for frame in reader.frames(end.frame if number == end.segment else None):
-            frames += 1
-            if frame.kind == format.ENTRIES:
-                records += frame.count
-                for row in entry.rows(frame.payload):
-                    _, _, session, request = row[entry.ORDER]
-                    if request > requests.get(session, 0):
-                        requests[session] = request
-            end = Position(epoch, number, frame.offset, max(frame.count - 1, 0))
-            checksum = frame.checksum
-        tail = reader.tail()
-        if tail.status == "corrupt" or (tail.status == "torn-tail" and path != newest):
-            raise CorruptLog(
-                path, tail.end, f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed"
-            )
-        if tail.status == "torn-tail":
-            torn_file, torn = path, tail.size - tail.end
-        if path == newest and store.capabilities.durable_append:
-            # Written anew, not only synced. What was read may stand in the page cache alone: the writer died before its sync, or its sync failed and the
-            # kernel calls the pages clean. From here on it counts as acknowledged. And a writer that was shut out may be about to append: with a
-            # copy in its place it appends to a file that nobody reads.
-            store.replace(path, store.read(path, 0, tail.end))
-        elif tail.size > tail.end and store.capabilities.durable_append:
-            store.truncate(path, tail.end)
-    return Recovery(False, frames, records, torn_file, torn), requests, end, next_segment, checksum
-
-
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, number: int, clock: Clock, randomness: Randomness) -> int:
     while True:
         header = SegmentHeader(
@@ -413,4 +323,4 @@ def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, num
             number += 1  # the old writer committed once more since we looked: recovery of the next open reads it
 
 
-__all__ = ["Identity", "NodeLog", "NotFound", "Recovery", "holder_text", "open_node_log", "segment_files"]
+__all__ = ["Identity", "NodeLog", "Recovery", "holder_text", "open_node_log"]

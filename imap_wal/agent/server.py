@@ -93,6 +93,7 @@ class Agent:
         self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._keeper.sealed, self._sessions.check_newest)
         self._keeper.start(self._committer, self._archive)
         recovery = self._node_log.recovery
+        lost = recovery.lost
         _log.info(
             "log open",
             node=self.config.node,
@@ -100,6 +101,9 @@ class Agent:
             clean=recovery.clean,
             frames=recovery.frames,
             torn_bytes=recovery.torn_bytes,
+            lost=""
+            if lost is None
+            else f"{lost.frames} frames, {lost.records} entries from {lost.first} to {lost.last}, put aside: {', '.join(lost.put_aside)}",
         )
 
     def stop(self) -> None:

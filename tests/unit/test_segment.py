@@ -75,15 +75,16 @@ def test_damage_in_the_middle_is_corrupt_and_counts_the_whole_frames_after_it(me
     data = bytearray(memory.read(PATH))
     data[places[hit] + 15] ^= 0x10
     overwrite(memory, PATH, bytes(data))
-    assert read(memory) == (places[:hit], Tail("corrupt", places[hit], 4096, frames_after=4 - hit))
+    after = 4 - hit
+    assert read(memory) == (places[:hit], Tail("corrupt", places[hit], 4096, after, 2 * after, places[4]))
 
 
-def test_damage_under_unsynced_whole_frames_is_corrupt_too(memory: MemoryStore) -> None:
+def test_damage_above_the_last_synced_position_is_a_tail_whose_whole_frames_are_counted(memory: MemoryStore) -> None:
     places = write(memory, 4, sync=False)
     data = bytearray(memory.read(PATH))
     data[places[1]] ^= 1
     overwrite(memory, PATH, bytes(data))
-    assert read(memory)[1] == Tail("corrupt", places[1], places[-1], frames_after=2)
+    assert read(memory)[1] == Tail("torn-tail", places[1], places[-1], 2, 4, places[3])
 
 
 def test_a_hole_where_a_synced_frame_stood_is_corrupt_although_it_looks_like_unwritten_space(memory: MemoryStore) -> None:

@@ -1,0 +1,340 @@
+"""What an open finds in a node's log, and what it makes of damage.
+
+    manifest says clean ─▶ the last frame only: is it there, is it whole?
+    else                ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn and damaged frames
+
+| found                                         | absolute | torn-tail (default)     | point-in-time              |
+|-----------------------------------------------|----------|-------------------------|----------------------------|
+| clean stop                                    | opens    | opens                   | opens                      |
+| incomplete last commit, never acknowledged    | refuses  | cut off                 | cut off                    |
+| damage above the last synced position, with   | refuses  | cut off, and put aside  | cut off, and put aside     |
+| whole frames after it (power loss)            |          |                         |                            |
+| damage below the last synced position, in any | refuses  | refuses                 | what follows it is given   |
+| segment; a missing segment; a cut end         |          |                         | up, and put aside          |
+| a newer format version                        | refuses  | refuses                 | refuses                    |
+
+`salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted: what is cut off or given up with whole frames in it stands under `lost/`
+afterwards, byte for byte. What was given up cannot come back by itself: its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from imap_wal import entry, format, layout
+from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.layout import Identity
+from imap_wal.manifest import NodeManifest
+from imap_wal.segment import SegmentReader, Tail, unborn
+from imap_wal.settings import RecoveryMode
+from storage_backends import AlreadyExists, NotFound, SegmentStore
+
+_log = logging.getLogger("imap_wal")
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What an open gave up. `first` is where the damage begins; `last` the last whole frame behind it (None: there was none). `put_aside` names the copies."""
+
+    file: str
+    offset: int
+    what: str
+    first: Position
+    last: Position | None
+    frames: int
+    records: int
+    bytes: int
+    put_aside: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete commit, never acknowledged unless `lost` says so."""
+
+    clean: bool
+    frames: int = 0
+    records: int = 0
+    torn_file: str = ""
+    torn_bytes: int = 0
+    lost: Lost | None = None
+
+
+class Recovered(NamedTuple):
+    """The log as the next writer goes on with it: `requests` are session → last durable request, `end` the last frame's position, `checksum` its CRC."""
+
+    recovery: Recovery
+    requests: Mapping[int, int]
+    end: Position
+    next_segment: int
+    checksum: int
+
+
+class _File(NamedTuple):
+    epoch: int
+    number: int
+    path: str
+
+
+class _Damage(NamedTuple):
+    """`offset` is where the file's whole frames end. `tail`: what stands behind it; None where the file has no header."""
+
+    file: int
+    offset: int
+    what: str
+    tail: Tail | None
+    kind: type[LogError] = CorruptLog
+    is_tail: bool = False
+    """It lies above everything that was synced, at the very end of the log."""
+    missing: range = range(0)
+    """Numbers of segments that are not there, before `file`."""
+
+
+def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = (0, 0)) -> list[tuple[int, int, str]]:
+    """(epoch, segment, path) of a node folder's segments above `archived`, in order; foreign files are left out."""
+    found = []
+    for file in store.list(f"{folder}/wal"):
+        name = layout.parse_wal_path(file.path)
+        if name and name > archived:
+            found.append((*name, file.path))
+    return sorted(found, key=lambda item: item[1])
+
+
+def recover(store: SegmentStore, node: Identity, manifest: NodeManifest, mode: RecoveryMode, clock: Clock, randomness: Randomness) -> Recovered:
+    """Make the log fit to be written again, as the module's table says. `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
+    return _Recoverer(store, node, manifest, mode, clock, randomness).run()
+
+
+class _Recoverer:
+    """One recovery. `files` are the segments that count, in order."""
+
+    def __init__(self, store: SegmentStore, node: Identity, manifest: NodeManifest, mode: RecoveryMode, clock: Clock, randomness: Randomness) -> None:
+        self._store, self._node, self._manifest, self._mode = store, node, manifest, mode
+        self._clock, self._randomness = clock, randomness
+        found = segment_files(store, node.node_folder, manifest.archived)
+        self._next_segment = max(found[-1][1] if found else 0, manifest.archived[1], manifest.checkpoint.segment) + 1
+        counting = layout.without_replaced(file[:2] for file in found)
+        self._files = [_File(*file) for file in found if file[:2] in counting]
+        self._requests = dict(manifest.requests)
+        self._end = manifest.checkpoint
+        self._checksum = self._frames = self._records = 0
+        self._whole = 0
+        """Where the whole frames of the file scanned last end."""
+        self._loose: list[tuple[str, int]] = []
+        """Sealed files with reserved space behind their frames."""
+
+    def run(self) -> Recovered:
+        manifest = self._manifest
+        if manifest.clean and self._mode is not RecoveryMode.POINT_IN_TIME:  # who asks for that has met damage, somewhere
+            checksum = self._clean_end()
+            if checksum is not None:
+                return Recovered(Recovery(True), manifest.requests, manifest.checkpoint, self._next_segment, checksum)
+        damage = self._scan()
+        if damage is None:
+            self._trim()
+            self._settle_newest(self._whole)
+            return self._result(Recovery(manifest.clean and not self._frames, self._frames, self._records))
+        if damage.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
+            self._trim()
+            return self._cut(self._files[damage.file], damage)
+        if self._mode is RecoveryMode.POINT_IN_TIME:
+            self._trim()
+            return self._give_up(damage)
+        raise self._refusal(damage)
+
+    def _result(self, recovery: Recovery) -> Recovered:
+        return Recovered(recovery, self._requests, self._end, self._next_segment, self._checksum)
+
+    # ---- looking ----
+
+    def _clean_end(self) -> int | None:
+        """After a clean stop: the CRC of the log's last frame, when that is where the manifest says; 0 where its segment is archived. None: something is wrong, scan."""
+        checkpoint = self._manifest.checkpoint
+        newest = self._files[-1] if self._files else None
+        if checkpoint == START or checkpoint[:2] <= self._manifest.archived:
+            return 0 if newest is None else None
+        if newest is None or newest[:2] != checkpoint[:2]:
+            return None
+        try:
+            reader = SegmentReader(self._store, newest.path)
+            kinds = [frame.kind for frame in reader.frames(checkpoint.frame)]
+            return reader.checksum if len(kinds) == 1 and reader.tail().status == "clean" else None
+        except (LogError, NotFound):
+            return None
+
+    def _scan(self) -> _Damage | None:
+        """Read what follows the checkpoint (all there is, where damage may be stepped over: it may lie below). The first damage, or None."""
+        start = self._manifest.checkpoint
+        if self._mode is RecoveryMode.POINT_IN_TIME:
+            self._end = start = START
+            self._requests = {}  # what is resent from below may be appended twice then: it has the same order
+        expected = max(start.segment, self._manifest.archived[1] + 1)
+        for index, file in enumerate(self._files):
+            if file.number < start.segment:
+                continue
+            if file.number != expected:
+                break
+            expected += 1
+            damage = self._scan_file(index, file, start.frame if file.number == start.segment else None)
+            if damage is not None:
+                return damage
+        after = next((index for index, file in enumerate(self._files) if file.number > expected), len(self._files))
+        following = self._files[after].number if after < len(self._files) else max(expected, self._manifest.checkpoint.segment + 1)
+        if following > expected:
+            what = f"segment {expected} is missing: the log goes on after it"
+            return _Damage(after, 0, what, None, ShortLog, missing=range(expected, following))
+        return None
+
+    def _scan_file(self, index: int, file: _File, first_frame: int | None) -> _Damage | None:
+        newest = index == len(self._files) - 1
+        before = self._checksum
+        try:
+            reader = SegmentReader(self._store, file.path)
+        except UnsupportedVersion:
+            raise
+        except LogError as error:
+            # A crash before the first commit of a segment leaves the front of its header, or zeros.
+            return _Damage(index, 0, error.what, None, type(error), newest and unborn(self._store, file.path))
+        if before and reader.header.previous_checksum not in (0, before):
+            what = "the next segment goes on from a later frame: the end of this one is missing"
+            return _Damage(index - 1, self._whole, what, Tail("clean", self._whole, self._whole), ShortLog)
+        for frame in reader.frames(first_frame):
+            self._frames += 1
+            if frame.kind == format.ENTRIES:
+                self._records += frame.count
+                for row in entry.rows(frame.payload):
+                    _, _, session, request = row[entry.ORDER]
+                    if request > self._requests.get(session, 0):
+                        self._requests[session] = request
+            self._end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
+            self._checksum = frame.checksum
+        tail = reader.tail()
+        self._whole = tail.end
+        checkpoint = self._manifest.checkpoint
+        if (file.epoch, file.number) == checkpoint[:2] and reader.end <= checkpoint.frame:
+            return _Damage(index, tail.end, "the frame that the manifest names as the last good one is damaged", tail)
+        if tail.status == "clean":
+            if tail.size > tail.end and not newest:
+                self._loose.append((file.path, tail.end))
+            return None
+        what = f"a damaged frame ({tail.frames_after} whole frames after it)"
+        return _Damage(index, tail.end, what, tail, is_tail=newest and tail.status == "torn-tail")
+
+    def _refusal(self, damage: _Damage) -> LogError:
+        if damage.missing:
+            epoch = self._files[damage.file].epoch if damage.file < len(self._files) else self._manifest.checkpoint.epoch
+            return ShortLog(layout.wal_path(self._node.node_folder, epoch, damage.missing.start), 0, damage.what, SEGMENT_ADVICE)
+        file = self._files[damage.file]
+        if damage.is_tail:
+            advice = "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut off what was never acknowledged"
+            return CorruptLog(file.path, damage.offset, f"an incomplete last commit ({damage.what})", advice)
+        first = Position(file.epoch, file.number, damage.offset, 0)
+        frames, records, last = self._count(damage, self._files[damage.file :])
+        behind = "no whole frame stands behind it" if last is None else f"{frames} whole frames with {records} entries stand behind it, up to {last}"
+        changed = ": bytes in the middle of the log have changed" if damage.kind is CorruptLog else ""
+        return damage.kind(file.path, damage.offset, f"{damage.what}{changed}; first lost position {first}, {behind}", SEGMENT_ADVICE)
+
+    # ---- mending ----
+
+    def _trim(self) -> None:
+        if self._store.capabilities.durable_append:
+            for path, end in self._loose:
+                self._store.truncate(path, end)
+
+    def _settle_newest(self, size: int) -> None:
+        """Write the newest segment anew, not only synced. What was read may stand in the page cache alone: the writer died before its sync, or its sync failed and
+        the kernel calls the pages clean. From here on it counts as acknowledged. And a writer that was shut out may be about to append: with a copy in its place
+        it appends to a file that nobody reads."""
+        if self._files and self._store.capabilities.durable_append:
+            path = self._files[-1].path
+            self._store.replace(path, self._store.read(path, 0, size))
+
+    def _cut(self, file: _File, damage: _Damage) -> Recovered:
+        size = self._store.size(file.path)
+        tail = damage.tail
+        lost = None
+        if tail is not None and tail.frames_after:
+            kept = self._put_aside([file])
+            first = Position(file.epoch, file.number, damage.offset, 0)
+            last = Position(file.epoch, file.number, tail.last_after, 0)
+            lost = Lost(file.path, damage.offset, damage.what, first, last, tail.frames_after, tail.records_after, size - damage.offset, kept)
+            self._tell(lost)
+        if tail is None:
+            self._store.delete(file.path)  # no frame was ever in it
+            self._next_segment = file.number
+        elif self._store.capabilities.durable_append:
+            self._settle_newest(damage.offset)
+        return self._result(Recovery(False, self._frames, self._records, file.path, size - damage.offset, lost))
+
+    def _give_up(self, damage: _Damage) -> Recovered:
+        files = self._files[damage.file :]
+        kept = self._put_aside(files)
+        frames, records, last = self._count(damage, files)
+        size = sum(self._store.size(file.path) for file in files) - damage.offset
+        epoch = files[0].epoch if files else self._manifest.checkpoint.epoch
+        number = damage.missing.start if damage.missing else files[0].number
+        path = layout.wal_path(self._node.node_folder, epoch, number)
+        lost = Lost(path, damage.offset, damage.what, Position(epoch, number, damage.offset, 0), last, frames, records, size, kept)
+        # The damaged file last: until then, a crash leaves a log that is damaged at the same place.
+        for file in reversed(files[1:] if damage.tail is not None else files):
+            self._store.replace(file.path, self._empty(file))
+        if damage.tail is not None:
+            self._store.replace(path, self._store.read(path, 0, damage.offset))
+        for missing in reversed(damage.missing):
+            file = _File(epoch, missing, layout.wal_path(self._node.node_folder, epoch, missing))
+            self._store.create(file.path, self._empty(file))
+        self._tell(lost)
+        return self._result(Recovery(False, self._frames, self._records, path, size, lost))
+
+    def _count(self, damage: _Damage, files: Sequence[_File]) -> tuple[int, int, Position | None]:
+        """Whole frames behind the damage, their entries, the position of the last."""
+        frames = records = 0
+        last: Position | None = None
+        tail = damage.tail
+        if tail is not None and tail.frames_after:
+            frames, records = tail.frames_after, tail.records_after
+            last = Position(files[0].epoch, files[0].number, tail.last_after, 0)
+        for file in files[1:] if tail is not None else files:
+            try:
+                for frame in SegmentReader(self._store, file.path).frames():
+                    frames += 1
+                    records += frame.count if frame.kind == format.ENTRIES else 0
+                    last = Position(file.epoch, file.number, frame.offset, 0)
+            except LogError:
+                continue
+        return frames, records, last
+
+    def _put_aside(self, files: Sequence[_File]) -> tuple[str, ...]:
+        kept = []
+        for file in files:
+            path = layout.lost_path(self._node.node_folder, self._manifest.epoch + 1, file.path)
+            try:
+                self._store.create(path, self._store.read(file.path))
+            except AlreadyExists:
+                pass  # an earlier recovery died half-way
+            kept.append(path)
+        return tuple(kept)
+
+    def _empty(self, file: _File) -> bytes:
+        node = self._node
+        return SegmentHeader(
+            self._randomness.token(),
+            node.namespace,
+            node.cluster,
+            node.node,
+            file.epoch,
+            file.number,
+            0,
+            self._clock.now_ms(),
+            self._manifest.directory,
+        ).encode()
+
+    def _tell(self, lost: Lost) -> None:
+        _log.warning(
+            "%s at byte %d: %s; %d whole frames with %d entries from %s to %s were given up; they stand in %s",
+            lost.file, lost.offset, lost.what, lost.frames, lost.records, lost.first, lost.last or "the end", ", ".join(lost.put_aside),
+        )  # fmt: skip

@@ -1,0 +1,336 @@
+"""What an open makes of damage, in every mode: the table of `imap_wal.recovery`, line by line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from imap_wal import format, layout
+from imap_wal.errors import CorruptLog, InvalidSetting, LogError, ShortLog, UnsupportedVersion
+from imap_wal.format import Position
+from imap_wal.manifest import node_manifests
+from imap_wal.segment import SegmentReader
+from storage_backends.faults import Fault, FaultyStore, Killed, Plan
+from storage_backends.memory import MemoryStore
+from tests.support import IDENTITY, FakeClock, contents, copy_files, embedded, node_log, overwrite, row, segments
+
+MODES = ("absolute", "torn-tail", "point-in-time")
+FOLDER = IDENTITY.node_folder
+
+
+def history(memory: MemoryStore, *, segments_: int = 3, frames: int = 4, sync: bool = True) -> None:
+    """Segments of so many frames with one entry each (key = number of the frame, from 0), then a kill: nothing is closed."""
+    log = node_log(memory)
+    number = 0
+    for segment in range(segments_):
+        for _ in range(frames):
+            log.write(format.ENTRIES, 1, [row(str(number), "v", number + 1)])
+            if sync:
+                log.sync()
+            number += 1
+        if segment + 1 < segments_:
+            log.rotate()
+
+
+def entries(store: MemoryStore) -> list[int]:
+    """Keys of all entries in the segments, in log order."""
+    return [int(row[1]) for path in segments(store) if "/wal/" in path for frame in SegmentReader(store, path).frames() for row in _rows(frame)]
+
+
+def _rows(frame: format.Frame) -> Iterator[Any]:
+    from imap_wal import entry
+
+    return entry.rows(frame.payload) if frame.kind == format.ENTRIES else iter(())
+
+
+def offsets(store: MemoryStore, path: str) -> list[int]:
+    reader = SegmentReader(store, path)
+    return [*(frame.offset for frame in reader.frames()), reader.end]
+
+
+def flip(store: MemoryStore, segment: int, frame: int, byte: int = 14) -> None:
+    path = segments(store)[segment]
+    data = bytearray(store.read(path))
+    data[offsets(store, path)[frame] + byte] ^= 0x40
+    overwrite(store, path, bytes(data))
+
+
+def cut(store: MemoryStore, segment: int, frame: int, more: int = 0) -> None:
+    path = segments(store)[segment]
+    overwrite(store, path, store.read(path)[: offsets(store, path)[frame] + more])
+
+
+def lost_files(store: MemoryStore) -> dict[str, bytes]:
+    return {file.path: store.read(file.path) for file in store.list(f"{FOLDER}/lost")}
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+
+Damage = Callable[[MemoryStore], None]
+ALL = list(range(12))
+
+# name: what is done to three segments of four frames; whether it is a tail; what is left where it is cut or given up; frames lost that verify
+DAMAGES: dict[str, tuple[Damage, bool, list[int], int]] = {
+    "the last frame cut short": (lambda store: cut(store, 2, 3, 9), True, ALL[:11], 0),
+    "a bit flipped in the last frame": (lambda store: flip(store, 2, 3), True, ALL[:11], 0),
+    "a bit flipped in a middle frame of the newest segment": (lambda store: flip(store, 2, 1), False, ALL[:9], 2),
+    "a bit flipped in a sealed segment": (lambda store: flip(store, 1, 2), False, ALL[:6], 5),
+    "a bit flipped in the last frame of a sealed segment": (lambda store: flip(store, 0, 3), False, ALL[:3], 8),
+    "a bit flipped in the header of a sealed segment": (lambda store: flip_header(store, 1), False, ALL[:4], 4),
+    "a sealed segment cut in the middle of a frame": (lambda store: cut(store, 1, 2, 5), False, ALL[:6], 4),
+    "a sealed segment cut between two frames": (lambda store: cut(store, 0, 2), False, ALL[:2], 8),
+    "a segment missing": (lambda store: store.delete(segments(store)[1]), False, ALL[:4], 4),
+    "the first segment missing": (lambda store: store.delete(segments(store)[0]), False, [], 8),
+    "a sealed segment of random bytes": (lambda store: overwrite(store, segments(store)[1], Random(7).randbytes(500)), False, ALL[:4], 4),
+    "a sealed segment of no bytes": (lambda store: overwrite(store, segments(store)[1], b""), False, ALL[:4], 4),
+}  # fmt: skip
+
+
+def flip_header(store: MemoryStore, segment: int) -> None:
+    path = segments(store)[segment]
+    data = bytearray(store.read(path))
+    data[30] ^= 1
+    overwrite(store, path, bytes(data))
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("mode", ["absolute", "torn-tail"])
+def test_damage_below_the_last_synced_position_is_refused_and_nothing_is_changed(memory: MemoryStore, mode: str, name: str) -> None:
+    damage, tail, _, _ = DAMAGES[name]
+    history(memory)
+    left = copy_files(memory)
+    damage(left)
+    if tail and mode == "torn-tail":
+        return
+    before = {path: left.read(path) for path in segments(left)}
+    with pytest.raises(LogError) as caught:
+        node_log(left, recovery_mode=mode)
+    assert {path: left.read(path) for path in segments(left)} == before
+    assert not lost_files(left)
+    assert node_manifests(left, FOLDER, FakeClock(), None).read()[1].epoch == 1  # type: ignore[arg-type]  # nothing is published
+    assert isinstance(caught.value, CorruptLog | ShortLog)
+    if not tail:
+        assert "imap-wal repair" in str(caught.value)
+        assert "point-in-time" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_point_in_time_keeps_what_stands_before_the_damage_and_nothing_behind_it_ever_comes_back(memory: MemoryStore, name: str) -> None:
+    damage, tail, kept, frames_lost = DAMAGES[name]
+    history(memory)
+    left = copy_files(memory)
+    damage(left)
+    damaged = {path: left.read(path) for path in segments(left)}
+    log = node_log(left, recovery_mode="point-in-time")
+    assert entries(left) == kept
+    lost = log.recovery.lost
+    if tail:
+        assert lost is None
+        assert log.recovery.torn_bytes > 0
+    else:
+        assert lost is not None
+        assert (lost.frames, lost.records) == (frames_lost, frames_lost)
+        assert lost.last is not None
+        assert lost.first < lost.last
+        for path in lost.put_aside:
+            assert left.read(path) == damaged[f"{FOLDER}/wal/{path.rpartition('/')[2]}"], "what was put aside is as it was"
+    # What is written from here on stands behind everything that ever was, and stays; what was given up does not come back.
+    log.write(format.ENTRIES, 1, [row("100", "v", 100)])
+    log.sync()
+    for mode in MODES:
+        again = copy_files(left)
+        opened = node_log(again, recovery_mode=mode)
+        assert opened.recovery.lost is None
+        assert entries(again) == [*kept, 100]
+        assert opened.end > Position(1, 3, 0, 0)
+    log.close()
+    assert node_log(left).recovery.clean
+    assert contents(left, "m").keys() == {str(key).encode() for key in [*kept, 100]}
+
+
+@pytest.mark.parametrize("name", [name for name in DAMAGES if DAMAGES[name][1]])
+@pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
+def test_a_torn_tail_is_cut_off(memory: MemoryStore, mode: str, name: str) -> None:
+    damage, _, kept, _ = DAMAGES[name]
+    history(memory)
+    left = copy_files(memory)
+    damage(left)
+    log = node_log(left, recovery_mode=mode)
+    assert entries(left) == kept
+    assert log.recovery.torn_file == segments(left)[2]
+    assert log.recovery.lost is None
+
+
+@pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
+def test_whole_frames_behind_a_torn_one_that_was_never_synced_are_cut_off_with_it_and_put_aside_and_said(
+    memory: MemoryStore, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    history(memory, segments_=1, frames=6, sync=False)
+    left = copy_files(memory)
+    flip(left, 0, 2)
+    damaged = left.read(segments(left)[0])
+    with pytest.raises(CorruptLog, match="incomplete last commit"):
+        node_log(copy_files(left), recovery_mode="absolute")
+    with caplog.at_level(logging.WARNING, logger="imap_wal"):
+        log = node_log(left, recovery_mode=mode)
+    assert entries(left) == [0, 1]
+    lost = log.recovery.lost
+    assert lost is not None
+    assert (lost.frames, lost.records) == (3, 3)
+    assert [left.read(path) for path in lost.put_aside] == [damaged]
+    (said,) = caplog.records
+    assert str(lost.first) in said.getMessage()
+    assert str(lost.last) in said.getMessage()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_newer_version_is_refused_in_every_mode(memory: MemoryStore, mode: str) -> None:
+    history(memory)
+    left = copy_files(memory)
+    path = segments(left)[1]
+    data = bytearray(left.read(path))
+    end = SegmentReader(left, path).first
+    data[8] += 1
+    import struct
+
+    import google_crc32c
+
+    data[end - 4 : end] = struct.pack("<I", google_crc32c.value(bytes(data[: end - 4])))
+    overwrite(left, path, bytes(data))
+    with pytest.raises(UnsupportedVersion):
+        node_log(left, recovery_mode=mode)
+
+
+def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(memory: MemoryStore) -> None:
+    history(memory)
+    left = copy_files(memory)
+    path = segments(left)[1]
+    at, last = offsets(left, path)[2], offsets(left, segments(left)[2])[3]
+    flip(left, 1, 2)
+    with pytest.raises(CorruptLog) as caught:
+        node_log(left)
+    assert (caught.value.file, caught.value.offset) == (path, at)
+    assert f"first lost position {Position(1, 2, at, 0)}, 5 whole frames with 5 entries stand behind it, up to {Position(1, 3, last, 0)}" in str(
+        caught.value
+    )
+
+
+def test_salvage_is_not_for_an_open() -> None:
+    with pytest.raises(InvalidSetting, match="imap-wal repair"):
+        embedded(MemoryStore("salvage"), recovery_mode="salvage")
+
+
+def test_damage_below_the_checkpoint_is_found_by_point_in_time_too(memory: MemoryStore) -> None:
+    """A restore meets it, and sends people here."""
+    history(memory)
+    left = copy_files(memory)
+    node_log(left).close()
+    flip(left, 0, 1)
+    with pytest.raises(CorruptLog, match="point-in-time"):
+        contents(left)
+    assert contents(left, recovery_mode="point-in-time").keys() == {b"0"}
+
+
+# ---- a recovery that dies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
+@pytest.mark.parametrize("name", ["a segment missing", "a bit flipped in a sealed segment", "a bit flipped in the last frame"])
+def test_a_recovery_killed_at_any_operation_ends_the_same_the_next_time(memory: MemoryStore, mode: str, name: str) -> None:
+    damage, tail, kept, _ = DAMAGES[name]
+    if mode == "torn-tail" and not tail:
+        return
+    history(memory)
+    damaged = copy_files(memory)
+    damage(damaged)
+    counted = FaultyStore(copy_files(damaged))
+    node_log(counted, recovery_mode=mode)
+    assert counted.count > 10
+    for at in range(1, counted.count + 1):
+        left = copy_files(damaged)
+        with pytest.raises(Killed):
+            node_log(FaultyStore(left, Plan((Fault("kill", at=at),))), recovery_mode=mode)
+        again = copy_files(left)
+        node_log(again, recovery_mode=mode)
+        assert entries(again) == kept, f"killed before operation {at}"
+
+
+# ---- a clean stop is read first ------------------------------------------------------------------------------------
+
+
+class Counting(MemoryStore):
+    """Counts the bytes that are read of segments."""
+
+    def __init__(self, source: MemoryStore) -> None:
+        super().__init__(f"counting-{id(self)}")
+        for file in source.list(""):
+            self.create(file.path, source.read(file.path))
+        self.bytes = 0
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = super().read(path, offset, length)
+        self.bytes += len(data) if path.endswith(".wal") else 0
+        return data
+
+
+@pytest.mark.parametrize("frames", [10, 2000])
+def test_a_clean_start_reads_the_last_frame_only_however_long_the_log_is(memory: MemoryStore, frames: int) -> None:
+    log = node_log(memory, segment_bytes=1 << 30)
+    for number in range(frames):
+        log.write(format.ENTRIES, 1, [row(str(number), "v" * 100, number + 1)])
+    log.sync()
+    log.close()
+    store = Counting(memory)
+    again = node_log(store)
+    assert again.recovery.clean
+    assert store.bytes < 5000
+    assert again.requests == log.requests
+
+
+def test_an_unclean_start_scans_from_the_last_checkpoint(memory: MemoryStore) -> None:
+    log = node_log(memory, segment_bytes=1 << 30)
+    for number in range(2000):
+        log.write(format.ENTRIES, 1, [row(str(number), "v" * 100, number + 1)])
+    log.close()
+    second = node_log(memory)
+    second.write(format.ENTRIES, 1, [row("after", "v", 2001)])
+    second.sync()
+    store = Counting(copy_files(memory))
+    third = node_log(store)
+    assert (third.recovery.frames, third.recovery.clean) == (2, False)  # the clean-shutdown frame, and what came after it
+    assert store.bytes < 10_000
+
+
+def test_a_clean_log_whose_last_frame_is_gone_is_not_taken_for_clean(memory: MemoryStore) -> None:
+    log = node_log(memory)
+    for number in range(3):
+        log.write(format.ENTRIES, 1, [row(str(number), "v", number + 1)])
+    log.close()
+    path = segments(memory)[0]
+    whole, ends = memory.read(path), offsets(memory, path)
+    for end in (ends[3], ends[3] + 3, ends[4] - 1, ends[2]):
+        left = copy_files(memory)
+        overwrite(left, path, whole[:end])
+        with pytest.raises(LogError):
+            node_log(left)
+        if end >= ends[3]:
+            node_log(left, recovery_mode="point-in-time")
+            assert entries(left) == [0, 1, 2]
+    left = copy_files(memory)
+    left.delete(path)
+    with pytest.raises(ShortLog, match="missing"):
+        node_log(left)
+    node_log(left, recovery_mode="point-in-time")
+    assert entries(left) == []
+
+
+def test_requests_of_what_was_given_up_are_not_taken_for_duplicates(memory: MemoryStore) -> None:
+    history(memory)
+    left = copy_files(memory)
+    flip(left, 1, 2)
+    assert node_log(left, recovery_mode="point-in-time").requests == {1: 6}
+    assert layout.parse_wal_path(segments(left)[-1]) == (1, 3)
