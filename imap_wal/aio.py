@@ -42,9 +42,9 @@ class AsyncStore:
         self._idle = True
         """No commit is under way, and none is scheduled."""
 
-    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False) -> AsyncMap:
+    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False, disable_wal: bool = False) -> AsyncMap:
         """The durable map of that name; see `Store.map`."""
-        return AsyncMap(self, self._store.map(name, serializer=serializer, raw=raw))
+        return AsyncMap(self, self._store.map(name, serializer=serializer, raw=raw, disable_wal=disable_wal))
 
     def maps(self) -> list[str]:
         return self._store.maps()
@@ -52,6 +52,10 @@ class AsyncStore:
     async def sync(self) -> None:
         """Durability barrier, see `Store.sync`."""
         await self._loop.run_in_executor(None, self._store.sync)
+
+    async def flush_wal(self, sync: bool = True) -> None:
+        """See `Store.flush_wal`."""
+        await self._loop.run_in_executor(None, self._store.flush_wal, sync)
 
     async def archive(self) -> int:
         """See `Store.archive`."""

@@ -176,6 +176,15 @@ class Committer:
             if self._failure is not None:
                 raise self._failure
 
+    def rotate_if_due(self) -> None:
+        """Seal the current segment if it is older than it may be."""
+        limit = self._settings.rotate_interval_s
+        if limit and self.log.age_s >= limit:
+            with self._leading():
+                self._commit_ready()
+                if self.log.age_s >= limit:
+                    self._rotate()
+
     def renew_lease(self) -> None:
         """Hold on to the node where the storage's lock is a lease; losing it ends all acknowledgements. A StorageError: it could not be renewed this time."""
         if self.log.leased and self._failure is None:
@@ -210,7 +219,7 @@ class Committer:
             else:
                 for batch in batches:
                     batch.error = NotAppended(f"nothing more is appended: {self._failure}")
-            applies = self._settings.durability is not Durability.ASYNC
+            applies = not self._settings.acknowledges_early
             for batch in batches:
                 if batch.error is None and applies and batch.apply is not None:
                     batch.apply()

@@ -1,4 +1,5 @@
-"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, archive by time and size. Threads are started only if a setting wants them."""
+"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, rotate by time, archive by time and size. Threads are started only
+if a setting wants them."""
 
 from __future__ import annotations
 
@@ -33,9 +34,13 @@ class Keeper:
         """Begin. `archive` seals the current segment, archives what is sealed and returns the number of entries."""
         settings = self._settings
         works: list[tuple[str, Callable[[], None]]] = []
-        if settings.durability in (Durability.INTERVAL, Durability.ASYNC) or committer.log.leased:
+        drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
+        if drains or settings.durability is Durability.INTERVAL or settings.rotate_interval_s or committer.log.leased:
             works.append(("imap-wal-keeper", lambda: self._keep(committer)))
-        if settings.archive_interval_s or settings.archive_bytes:  # a thread of its own: syncs and leases must not wait for an archive
+        if settings.archive_interval_s or settings.max_total_wal_size:  # a thread of its own: syncs and leases must not wait for an archive
+            self._sealed_bytes = sum(file.size for file in committer.log.store.list(f"{committer.log.identity.node_folder}/wal"))
+            if self._sealed_bytes and not settings.avoid_flush_during_recovery:
+                self._wake.set()
             works.append(("imap-wal-archiver", lambda: self._archive(committer, archive)))
         for name, work in works:
             thread = threading.Thread(target=work, name=name, daemon=True)
@@ -45,7 +50,7 @@ class Keeper:
     def sealed(self) -> None:
         """A segment was sealed; the committer says so."""
         self._sealed_bytes += self._settings.segment_bytes
-        if self._settings.archive_bytes and self._sealed_bytes >= self._settings.archive_bytes:
+        if self._settings.max_total_wal_size and self._sealed_bytes >= self._settings.max_total_wal_size:
             self._wake.set()
 
     def stop(self) -> None:
@@ -59,8 +64,12 @@ class Keeper:
         settings = self._settings
         ticks = {Durability.INTERVAL: settings.sync_interval_ms / 4000, Durability.ASYNC: ASYNC_TICK_S}
         renewed_at = self._clock.monotonic()
-        while not self._stop.wait(ticks.get(settings.durability, LEASE_TICK_S)):
-            if settings.durability is Durability.ASYNC:
+        tick = ticks.get(settings.durability, LEASE_TICK_S)
+        if settings.rotate_interval_s:
+            tick = min(tick, settings.rotate_interval_s / 4)
+        while not self._stop.wait(tick):
+            committer.rotate_if_due()
+            if settings.durability is Durability.ASYNC and not settings.manual_wal_flush:
                 committer.commit_ready()
             elif settings.durability is Durability.INTERVAL:
                 committer.sync_if_due()

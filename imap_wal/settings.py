@@ -43,6 +43,9 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
+_MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s"}
+
+
 def refuse_wrong_types(settings: Any) -> None:
     """`InvalidSetting` for the first field of a dataclass that a file or a caller gave a value of another type."""
     for field in fields(settings):
@@ -79,8 +82,14 @@ class Settings:
     recovery_mode: RecoveryMode = RecoveryMode.TORN_TAIL
     archive_interval_s: float = 0
     """Archive sealed segments this often; 0: only by size, or by hand."""
-    archive_bytes: int = 0
-    """Archive when sealed segments take this much; 0: only by time, or by hand."""
+    max_total_wal_size: int = 0
+    """Bytes: archive when the segments that are not archived take this much; 0: only by time, or by hand."""
+    rotate_interval_s: float = 0
+    """Seal a segment that is this old; 0: only by size."""
+    avoid_flush_during_recovery: bool = False
+    """Leave what an earlier run left behind in its segments, instead of archiving it at the start (where archiving is asked for at all)."""
+    manual_wal_flush: bool = False
+    """Embedded stores only: changes wait in memory until `flush_wal`, `sync` or `close`, or until the ring is full; a crash loses them."""
 
     def __post_init__(self) -> None:
         refuse_wrong_types(self)
@@ -96,8 +105,13 @@ class Settings:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                least = 0 if field.name.startswith("archive_") else 1
+                least = 0 if field.name in _MAY_BE_0 else 1
                 if value < least:
                     raise InvalidSetting(f"{field.name} is {value}; it takes {least} or more")
         if self.max_value_bytes > 2**31 - 2**20:
             raise InvalidSetting(f"max_value_bytes is {self.max_value_bytes}; a frame holds at most 2 GiB")
+
+    @property
+    def acknowledges_early(self) -> bool:
+        """Whether a change is acknowledged, and in memory, before it is in the log."""
+        return self.durability is Durability.ASYNC or self.manual_wal_flush

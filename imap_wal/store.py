@@ -27,7 +27,7 @@ from imap_wal.manifest import ClusterManifest
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
-from imap_wal.settings import Durability, Settings
+from imap_wal.settings import Settings
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
 
@@ -38,10 +38,10 @@ Change: TypeAlias = "tuple[MapState, bytes, bytes | None, int]"
 class MapState:
     """What memory knows of one map: serialised keys and values, and who expires when."""
 
-    __slots__ = ("_deadlines", "_mutex", "expires", "name", "serializer", "values")
+    __slots__ = ("_deadlines", "_mutex", "expires", "logged", "name", "serializer", "values")
 
-    def __init__(self, name: str, serializer: Serializer) -> None:
-        self.name, self.serializer = name, serializer
+    def __init__(self, name: str, serializer: Serializer, logged: bool = True) -> None:
+        self.name, self.serializer, self.logged = name, serializer, logged
         self.values: dict[bytes, bytes] = {}
         self.expires: dict[bytes, int] = {}
         self._deadlines: list[tuple[int, bytes]] = []
@@ -105,6 +105,7 @@ class Store:
         self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
         self.keeper = Keeper(settings, self._clock)
         self.committer = Committer(self.ring, log, settings, self._clock, self.keeper.sealed)
+        self._some_unlogged = False
         self._archive_lock = threading.Lock()
         self.closed = False
         start = self._clock.monotonic()
@@ -114,16 +115,21 @@ class Store:
 
     # ---- maps ----
 
-    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False) -> DurableMap:
+    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False, disable_wal: bool = False) -> DurableMap:
         """The durable map of that name: created empty, or as the log has it. `raw=True`: keys and values are bytes.
-        A map is read with the serializer it was written with; asking for another raises InvalidSetting."""
+        A map is read with the serializer it was written with; asking for another raises InvalidSetting. `disable_wal=True`: a map that lives in memory only and is
+        gone when the store is closed; InvalidSetting where the log holds one of that name."""
         self.check_open()
         layout.encode(name)
         wanted = RawSerializer() if raw else serializer
         with self._order_lock:
             state = self._maps.get(name)
             if state is None:
-                state = self._maps[name] = MapState(name, wanted or self._serializer)
+                state = self._maps[name] = MapState(name, wanted or self._serializer, logged=not disable_wal)
+                self._some_unlogged |= disable_wal
+        if state.logged is disable_wal:
+            now, asked = ("in the log", "without") if state.logged else ("not in the log", "with")
+            raise InvalidSetting(f"map {name!r} is {now}; it cannot be had {asked} it as well (`imap-wal drop` forgets a map)")
         if wanted is not None and wanted.name != state.serializer.name:
             if state.values:
                 raise InvalidSetting(f"map {name!r} holds entries written by serializer {state.serializer.name!r}, not {wanted.name!r}")
@@ -144,6 +150,16 @@ class Store:
         """Durability barrier: all that returned before is safe on storage when this returns."""
         self.check_open()
         self.committer.sync()
+
+    def flush_wal(self, sync: bool = True) -> None:
+        """With `manual_wal_flush`: bring all that waits into the log; `sync`: and make it safe, whatever the durability. Raises why it could not."""
+        if sync:
+            self.sync()
+            return
+        self.check_open()
+        self.committer.commit_ready()
+        if self.committer.failure is not None:
+            raise self.committer.failure
 
     def archive(self) -> int:
         """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved."""
@@ -185,8 +201,17 @@ class Store:
     # ---- changes ----
 
     def change(self, changes: list[Change]) -> None:
-        """Log the changes as one commit, then apply them; returns as the durability says."""
-        if self._settings.durability is Durability.ASYNC:
+        """Log the changes as one commit, then apply them; returns as the durability says. Those of maps that are not logged are applied with them."""
+        if self._some_unlogged:
+            unlogged = [change for change in changes if not change[0].logged]
+            if unlogged:
+                logged = [change for change in changes if change[0].logged]
+                if logged:
+                    self.change(logged)
+                self.check_open()
+                _apply(unlogged)
+                return
+        if self._settings.acknowledges_early:
             if self.committer.failure is not None:
                 raise self.committer.failure
             self.submit(changes)
@@ -224,7 +249,7 @@ class Store:
             self._request = request
             batch = Batch([payload], len(changes), lambda: _apply(changes), session=session, request=request)
             self.committer.submit(batch)
-            if self._settings.durability is Durability.ASYNC:
+            if self._settings.acknowledges_early:
                 _apply(changes)
         return batch
 

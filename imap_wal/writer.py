@@ -98,6 +98,7 @@ class NodeLog:
         self._next_segment, self._checksum = next_segment, checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
         self._lock = lock
+        self._began: float | None = None
         self._appends = store.capabilities.durable_append
         self._mutex = threading.Lock()
         self.bytes_written = 0
@@ -143,6 +144,12 @@ class NodeLog:
     def full(self) -> bool:
         return self._segment is not None and self._segment.size >= self.settings.segment_bytes
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the current segment began; 0 where there is none. Safe from any thread."""
+        began = self._began
+        return 0.0 if began is None else self.clock.monotonic() - began
+
     def rotate(self) -> None:
         """Seal the current segment (a sync); the next write begins another."""
         if self._segment is not None:
@@ -172,6 +179,7 @@ class NodeLog:
         else:
             segment = ObjectSegment(self.store, path, header)
         self._segment = segment
+        self._began = self.clock.monotonic()
         self._next_segment = number + 1
         return segment
 
@@ -179,6 +187,7 @@ class NodeLog:
         if self._segment is not None:
             self._checksum = self._segment.checksum
             self._segment = None
+            self._began = None
 
     @property
     def leased(self) -> bool:

@@ -30,6 +30,8 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         refuse_wrong_types(self)
+        if self.log.manual_wal_flush:
+            raise InvalidSetting("log.manual_wal_flush is for embedded stores: a member must not be told of what is not in the log")
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
 

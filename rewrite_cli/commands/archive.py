@@ -24,7 +24,7 @@ from storage_backends import SegmentStore
 def command(scope: Scope, dry_run: bool, output: str) -> None:
     """Turn sealed segments into Parquet files, a map each, compressed. For nodes that no service is writing (exit code 4 otherwise).
 
-    A running agent or embedded store archives by itself: archive_interval_s and archive_bytes in its settings.
+    A running agent or embedded store archives by itself: archive_interval_s and max_total_wal_size in its settings.
 
     \b
     Examples:

@@ -85,7 +85,7 @@ def test_a_read_sees_what_was_acknowledged_just_before_it(settings: AgentConfig)
 
 
 def test_a_read_sees_the_log_through_rotation_and_archive(tmp_path: Path) -> None:
-    settings = config(tmp_path, segment_bytes=2000, archive_bytes=6000)
+    settings = config(tmp_path, segment_bytes=2000, max_total_wal_size=6000)
     with serving(settings), plugin(settings) as member:
         for number in range(300):
             member.put(**{f"k{number % 40}": str(number)})

@@ -141,7 +141,7 @@ def test_a_log_that_is_being_written_is_never_called_damaged(run: Run, url: str)
 
     program = f"""
 import imap_wal
-with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', segment_bytes=200_000, archive_bytes=400_000) as store:
+with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', segment_bytes=200_000, max_total_wal_size=400_000) as store:
     orders = store.map('orders')
     print('writing', flush=True)
     while True:

@@ -140,7 +140,7 @@ def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(memory
 
 def test_an_archive_that_fails_in_the_background_is_kept_to_be_told_and_loses_nothing(memory: MemoryStore) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
-    store = embedded(faulty, segment_bytes=400, archive_bytes=400)
+    store = embedded(faulty, segment_bytes=400, max_total_wal_size=400)
     m = store.map("m")
     for number in range(30):
         m[number] = number

@@ -1,0 +1,137 @@
+"""Settings that users of RocksDB know, by name and meaning."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import imap_wal
+from imap_wal.agent.config import AgentConfig
+from imap_wal.errors import InvalidSetting
+from storage_backends.memory import MemoryStore
+from tests.support import FakeClock, contents, copy_files, embedded, eventually, segments
+
+# ---- manual_wal_flush ----------------------------------------------------------------------------------------------
+
+
+def test_with_manual_wal_flush_changes_reach_the_log_when_they_are_flushed_and_not_before(memory: MemoryStore) -> None:
+    store = embedded(memory, manual_wal_flush=True)
+    items = store.map("m")
+    items["a"] = 1
+    items.update({"b": 2, "c": 3})
+    del items["b"]
+    assert dict(items) == {"a": 1, "c": 3}, "memory has it at once"
+    assert contents(memory) == {}
+    store.flush_wal(sync=False)
+    assert contents(memory) == {"a": 1, "c": 3}
+    syncs = store.statistics.commits.syncs
+    items["d"] = 4
+    store.flush_wal()
+    assert store.statistics.commits.syncs > syncs
+    items["e"] = 5
+    store.sync()
+    assert contents(memory) == {"a": 1, "c": 3, "d": 4, "e": 5}
+    items["f"] = 6
+    store.close()
+    assert contents(memory)["f"] == 6
+
+
+def test_with_manual_wal_flush_a_full_ring_is_flushed(memory: MemoryStore) -> None:
+    with embedded(memory, manual_wal_flush=True, ring_slots=8) as store:
+        for number in range(20):
+            store.map("m")[number] = number
+        assert len(contents(memory)) >= 8
+
+
+def test_manual_wal_flush_from_asyncio(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with imap_wal.aopen(tmp_path.as_uri(), node="n", manual_wal_flush=True) as store:
+            await store.map("m").set("a", 1)
+            await store.flush_wal()
+            assert store.statistics.commits.records == 1
+
+    asyncio.run(run())
+
+
+def test_an_agent_refuses_manual_wal_flush() -> None:
+    with pytest.raises(InvalidSetting, match="manual_wal_flush"):
+        AgentConfig.from_mapping({"url": "memory://x", "log": {"manual_wal_flush": True}})
+
+
+# ---- disable_wal ---------------------------------------------------------------------------------------------------
+
+
+def test_a_map_with_disable_wal_is_a_map_in_memory_and_gone_with_the_store(memory: MemoryStore) -> None:
+    with embedded(memory) as store:
+        cache, kept = store.map("cache", disable_wal=True), store.map("kept")
+        cache["a"] = 1
+        cache.update({"b": 2, "c": 3})
+        del cache["b"]
+        kept["k"] = 1
+        assert dict(cache) == {"a": 1, "c": 3}
+        assert store.statistics.commits.records == 1
+    with embedded(memory) as store:
+        assert store.maps() == ["kept"]
+        assert dict(store.map("cache", disable_wal=True)) == {}
+
+
+def test_a_map_is_logged_or_not_and_never_both(memory: MemoryStore) -> None:
+    with embedded(memory) as store:
+        store.map("kept")["a"] = 1
+        store.map("cache", disable_wal=True)
+        with pytest.raises(InvalidSetting, match="in the log"):
+            store.map("kept", disable_wal=True)
+        with pytest.raises(InvalidSetting, match="not in the log"):
+            store.map("cache")
+    with embedded(memory) as store, pytest.raises(InvalidSetting, match="imap-wal drop"):
+        store.map("kept", disable_wal=True)
+
+
+# ---- rotation and archive ------------------------------------------------------------------------------------------
+
+
+def test_a_segment_is_sealed_when_it_is_old(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with imap_wal.open(tmp_path.as_uri(), node="n", clock=clock, rotate_interval_s=60) as store:
+        store.map("m")["a"] = 1
+        clock.advance(59)
+        store.committer.rotate_if_due()
+        assert store.statistics.commits.rotations == 0
+        clock.advance(1)
+        store.committer.rotate_if_due()
+        store.committer.rotate_if_due()
+        assert store.statistics.commits.rotations == 1, "an empty log has nothing to seal"
+    with imap_wal.open(tmp_path.as_uri(), node="n", rotate_interval_s=0.02) as store:
+        store.map("m")["b"] = 2
+        eventually(lambda: store.statistics.commits.rotations == 1, "the keeper seals by time")
+
+
+@pytest.mark.parametrize("avoid", [False, True])
+def test_what_an_earlier_run_left_is_archived_at_the_start_unless_avoid_flush_during_recovery(memory: MemoryStore, avoid: bool) -> None:
+    first = embedded(memory)
+    first.map("m").update({number: number for number in range(100)})
+    left = copy_files(memory)
+    with embedded(left, max_total_wal_size=1 << 30, avoid_flush_during_recovery=avoid) as store:
+        if avoid:
+            store.map("m")["more"] = 1
+            store.keeper._wake.wait(0.1)
+            assert segments(left)
+        else:
+            eventually(lambda: not segments(left), "the archive of what was left")
+        assert len(store.map("m")) == 100 + avoid
+
+
+def test_max_total_wal_size_counts_what_an_earlier_run_left(memory: MemoryStore) -> None:
+    first = embedded(memory, segment_bytes=1000)
+    for number in range(30):
+        first.map("m")[number] = "v" * 50
+    left = copy_files(memory)
+    before = len(segments(left))
+    assert before > 2
+    with embedded(left, segment_bytes=1000, max_total_wal_size=before * 1000, avoid_flush_during_recovery=True) as store:
+        for number in range(30, 50):
+            store.map("m")[number] = "v" * 50
+        eventually(lambda: len(segments(left)) < before, "an archive by size")
+    assert len(contents(left)) == 50
