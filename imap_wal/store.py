@@ -407,9 +407,11 @@ def open(  # the public name: imap_wal.open
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
+    wal_dir: str = "",
     **settings: Any,
 ) -> Store:
-    """Open (or create) the durable maps under `url`, any fsspec URL; `settings` are the fields of `Settings`.
+    """Open (or create) the durable maps under `url`, any fsspec URL; `settings` are the fields of `Settings`. `wal_dir`: another URL for the segments being written,
+    so that they may stand on a quick local disk and archives and snapshots on an object store; told once, the root remembers it.
 
     `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
     `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
@@ -420,7 +422,7 @@ def open(  # the public name: imap_wal.open
         raise InvalidSetting(f"no such setting: {error}") from error
     identity = Identity(namespace, cluster, node or socket.gethostname())
     try:
-        store = storage or open_store(url)
+        store = storage or open_store(url, wal_dir=wal_dir)
         log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover)
         try:
             incarnation = next_incarnation(log)

@@ -19,12 +19,29 @@ from storage_backends.interface import SegmentStore
 from storage_backends.lease import system_clock_ms
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
+from storage_backends.split import SplitStore, record, recorded
 
 
-def open_store(url: str, storage_options: Mapping[str, Any] | None = None, *, clock_ms: Callable[[], int] = system_clock_ms) -> SegmentStore:
-    """The store at `url`. Nothing is created before the first write. Options in `storage_options` win over those of the URL, and may
+def open_store(
+    url: str, storage_options: Mapping[str, Any] | None = None, *, wal_dir: str = "", clock_ms: Callable[[], int] = system_clock_ms
+) -> SegmentStore:
+    """The store at `url`, with its segments at another URL where `wal_dir` (or the root itself, since an earlier open) says so. Nothing is created before the first
+    write, but for the root's record of `wal_dir`. Options in `storage_options` win over those of the URL, and may
     hold what does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. `StorageError` for a URL that no
     store serves, or whose driver is not installed (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""
+    root = _open(url, storage_options, clock_ms)
+    try:
+        if wal_dir:
+            record(root, wal_dir)
+        else:
+            wal_dir = recorded(root)
+        return SplitStore(root, _open(wal_dir, None, clock_ms)) if wal_dir else root
+    except BaseException:
+        root.close()
+        raise
+
+
+def _open(url: str, storage_options: Mapping[str, Any] | None, clock_ms: Callable[[], int]) -> SegmentStore:
     protocol, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)  # a plain path may hold a question mark

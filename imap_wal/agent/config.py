@@ -15,10 +15,11 @@ from imap_wal.settings import Settings, refuse_wrong_types
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """`url`: root of all logs. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs
+    """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs
     while the members start, instead of when the first of them asks. `clock_offset_ms` shifts this agent's clock (for tests)."""
 
     url: str
+    wal_dir: str = ""
     namespace: str = "default"
     cluster: str = "dev"
     node: str = field(default_factory=socket.gethostname)

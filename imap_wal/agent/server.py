@@ -62,7 +62,7 @@ class Agent:
         self._clock = SystemClock(config.clock_offset_ms)
         self._randomness = SystemRandomness()
         self._identity = Identity(config.namespace, config.cluster, config.node)
-        self._store = open_store(config.url)
+        self._store = open_store(config.url, wal_dir=config.wal_dir)
         self._stopping = False
         self._appends = self._duplicates = 0
         self._started = self._clock.monotonic()

@@ -1,0 +1,122 @@
+"""Two stores as one: segments being written on the one, all the rest on the other (`wal_dir`).
+
+{root}/wal_dir.json                                  says where the segments are, so that whoever opens the root finds them
+{wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments and fences
+{root}/…                                             manifests, locks, archives, snapshots
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from dataclasses import replace
+from typing import BinaryIO
+
+from storage_backends.errors import AlreadyExists, NotFound, StorageError
+from storage_backends.interface import Appender, Lock, SegmentStore, StoredFile
+
+RECORD = "wal_dir.json"
+_FORMAT = 1
+
+
+class SplitStore:
+    """A `SegmentStore`; see the module."""
+
+    def __init__(self, root: SegmentStore, wal: SegmentStore) -> None:
+        self._root, self._wal = root, wal
+        self.url = root.url
+        mine, theirs = root.capabilities, wal.capabilities
+        self.capabilities = replace(
+            theirs,
+            exclusive_create=mine.exclusive_create and theirs.exclusive_create,
+            atomic_replace=mine.atomic_replace and theirs.atomic_replace,
+            locks=mine.locks,
+        )
+
+    def _of(self, path: str) -> SegmentStore:
+        return self._wal if _is_wal(path) else self._root
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        if _is_wal(folder):
+            return self._wal.list(folder)
+        found = [file for file in self._root.list(folder) if not _is_wal(file.path)]
+        found += [file for file in self._wal.list(folder) if _is_wal(file.path)]
+        return sorted(found, key=lambda file: file.path)
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        if _is_wal(folder):
+            return self._wal.folders(folder)
+        return sorted({*self._root.folders(folder), *self._wal.folders(folder)})
+
+    def exists(self, path: str) -> bool:
+        return self._of(path).exists(path)
+
+    def size(self, path: str) -> int:
+        return self._of(path).size(path)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._of(path).read(path, offset, length)
+
+    def open_input(self, path: str) -> BinaryIO:
+        return self._of(path).open_input(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._of(path).create(path, data)
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self._of(path).create_from(path, local_file)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._of(path).replace(path, data)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        return self._of(path).open_append(path, preallocate_bytes)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._of(path).truncate(path, size)
+
+    def delete(self, path: str) -> None:
+        self._of(path).delete(path)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        return self._of(path).lock(path, holder, take=take)
+
+    def close(self) -> None:
+        try:
+            self._wal.close()
+        finally:
+            self._root.close()
+
+
+def recorded(root: SegmentStore) -> str:
+    """The URL that stands in the root's record; "" where there is none. `StorageError` where the record cannot be read."""
+    try:
+        data = json.loads(root.read(RECORD))
+    except NotFound:
+        return ""
+    except ValueError as error:
+        raise StorageError(f"not JSON ({error}); it says where the segments are, bring it back from a copy", RECORD) from error
+    if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("wal_dir"), str):
+        raise StorageError("not a record that this version reads; upgrade, or bring it back from a copy", RECORD)
+    return str(data["wal_dir"])
+
+
+def record(root: SegmentStore, wal_dir: str) -> None:
+    """Say in a root that holds no segments yet that they are to be found at `wal_dir`. `StorageError` where they are elsewhere already."""
+    known = recorded(root)
+    if not known:
+        if any(_is_wal(file.path) for file in root.list("")):
+            raise StorageError(f"wal_dir is {wal_dir}, but the segments of this log stand under its root already", root.url)
+        try:
+            root.create(RECORD, json.dumps({"format": _FORMAT, "wal_dir": wal_dir}).encode())
+        except AlreadyExists:
+            known = recorded(root)  # another writer was first
+        else:
+            return
+    if known != wal_dir:
+        raise StorageError(f"wal_dir is {wal_dir}, but the segments of this log are in {known}", root.url)
+
+
+def _is_wal(path: str) -> bool:
+    parts = path.split("/", 5)
+    return len(parts) >= 5 and parts[2] == "nodes" and parts[4] == "wal"

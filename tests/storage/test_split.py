@@ -1,0 +1,66 @@
+"""`wal_dir`: segments in one place, everything else in another, and whoever opens the root finds both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import imap_wal
+from imap_wal.errors import StorageUnavailable
+from rewrite_cli.cli import group
+from storage_backends import StorageError, open_store
+from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore, forget
+from storage_backends.split import RECORD, SplitStore
+from storage_backends.testing import check_segment_store
+
+
+def test_a_split_store_keeps_every_promise(tmp_path: Path) -> None:
+    def reopen() -> SplitStore:
+        return SplitStore(LocalStore(str(tmp_path / "root")), MemoryStore(f"split-{tmp_path.name}"))
+
+    try:
+        check_segment_store(reopen(), reopen=reopen)
+    finally:
+        forget(f"split-{tmp_path.name}")
+
+
+def test_segments_stand_in_wal_dir_and_all_the_rest_under_the_root(tmp_path: Path) -> None:
+    root, wal = (tmp_path / "root").as_uri(), (tmp_path / "fast").as_uri()
+    with imap_wal.open(root, node="n", wal_dir=wal) as store:
+        store.map("m").update({number: number for number in range(100)})
+        files = {file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*.wal")}
+        assert files == {"fast"}
+        assert not list((tmp_path / "fast").rglob("*.json"))
+    # The root remembers: nobody else has to be told.
+    with imap_wal.open(root, node="n") as store:
+        assert len(store.map("m")) == 100
+        store.archive()
+        store.map("m")["more"] = 1
+    assert [file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*.parquet")] == ["root"]
+    commands = (["stat", root], ["verify", root], ["dump", root], ["rewrite", root], ["prune", root, "--yes"], ["verify", root])
+    for arguments in commands:
+        done = CliRunner().invoke(group, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, f"{arguments}: {done.output}"
+    with imap_wal.open(root, node="n", wal_dir=wal) as store:
+        assert len(store.map("m")) == 101
+
+
+def test_a_log_has_one_wal_dir_for_ever(tmp_path: Path) -> None:
+    root = (tmp_path / "root").as_uri()
+    imap_wal.open(root, node="n", wal_dir=(tmp_path / "a").as_uri()).close()
+    with pytest.raises(StorageUnavailable, match=r"are in file:.*/a"):
+        imap_wal.open(root, node="n", wal_dir=(tmp_path / "b").as_uri())
+    with imap_wal.open((tmp_path / "other").as_uri(), node="n") as store:
+        store.map("m")["a"] = 1
+    with pytest.raises(StorageUnavailable, match="under its root already"):
+        imap_wal.open((tmp_path / "other").as_uri(), node="n", wal_dir=(tmp_path / "b").as_uri())
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 2, "wal_dir": "x"}', b"\xff"])
+def test_a_damaged_record_is_said_and_not_passed_over(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / RECORD).write_bytes(content)
+    with pytest.raises(StorageError, match=RECORD):
+        open_store(tmp_path.as_uri())
