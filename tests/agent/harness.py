@@ -73,7 +73,7 @@ def serve_until_fault(settings: AgentConfig, ready: Any, fault: Fault) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError("unreachable")
 
-    server.open_store = lambda url: Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))  # type: ignore[assignment]
+    server.open_store = lambda url, **_: Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))  # type: ignore[assignment]
     serve_in_process(settings, ready)
 
 

@@ -69,7 +69,7 @@ def test_requests_with_wrong_fields_are_answered_and_nothing_is_appended(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: watched)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: watched)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         before = [operation for operation in watched.operations if operation.kind == "append"]
@@ -133,7 +133,7 @@ def test_a_payload_that_is_not_what_was_announced_is_answered_and_not_a_byte_of_
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: watched)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: watched)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         before = [operation for operation in watched.operations if operation.kind == "append"]

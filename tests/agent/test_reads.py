@@ -145,7 +145,7 @@ def test_a_storage_that_fails_under_a_read_is_told_and_the_next_read_works(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: faulty)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
@@ -169,7 +169,7 @@ def test_a_bug_in_a_read_is_answered_and_does_not_end_all_reads(settings: AgentC
 
 def test_an_agent_on_a_full_disk_still_serves_reads(tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = FaultyStore(memory)
-    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url: faulty)
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
