@@ -16,23 +16,28 @@ Write path                                                   Restore path
                         storage_backends      sync, exclusive create
 
 What lives where, bottom up: `errors`, `clock`, `settings` · `entry` (DataEntry, order), `format` (bytes), `layout` (names) · `segment` · `manifest`
-(compare-and-swap) · `writer`, `ring`, `committer` · `index`, `restore`, `archive` · `serializer`, `store`, `aio` · `agent`.
+(compare-and-swap) · `writer`, `ring`, `committer` · `index`, `restore`, `archive` · `serializer`, `store`, `aio` · `reader`, `removal`, `log`
+(append, read, follow: the same log without maps) · `agent`.
 """
 
-from imap_wal import errors
+from imap_wal import errors, log
 from imap_wal.aio import AsyncMap, AsyncStore, aopen
+from imap_wal.entry import DataEntry
 from imap_wal.errors import (
     Closed,
     CorruptLog,
     Fenced,
     ImapWalError,
     InvalidSetting,
+    LogExists,
     LostRace,
     MissingNode,
+    NoSuchLog,
     NotAppended,
     NotSerializable,
     OrderConflict,
     OutcomeUnknown,
+    PositionGone,
     ShortLog,
     StorageUnavailable,
     TooLarge,
@@ -40,29 +45,36 @@ from imap_wal.errors import (
     WriterLocked,
 )
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
-from imap_wal.settings import Durability, RecoveryPolicy, Settings
+from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
 from imap_wal.store import DurableMap, Store, open
+from imap_wal.wal_filter import STOP, WalFilter
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "STOP",
     "AsyncMap",
     "AsyncStore",
     "Closed",
     "CorruptLog",
+    "DataEntry",
     "Durability",
     "DurableMap",
     "Fenced",
     "ImapWalError",
     "InvalidSetting",
+    "LogExists",
     "LostRace",
     "MissingNode",
     "MsgpackSerializer",
+    "NoSuchLog",
     "NotAppended",
     "NotSerializable",
     "OrderConflict",
     "OutcomeUnknown",
+    "PositionGone",
     "RawSerializer",
+    "RecoveryMode",
     "RecoveryPolicy",
     "Serializer",
     "Settings",
@@ -71,8 +83,10 @@ __all__ = [
     "StorageUnavailable",
     "TooLarge",
     "UnsupportedVersion",
+    "WalFilter",
     "WriterLocked",
     "aopen",
     "errors",
+    "log",
     "open",
 ]

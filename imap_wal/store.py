@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -19,15 +20,16 @@ from typing import Any, Self, TypeAlias
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
-from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, SMALL_UPSERT, VALUE, pack, small_upsert_parts
+from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, SMALL_UPSERT, VALUE, Row, pack, small_upsert_parts
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES
 from imap_wal.keeper import Keeper
 from imap_wal.manifest import ClusterManifest
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.settings import Settings
+from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
 
@@ -94,7 +96,9 @@ class StoreStatistics:
 class Store:
     """An open log and its maps. Made by `imap_wal.open`; a context manager; safe for many threads."""
 
-    def __init__(self, log: NodeLog, view: LiveView, settings: Settings, incarnation: int, serializer: Serializer) -> None:
+    def __init__(
+        self, log: NodeLog, cluster: ClusterLog, settings: Settings, incarnation: int, serializer: Serializer, wal_filter: WalFilter | None = None
+    ) -> None:
         self._log, self._settings, self._incarnation, self._serializer = log, settings, incarnation, serializer
         self._clock: Clock = log.clock
         self.max_value_bytes = settings.max_value_bytes
@@ -109,7 +113,7 @@ class Store:
         self._archive_lock = threading.Lock()
         self.closed = False
         start = self._clock.monotonic()
-        self._load(view)
+        self._load(cluster, wal_filter)
         self._restore_seconds = self._clock.monotonic() - start
         self.keeper.start(self.committer, self.archive)
 
@@ -258,18 +262,28 @@ class Store:
 
     # ---- inside ----
 
-    def _load(self, view: LiveView) -> None:
-        view.catch_up()
-        known: dict[str, Serializer] = {kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)}
-        for name in view.maps():
-            state: MapState | None = None
-            for rows in view.rows(name):
-                if state is None:
-                    label = rows[0][KEY_CLASS]
-                    state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
-                for row in rows:
-                    state.set(row[KEY], row[VALUE], row[EXPIRES_AT_MS])
-        view.close()
+    def _load(self, cluster: ClusterLog, wal_filter: WalFilter | None) -> None:
+        if wal_filter is not None:
+            now = self._clock.now_ms()
+            for name, newest in filtered(cluster, wal_filter, self._settings.recovery_policy).items():
+                self._fill(name, live(list(newest.values()), now))
+            return
+        with closing(LiveView(cluster, self._settings)) as view:
+            view.catch_up()
+            for name in view.maps():
+                for rows in view.rows(name):
+                    self._fill(name, rows)
+
+    def _fill(self, name: str, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        state = self._maps.get(name)
+        if state is None:
+            known: dict[str, Serializer] = {kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)}
+            label = rows[0][KEY_CLASS]
+            state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
+        for row in rows:
+            state.set(row[KEY], row[VALUE], row[EXPIRES_AT_MS])
 
     def check_open(self) -> None:
         """`Closed` if it was."""
@@ -408,10 +422,11 @@ def open(  # the public name: imap_wal.open
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
     wal_dir: str = "",
+    wal_filter: WalFilter | None = None,
     **settings: Any,
 ) -> Store:
     """Open (or create) the durable maps under `url`, any fsspec URL; `settings` are the fields of `Settings`. `wal_dir`: another URL for the segments being written,
-    so that they may stand on a quick local disk and archives and snapshots on an object store; told once, the root remembers it.
+    so that they may stand on a quick local disk and archives and snapshots on an object store; told once, the root remembers it. `wal_filter`: sees every entry of the log before it counts, and keeps, skips or changes it, or stops there (`imap_wal.wal_filter`).
 
     `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
     `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
@@ -426,8 +441,8 @@ def open(  # the public name: imap_wal.open
         log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover)
         try:
             incarnation = next_incarnation(log)
-            view = LiveView(ClusterLog(store, namespace, cluster, clock, randomness), chosen)
-            return Store(log, view, chosen, incarnation, serializer or MsgpackSerializer())
+            all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
+            return Store(log, all_logs, chosen, incarnation, serializer or MsgpackSerializer(), wal_filter)
         except BaseException:
             log.close(clean=False)
             raise

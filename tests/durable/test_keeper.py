@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 import imap_wal
-from tests.support import eventually
+from storage_backends.faults import FaultyStore
+from storage_backends.memory import MemoryStore
+from tests.support import contents, copy_files, embedded, eventually, overwrite
+
+T = TypeVar("T")
 
 
 def archives(root: Path) -> list[Path]:
@@ -27,7 +34,7 @@ def test_sealed_segments_are_archived_by_time_and_everything_is_still_there(tmp_
 
 
 def test_sealed_segments_are_archived_by_size_and_not_before(tmp_path: Path) -> None:
-    with imap_wal.open(tmp_path.as_uri(), node="n", segment_bytes=4096, archive_bytes=3 * 4096) as store:
+    with imap_wal.open(tmp_path.as_uri(), node="n", segment_bytes=4096, max_total_wal_size=3 * 4096) as store:
         entries = store.map("m", raw=True)
         for number in range(2):
             entries[b"key%d" % number] = b"x" * 4096  # each seals a segment
@@ -48,6 +55,61 @@ def test_a_tail_that_may_stand_in_the_page_cache_alone_is_written_anew_before_it
         assert dict(again.map("m")) == {"a": 1}
         assert segment.stat().st_ino != before.st_ino, "the same file: a power loss could still take what was just given back"
         assert segment.stat().st_size == before.st_size
+
+
+class LongArchives(FaultyStore):
+    """A storage on which an archive takes until `finish` is set. Knows who synced, and what."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.archiving, self.finish = threading.Event(), threading.Event()
+        self.syncing_threads: set[str] = set()
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self.archiving.set()
+        assert self.finish.wait(60)
+        super().create_from(path, local_file)
+
+    def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
+        if kind == "sync":
+            self.syncing_threads.add(threading.current_thread().name)
+        return super()._run(kind, path, action)
+
+    def all_synced(self) -> bool:
+        return all(appender._synced == appender.size for appender in self._appenders)
+
+    def after_a_power_loss(self) -> MemoryStore:
+        """What would be left if the power failed now, at the worst."""
+        left = copy_files(self.inner)
+        for appender in self._appenders:
+            overwrite(left, appender.path, left.read(appender.path, 0, appender._synced))
+        return left
+
+
+def test_interval_goes_on_to_sync_while_a_long_archive_runs(memory: MemoryStore) -> None:
+    storage = LongArchives(memory)
+    store = embedded(storage, durability="interval", sync_interval_ms=40, archive_interval_s=0.001)
+    m = store.map("m")
+    m["sealed"] = 0
+    try:
+        eventually(storage.archiving.is_set, "an archive begins")
+        storage.syncing_threads.clear()
+        for number in range(10):
+            m["first"] = number
+            m["last"] = number  # nobody comes after it whose commit would sync it too
+            eventually(storage.all_synced, f"the sync of change {number}, without an acknowledgement that waits for it")
+            assert contents(storage.after_a_power_loss()) == {"sealed": 0, "first": number, "last": number}
+        assert "imap-wal-keeper" in storage.syncing_threads
+        assert not archives_in(memory), "the archive was to last longer than all this"
+    finally:
+        storage.finish.set()
+    eventually(lambda: archives_in(memory), "the archive ends")
+    store.close()
+    assert contents(memory) == {"sealed": 0, "first": 9, "last": 9}
+
+
+def archives_in(memory: MemoryStore) -> list[str]:
+    return [file.path for file in memory.list("") if file.path.endswith(".parquet")]
 
 
 def test_an_embedded_store_keeps_out_of_a_log_that_hazelcast_members_write(tmp_path: Path) -> None:

@@ -4,11 +4,15 @@ import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
 
+import java.io.IOException;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 
 /**
  * Makes memory say what the log says, for keys whose last change had an unknown outcome.
@@ -21,7 +25,8 @@ final class Settler {
     /** Each caller adds a key at most and then waits for an agent that answers, so many are a sign of something else. */
     private static final int MAX_KEYS = 100_000;
     private static final long MAX_PAUSE_MS = 1000;
-    private static final long TIMEOUT_S = 60;
+    /** Hardly a key needs longer, but one that somebody holds locked: the others go on, and the next round looks at it again. */
+    private static final long TURN_MS = 200;
 
     private final WalPlugin plugin;
     private final Map<Key, Doubt> doubts = new LinkedHashMap<>();
@@ -33,6 +38,10 @@ final class Settler {
 
     /** @param welcomes how many welcomes the link had heard then; -1: the log is known to hold it */
     private record Doubt(AgentLink link, long welcomes, long session, long request) {
+    }
+
+    /** A processor that was sent to a key for a doubt. */
+    private record Turn(Doubt doubt, CompletableFuture<?> done) {
     }
 
     Settler(WalPlugin plugin) {
@@ -82,6 +91,7 @@ final class Settler {
     }
 
     private void run() {
+        Map<Key, Turn> turns = new HashMap<>();
         long pauseMs = 20;
         String said = "";
         while (true) {
@@ -97,20 +107,31 @@ final class Settler {
             int settled = 0;
             String why = "";
             for (Map.Entry<Key, Doubt> each : batch) {
-                if (!doubts(each.getKey())) {
+                Key key = each.getKey();
+                if (!doubts(key)) {
                     continue;
                 }
                 try {
-                    settle(each.getKey(), each.getValue());
+                    Turn turn = turns.get(key);
+                    long waitMs = turn == null ? TURN_MS : 0;
+                    if (turn == null) {
+                        turn = new Turn(each.getValue(), settle(key, each.getValue()));
+                        turns.put(key, turn);
+                    }
+                    turn.done.get(waitMs, TimeUnit.MILLISECONDS);
+                    turns.remove(key);
                     synchronized (this) {
                         // Unless it was doubted again meanwhile.
-                        doubts.remove(each.getKey(), each.getValue());
+                        doubts.remove(key, turn.doubt);
                     }
                     settled++;
                 } catch (HazelcastInstanceNotActiveException e) {
                     close();
+                } catch (TimeoutException e) {
+                    why = "map \"" + key.map + "\": a key is locked, or its owner does not answer";
                 } catch (Exception e) {
                     // One key that cannot be settled does not keep the others waiting.
+                    turns.remove(key);
                     why = AgentLink.reason(e);
                 }
             }
@@ -134,18 +155,19 @@ final class Settler {
         }
     }
 
-    private void settle(Key key, Doubt doubt) throws Exception {
+    /** Begins it; what it returns is done when memory says what the log says. */
+    private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException {
         if (doubt.link.welcomes() <= doubt.welcomes) {
             doubt.link.connect();
         }
         Welcome welcome = doubt.link.welcome();
         if (doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
-            return;
+            return CompletableFuture.completedFuture(null);
         }
         // The agent may have to merge logs first: here, where nobody waits, not on the partition's thread.
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
-        map.submitToKey(key.key, new SettleProcessor(key.map, key.key)).toCompletableFuture().get(TIMEOUT_S, TimeUnit.SECONDS);
+        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key)).toCompletableFuture();
     }
 }

@@ -89,6 +89,9 @@ final class FakeAgent implements Closeable {
     final Path socket;
     volatile Mood mood = Mood.ACK;
     volatile String readError;
+    /** A load of this key alone fails. */
+    volatile byte[] unreadable;
+    volatile int unreadableLoads;
     volatile long delayMs;
     volatile long readDelayMs;
     /** After so many loads the agent stops; negative: never. */
@@ -437,7 +440,12 @@ final class FakeAgent implements Closeable {
             synchronized (log) {
                 while (stream.hasMore() && taken < loadLimit) {
                     taken++;
-                    Record found = log.newest(map, stream.binary());
+                    byte[] key = stream.binary();
+                    if (Arrays.equals(key, unreadable)) {
+                        unreadableLoads++;
+                        return error(number, "restore-failed", "this key cannot be read");
+                    }
+                    Record found = log.newest(map, key);
                     if (found != null) {
                         count++;
                         answer.array(3).binary(found.key).binary(found.value).integer(found.expiresAtMs);

@@ -88,6 +88,7 @@ class WalMapStoreTest {
         agent.start();
         agent.mood = FakeAgent.Mood.ACK;
         agent.readError = null;
+        agent.unreadable = null;
         agent.delayMs = 0;
         agent.loadLimit = Integer.MAX_VALUE;
         eventually(() -> {
@@ -333,6 +334,55 @@ class WalMapStoreTest {
         assertTrue(left > 590_000 && left <= 601_000, "left: " + left);
         assertEquals(2, logged(map.getName(), "set"));
         assertNull(logged(map.getName(), "removed"));
+    }
+
+    /** Changes these keys, in this order; no outcome is known, and all are in the log. */
+    private static void doubt(IMap<String, Integer> map, List<String> keys) {
+        agent.mood = FakeAgent.Mood.UNKNOWN_AFTER;
+        for (String key : keys) {
+            assertThrows(OutcomeUnknown.class, () -> map.set(key, 2), key);
+        }
+        agent.mood = FakeAgent.Mood.ACK;
+    }
+
+    @Test
+    void aKeyWhoseRecordCannotBeReadDelaysNoOtherAndIsSettledWhenItCanBe() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        List<String> others = List.of("a", "b", "c");
+        map.set("stuck", 1);
+        others.forEach(key -> map.set(key, 1));
+        agent.unreadable = bytes("stuck");
+        doubt(map, List.of("stuck", "a", "b", "c"));
+        eventually(() -> others.stream().allMatch(key -> map.get(key) == 2));
+        // Also one that comes into doubt while the settler is busy with the other.
+        doubt(map, List.of("late"));
+        eventually(() -> map.containsKey("late"));
+        int tries = agent.unreadableLoads;
+        eventually(() -> agent.unreadableLoads > tries + 1);
+        assertEquals(1, map.get("stuck"));
+        assertEquals(1, WalPlugin.of(member).settler().size());
+        agent.unreadable = null;
+        eventually(() -> map.get("stuck") == 2 && WalPlugin.of(member).settler().size() == 0);
+    }
+
+    @Test
+    void aKeyThatSomebodyHoldsLockedDelaysNoOtherAndIsSettledWhenItIsLetGo() throws Exception {
+        IMap<String, Integer> map = member.getMap(name);
+        List<String> others = List.of("a", "b", "c");
+        map.set("locked", 1);
+        others.forEach(key -> map.set(key, 1));
+        // Whoever changes a key under its lock holds the lock when the outcome is unknown.
+        map.lock("locked");
+        try {
+            doubt(map, List.of("locked", "a", "b", "c"));
+            eventually(() -> others.stream().allMatch(key -> map.get(key) == 2));
+            doubt(map, List.of("late"));
+            eventually(() -> map.containsKey("late"));
+            assertEquals(1, map.get("locked"));
+        } finally {
+            map.unlock("locked");
+        }
+        eventually(() -> map.get("locked") == 2 && WalPlugin.of(member).settler().size() == 0);
     }
 
     @Test
