@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from imap_wal.committer import Batch
-from imap_wal.errors import OutcomeUnknown
+from imap_wal.errors import ImapWalError, OutcomeUnknown
 from imap_wal.format import Position
 from imap_wal.manifest import ClusterManifest, Lifetime
 from imap_wal.restore import ClusterLog, pin_cuts
@@ -15,6 +15,10 @@ from imap_wal.writer import NodeLog
 
 READ_AGAIN_S = 1.0
 """The cluster manifest is read again this often even if the next number does not exist: it may have come and been cleaned away."""
+
+
+class VoidIncarnation(ImapWalError):
+    """A cluster that was followed by another wants to go on."""
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class Sessions:
 
         A plug-in has a session for each incarnation: what it sent in an older one may be void, and must not count as what is in the log."""
         cluster_id, plugin, purpose = str(about["cluster_id"]), str(about["plugin_uuid"]), about["purpose"]
-        incarnation = self._incarnation(cluster_id)
+        incarnation = self._incarnation(cluster_id, plugin)
         session = self._by_plugin.get((plugin, incarnation))
         new = session is None
         if session is None:
@@ -87,11 +91,14 @@ class Sessions:
     def _newest(self) -> int:
         return max(self._manifest.claims.values(), default=0)
 
-    def _incarnation(self, cluster_id: str) -> int:
+    def _incarnation(self, cluster_id: str, plugin: str) -> int:
         def claim(manifest: ClusterManifest) -> ClusterManifest | None:
-            claimed = manifest.claims.get(cluster_id)
-            if claimed is not None and claimed == max(manifest.claims.values()):
+            claimed, newest = manifest.claims.get(cluster_id), max(manifest.claims.values(), default=0)
+            if claimed is not None and claimed == newest:
                 return None
+            if claimed is not None and f"{plugin}/{newest}" not in self._log.manifests.read()[1].plugins:
+                # Only a plug-in that was of the newest cluster may bring an older one back: its cluster was merged into that one.
+                raise VoidIncarnation(f"this cluster's incarnation {claimed} was followed by {newest}: start it anew")
             number = manifest.incarnation + 1
             return replace(manifest, incarnation=number, claims={**manifest.claims, cluster_id: number})
 

@@ -276,18 +276,33 @@ def test_a_cluster_that_was_followed_by_another_is_refused(tmp_path: Path) -> No
     assert live(one) == {"a": "1", "b": "2"}
 
 
-def test_a_cluster_that_comes_back_has_a_new_incarnation_and_a_new_session_which_knows_nothing_of_what_may_be_void(tmp_path: Path) -> None:
+def test_a_cluster_that_another_followed_stays_out_until_it_is_started_anew(tmp_path: Path) -> None:
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one), serving(two), plugin(one) as old:
         old.put(a="1")
-        with plugin(two, cluster_id="cluster-2", uuid="plugin-2"):
-            old.put(a="2")
-        welcome = old.hello()
-        assert (welcome["incarnation"], welcome["session"] > 1, welcome["last_request"]) == (3, True, 0)
-        assert old.put(c="1")[0] == "ack"
-    found = live(one)
-    assert found["c"] == "1"
-    assert found["a"] in ("1", "2")
+        with plugin(two, cluster_id="cluster-2", uuid="plugin-2") as new:
+            assert old.put(a="2")[1] in ("outcome-unknown", "void-incarnation")
+            for _ in range(3):
+                header, _ = old.client.ask("hello", old.about())
+                assert (header[0], header[2]) == ("error", "void-incarnation")
+                assert "followed by 2" in header[3]
+                assert old.put(a="3")[0] == "error"
+            assert new.put(b="1")[0] == "ack"
+        with plugin(one, cluster_id="cluster-3", uuid="plugin-1-again") as again:
+            assert again.put(c="1")[0] == "ack"
+    assert live(one) == {"a": "1", "b": "1", "c": "1"}
+
+
+def test_a_member_that_was_merged_into_another_cluster_and_back_goes_on(tmp_path: Path) -> None:
+    """The plug-in of the newest incarnation is who knows that the older cluster id is the one that lives on."""
+    one = config(tmp_path, "n1")
+    with serving(one), plugin(one) as first:
+        first.put(a="1")
+        with plugin(one, cluster_id="cluster-2", uuid="plugin-2") as second:
+            second.put(b="1")
+        with plugin(one, uuid="plugin-2") as merged:
+            assert merged.put(c="1")[0] == "ack"
+    assert live(one) == {"a": "1", "b": "1", "c": "1"}
 
 
 def test_no_change_is_acknowledged_and_void_when_clusters_fight_for_a_log(tmp_path: Path) -> None:

@@ -257,7 +257,8 @@ class MemberError(Exception):
 
 
 class Cluster:
-    """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and the cluster id are new each time."""
+    """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and the cluster id are new each time.
+    `agents`: those of another cluster, which may run already."""
 
     def __init__(
         self,
@@ -268,12 +269,15 @@ class Cluster:
         offsets_ms: Sequence[int] = (0, 0, 0),
         options: Sequence[str] = ("-Xmx256m",),
         url: str = "",
+        agents: Sequence[Agent] = (),
         **settings: Any,
     ) -> None:
         self.folder, self._classpath, self._maps, self._options = folder, classpath, maps, options
         self.url = url or (folder / "logs").as_uri()
         self.name = f"test-{random.randrange(10**9)}"
-        self.agents = [Agent(folder, f"node-{number}", self.url, clock_offset_ms=offset, **settings) for number, offset in enumerate(offsets_ms, 1)]
+        self.agents = list(agents) or [
+            Agent(folder, f"node-{number}", self.url, clock_offset_ms=offset, **settings) for number, offset in enumerate(offsets_ms, 1)
+        ]
         self.members: list[Member] = []
         self._lifetime = 0
         self._clients: list[hazelcast.HazelcastClient] = []
@@ -283,7 +287,8 @@ class Cluster:
         self._lifetime += 1
         self.members = []
         for agent in self.agents[:count]:
-            agent.launch()
+            if not agent.running:
+                agent.launch()
         self._new_member(0).launch()
         self.members[0].wait()  # members that find no master at first wait for seconds until they elect one
         for number in range(1, count):
@@ -296,7 +301,7 @@ class Cluster:
 
     def _new_member(self, number: int) -> Member:
         (port,) = free_ports(1)
-        name = f"member-{self._lifetime}-{len(self.members) + 1}"
+        name = f"{self.name}-member-{self._lifetime}-{len(self.members) + 1}"
         config = member_config(self.name, port, [member.port for member in self.running] or [port], self._maps(self.agents[number].endpoint))
         member = Member(self.folder, name, port, config, self._classpath, self._options)
         self.members.append(member)
