@@ -15,6 +15,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 
 from imap_wal import layout
 from imap_wal.entry import Row
-from imap_wal.errors import CorruptLog
+from imap_wal.errors import CorruptLog, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
 from imap_wal.pieces import SEGMENT, Changes, Metadata, Piece, read_piece, void_below
@@ -61,6 +62,7 @@ BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 MEMBERS_MAX = 1000
 """Metadata other than schemas that a manifest carries on; the oldest go first."""
 
+_ROWS = b"imap-wal.rows"
 _DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
 
@@ -150,12 +152,40 @@ def _strings(array: Any) -> list[str]:
 
 
 def batches(store: SegmentStore, path: str, columns: list[str] | None = None, rows_max: int = 8192) -> Iterator[Any]:
-    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`."""
+    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`.
+
+    Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
     with store.open_input(path) as source:
         try:
-            yield from pq.ParquetFile(source, read_dictionary=_DICTIONARIES, page_checksum_verification=True).iter_batches(rows_max, columns=columns)
-        except (pa.ArrowException, OSError, EOFError) as error:
+            file = pq.ParquetFile(source, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
+            if file.schema not in _stored_schemas():
+                raise CorruptLog(path, 0, f"this Parquet file has columns {file.schema.names}, or types, that are not ours", "restore it from a copy")
+            promised = (file.metadata.metadata or {}).get(_ROWS)
+            found = 0
+            groups = range(file.num_row_groups)  # one after the other: a pass over all of them keeps in memory what it has read of the file
+            for batch in (each for group in groups for each in file.iter_batches(rows_max, row_groups=[group], columns=columns)):
+                for column in batch.columns:
+                    if pa.types.is_dictionary(column.type):
+                        column.validate(full=True)  # a page that was read with another column's dictionary
+                found += len(batch)
+                yield batch
+        except (pa.ArrowException, OSError, EOFError, ValueError, LookupError, TypeError) as error:  # what pyarrow makes of a damaged footer
             raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
+        if promised is not None and promised != b"%d" % found:
+            raise CorruptLog(
+                path, 0, f"this Parquet file promises {promised.decode(errors='replace')} rows and holds {found}", "restore it from a copy"
+            )
+
+
+@cache
+def _stored_schemas() -> tuple[Any, ...]:
+    """Our two schemas as Parquet has them."""
+    found = []
+    for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
+        with pa.BufferOutputStream() as sink:
+            pq.write_table(schema.empty_table(), sink, store_schema=False)
+            found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
+    return tuple(found)
 
 
 def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) -> Iterator[Changes]:
@@ -267,6 +297,8 @@ class ParquetFile:
 
     def _close(self) -> None:
         self.flush()
+        if self._writer.is_open:
+            self._writer.add_key_value_metadata({_ROWS: b"%d" % self.records})
         self._writer.close()
 
 
@@ -407,9 +439,15 @@ def archive_sealed(
         for index, (epoch, number, path, _) in enumerate(segments)
     ]
     archived = segments[-1][0], segments[-1][1]
-    with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch) as folder:
-        work = _Pass(store, node_folder, node, pieces, Path(folder))
-        work.run()
+    try:
+        with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:
+            work = _Pass(store, node_folder, node, pieces, Path(folder))
+            work.run()
+    except OSError as error:  # of this machine: those of the store are StorageErrors
+        raise StorageUnavailable(
+            f"archiving the log of node {node!r} needs room for Parquet files in {scratch or tempfile.gettempdir()}: {error}; "
+            "nothing is lost, its segments stay"
+        ) from error
 
     def change(now: NodeManifest) -> NodeManifest:
         known = {archive.path for archive in now.archives}

@@ -68,6 +68,10 @@ class Position(NamedTuple):
             raise ValueError(f"{text!r} is not a position: expected epoch.segment.frame.index")
         return cls(*(int(part) for part in parts))
 
+    def after(self) -> Self:
+        """The place right behind this entry: where to go on reading once it was taken care of."""
+        return self._replace(index=self.index + 1)
+
 
 START = Position(0, 0, 0, 0)
 """Before everything."""

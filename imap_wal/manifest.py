@@ -129,6 +129,8 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 # ---- a node's manifest ---------------------------------------------------------------------------------------------
 
+LOG = "log"
+
 
 @dataclass(frozen=True, slots=True)
 class Archive:
@@ -172,9 +174,17 @@ class NodeManifest:
     archives: tuple[Archive, ...] = ()
     metadata: tuple[tuple[Any, ...], ...] = ()
     """Metadata carried over from archived segments: schemas as ("schema", id, hex)."""
+    kind: str = ""
+    """LOG of a log made by `imap_wal.log.create`; "" of maps' logs."""
+    removed: Position = START
+    """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some. Reading in order is whole only above it."""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "requests": {str(session): request for session, request in self.requests.items()}}
+        document = {**asdict(self), "requests": {str(session): request for session, request in self.requests.items()}}
+        for name, usual in (("kind", ""), ("removed", START)):  # written where they say something: a node's manifest of version 1 had neither
+            if document[name] == usual:
+                del document[name]
+        return document
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -189,6 +199,8 @@ class NodeManifest:
             archived=(data["archived"][0], data["archived"][1]),
             archives=tuple(Archive.from_json(archive) for archive in data["archives"]),
             metadata=tuple(tuple(item) for item in data["metadata"]),
+            kind=data.get("kind", ""),
+            removed=Position(*data.get("removed", START)),
         )
 
 

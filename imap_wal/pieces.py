@@ -156,9 +156,11 @@ class _SegmentPass:
         try:
             reader = SegmentReader(self._store, piece.path)
         except LogError:
-            if not piece.next_path and unborn(self._store, piece.path):
+            if piece.next_path:
+                raise
+            if unborn(self._store, piece.path):
                 return None  # the newest: its writer is at its first commit, or died there
-            raise
+            reader = SegmentReader(self._store, piece.path)  # its header may have been written between the two looks
         if (reader.header.epoch, reader.header.number) != (piece.epoch, piece.number):
             found = f"{reader.header.epoch}-{reader.header.number}"
             raise CorruptLog(piece.path, 0, f"this is segment {found} of node {reader.header.node!r} under another name", "give it back its name")

@@ -43,7 +43,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-_MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s"}
+_MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s", "wal_size_limit_mb", "wal_ttl_seconds"}
 
 
 def refuse_wrong_types(settings: Any) -> None:
@@ -84,6 +84,10 @@ class Settings:
     """Archive sealed segments this often; 0: only by size, or by hand."""
     max_total_wal_size: int = 0
     """Bytes: archive when the segments that are not archived take this much; 0: only by time, or by hand."""
+    wal_ttl_seconds: int = 0
+    """Remove archives and segments that a snapshot covers when they are this old; 0: not by age. With `wal_size_limit_mb` 0 too: only by `imap-wal prune`."""
+    wal_size_limit_mb: int = 0
+    """MiB: remove the oldest of what a snapshot covers while it takes more; 0: not by size."""
     rotate_interval_s: float = 0
     """Seal a segment that is this old; 0: only by size."""
     avoid_flush_during_recovery: bool = False

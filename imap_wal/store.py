@@ -113,6 +113,7 @@ class Store:
         self._archive_lock = threading.Lock()
         self.closed = False
         start = self._clock.monotonic()
+        self._all_logs = cluster
         self._load(cluster, wal_filter)
         self._restore_seconds = self._clock.monotonic() - start
         self.keeper.start(self.committer, self.archive)
@@ -168,13 +169,16 @@ class Store:
     def archive(self) -> int:
         """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved."""
         from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
+        from imap_wal.retention import remove_outlived
 
         self.check_open()
         self.committer.rotate()
         log = self._log
         with self._archive_lock:
             try:
-                return archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed).records
+                done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+                remove_outlived(self._all_logs, log.identity.node, self._settings, log.unsealed)
+                return done.records
             except StorageError as error:
                 raise StorageUnavailable(f"archiving the log of node {log.identity.node!r}: {error}; nothing is lost, its segments stay") from error
 

@@ -7,15 +7,16 @@ no manifest names; the owner's next archive run, or the next prune, deletes them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from imap_wal import layout
-from imap_wal.archive import carried, summarize
+from imap_wal.archive import summarize
 from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, NodeManifest, node_manifests
 from imap_wal.pieces import SEGMENT, Piece
+from imap_wal.removal import without
 from imap_wal.restore import ClusterLog, ClusterState, NodeState
+from imap_wal.retention import oldest_segments, outlived, stored
 from rewrite_cli.report import PruneReport
 from storage_backends import NotFound, StoredFile
 
@@ -23,8 +24,8 @@ ORPHAN_MS = 24 * 3_600_000
 """Files of an unpublished generation are taken for a rewrite under way until they are this old."""
 
 
-def prune(log: ClusterLog, *, dry_run: bool = False) -> PruneReport:
-    """Remove what every reader finds in a snapshot. A node whose log is missing, or stands on another disk, is left alone (`skipped` says why)."""
+def prune(log: ClusterLog, *, dry_run: bool = False, ttl_s: int = 0, size_limit_mb: int = 0) -> PruneReport:
+    """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what outlived them (`imap_wal.retention`). A node whose log is missing, or stands on another disk, is left alone (`skipped` says why)."""
     state = log.state()
     segments: list[str] = []
     archives: list[Archive] = []
@@ -33,6 +34,11 @@ def prune(log: ClusterLog, *, dry_run: bool = False) -> PruneReport:
         covered = state.covered(node.name)
         gone = [archive for archive in node.manifest.archives if archive.last <= covered.get(archive.map, START)]
         sealed = _covered_segments(log, node, covered)
+        if ttl_s or size_limit_mb:
+            files = stored(log.store, node.folder)
+            candidates = [files[path] for path in [*(each.path for each in gone), *(each.path for each in sealed)] if path in files]
+            go = outlived(candidates, log.clock.now_ms(), ttl_s, size_limit_mb)
+            gone, sealed = [archive for archive in gone if archive.path in go], sealed[: oldest_segments(sealed, go)]
         if not dry_run and (gone or sealed):
             _remove(log, node, gone, sealed)
         archives += gone
@@ -83,10 +89,7 @@ def _remove(log: ClusterLog, node: NodeState, archives: list[Archive], segments:
     def change(manifest: NodeManifest) -> NodeManifest:
         if manifest.directory != node.manifest.directory:
             raise LostRace(f"another log directory appeared under node {node.name!r}; run prune again")
-        left = replace(manifest, archives=tuple(archive for archive in manifest.archives if archive.path not in gone))
-        if segments and manifest.archived < (segments[-1].epoch, segments[-1].number):
-            left = carried(left, (segments[-1].epoch, segments[-1].number), summaries)
-        return left
+        return without(manifest, archives, segments, summaries)
 
     node_manifests(log.store, node.folder, log.clock, log.randomness).update(change)
     for path in [*gone, *(piece.path for piece in segments)]:

@@ -17,7 +17,7 @@ import structlog
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import Reads
-from imap_wal.agent.sessions import Sessions
+from imap_wal.agent.sessions import Sessions, VoidIncarnation
 from imap_wal.agent.transport import Message, Router
 from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
@@ -26,6 +26,7 @@ from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailabl
 from imap_wal.format import BODY_BYTES_MAX, FRAME_OVERHEAD_BYTES, METADATA
 from imap_wal.keeper import Keeper
 from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.retention import remove_outlived
 from imap_wal.ring import RingBuffer
 from imap_wal.settings import Durability
 from imap_wal.writer import Identity, open_node_log
@@ -63,6 +64,7 @@ class Agent:
         self._randomness = SystemRandomness()
         self._identity = Identity(config.namespace, config.cluster, config.node)
         self._store = open_store(config.url, wal_dir=config.wal_dir)
+        self._all_logs = ClusterLog(self._store, config.namespace, config.cluster, self._clock, self._randomness)
         self._stopping = False
         self._appends = self._duplicates = 0
         self._started = self._clock.monotonic()
@@ -75,16 +77,14 @@ class Agent:
             self._committer.close()
             self._store.close()
             raise
-        cluster = ClusterLog(self._store, config.namespace, config.cluster, self._clock, self._randomness)
-        self._reads = Reads(LiveView(cluster, config.log), self._router.outbox, config.restore_at_start)
+        self._reads = Reads(LiveView(self._all_logs, config.log), self._router.outbox, config.restore_at_start)
 
     def _open(self, takeover: bool = False) -> None:
         settings = self.config.log
         what = f"imap-wal agent at {self.config.endpoint}"
         self._node_log = open_node_log(self._store, self._identity, settings, self._clock, self._randomness, what=what, takeover=takeover)
-        cluster = ClusterLog(self._store, self.config.namespace, self.config.cluster, self._clock, self._randomness)
         try:
-            self._sessions = Sessions(self._node_log, cluster)
+            self._sessions = Sessions(self._node_log, self._all_logs)
         except BaseException:
             self._node_log.close(clean=False)  # else its lock would keep ourselves out
             raise
@@ -163,6 +163,8 @@ class Agent:
                 self._reads.ask(message)
         except TooLarge as error:
             self._error(message.sender, number, "too-large", str(error))
+        except VoidIncarnation as error:
+            self._error(message.sender, number, "void-incarnation", str(error))
         except MALFORMED as error:
             self._error(message.sender, number, "bad-request", f"{kind}: {error!r}")
         except (ImapWalError, StorageError) as error:
@@ -277,7 +279,8 @@ class Agent:
         """Seal, and turn what is sealed into archives; on the keeper's thread."""
         self._committer.rotate()
         done = archive_sealed(self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.unsealed)
-        _log.info("archived", records=done.records)
+        removed = remove_outlived(self._all_logs, self.config.node, self.config.log, self._node_log.unsealed)
+        _log.info("archived", records=done.records, covered_files_removed=len(removed.archives) + len(removed.segments))
         return done.records
 
     def statistics(self) -> dict[str, Any]:

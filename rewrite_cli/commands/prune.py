@@ -15,10 +15,12 @@ from rewrite_cli.scope import Scope, scope_options
 
 @click.command()
 @scope_options(maps=False, nodes=False)
+@click.option("--wal-ttl-seconds", type=click.IntRange(min=0), default=0, help="Only what is older. Default: all that is covered.")
+@click.option("--wal-size-limit-mb", type=click.IntRange(min=0), default=0, help="Only the oldest, until the rest takes no more MiB than this.")
 @out.yes_option
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
+def command(scope: Scope, wal_ttl_seconds: int, wal_size_limit_mb: int, yes: bool, dry_run: bool, output: str) -> None:
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service.
 
     How a map stood before its snapshot can no longer be told afterwards, except from a copy.
@@ -28,14 +30,14 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
-    plan = prune_all(scope, dry_run=True)
+    plan = prune_all(scope, dry_run=True, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb)
     files = sum(len(report.segments) + len(report.archives) + len(report.snapshot_files) for report in plan)
     size = sum(report.bytes for report in plan)
     if dry_run or not files:
         reports = plan
     else:
         out.agree(f"Remove {files} files, {out.size(size)}, that snapshots cover?", yes)
-        reports = prune_all(scope)
+        reports = prune_all(scope, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb)
     if output == out.JSON:
         out.print_json({"clusters": [asdict(report) for report in reports]})
         return
@@ -53,7 +55,9 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
             out.note(f"left alone: node {node!r}: {why}")
 
 
-def prune_all(scope: Scope, *, dry_run: bool = False) -> list[PruneReport]:
+def prune_all(scope: Scope, *, dry_run: bool = False, ttl_s: int = 0, size_limit_mb: int = 0) -> list[PruneReport]:
     """Prune every cluster in the scope."""
     with scope.open() as (store, clusters):
-        return [prune(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run) for view in clusters]
+        return [
+            prune(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run, ttl_s=ttl_s, size_limit_mb=size_limit_mb) for view in clusters
+        ]

@@ -1,0 +1,385 @@
+"""A log for its own sake: append entries, read them back in order from any position, follow them while they are written.
+
+    create ─▶ the node's manifest says kind "log" (compare-and-swap: one of many wins) ─▶ open
+    open   ─▶ lock, recover the tail, next epoch: the writer before this one is shut out
+    append ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ acknowledged, tailers woken ─▶ Position
+    read, tail ─▶ `imap_wal.reader`, also from other processes: `LogReader`
+
+Unbounded: the metadata is the node's manifest, published by compare-and-swap; the data is a list of segments (found by listing) and archives (named by the manifest).
+It is the log that embedded maps and agents write, so a `LogReader` reads theirs, and every tool for theirs works on this one. `Log` appends only to logs that `create`
+made: a map's memory would not learn of entries that somebody else put into its log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from imap_wal import layout
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.committer import Batch, CommitStatistics, Committer
+from imap_wal.entry import DataEntry, pack
+from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
+from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES, START, Position
+from imap_wal.keeper import Keeper
+from imap_wal.manifest import LOG, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.pieces import END
+from imap_wal.reader import Bound, LogReader, Record, storage_errors
+from imap_wal.restore import ClusterLog
+from imap_wal.ring import RingBuffer
+from imap_wal.settings import Durability, Settings
+from imap_wal.store import next_incarnation
+from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
+from storage_backends import SegmentStore, StorageError, open_store
+
+CLASS = "raw"
+"""Key and value class of entries that are bytes: `imap_wal.open(…).map(name, raw=True)` reads them."""
+
+
+class Change(NamedTuple):
+    """One change of one key. `value` None: a tombstone. `expires_at_ms` is Unix time, 0 for never."""
+
+    key: bytes
+    value: bytes | None
+    expires_at_ms: int = 0
+
+
+class Log:
+    """A log open for writing. Made by `create` and `open`; a context manager; safe for many threads; the only writer there is."""
+
+    def __init__(self, url: str, log: NodeLog, settings: Settings, incarnation: int) -> None:
+        self.url, self._log, self._settings, self._incarnation = url, log, settings, incarnation
+        self._clock: Clock = log.clock
+        self._session = log.new_session()
+        self._request = 0
+        self._order_lock = threading.Lock()
+        self._archive_lock = threading.Lock()
+        self._cluster = ClusterLog(log.store, log.identity.namespace, log.identity.cluster, log.clock, log.randomness)
+        self._acknowledged = _Acknowledged(self, log.end)
+        self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
+        self._keeper = Keeper(settings, self._clock)
+        self.committer = Committer(self.ring, log, settings, self._clock, self._keeper.sealed)
+        self.closed = False
+        self._keeper.start(self.committer, self.archive)
+
+    # ---- writing ----
+
+    def append(self, map: str, *changes: Change | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, int]) -> Position:
+        """Append changes of one map, each (key, value) or a `Change`, as one commit; returns the position of the first when they are as durable as the log was told. The
+        others follow it: a reader that begins there gets them all. `NotAppended`, `OutcomeUnknown`, `Fenced`."""
+        now = self._clock.now_ms()
+        return self.append_entries(_entry(map, Change(*change), now) for change in changes)
+
+    def append_entries(self, entries: Iterable[DataEntry]) -> Position:
+        """The same with entries of any maps, as a reader of another log gives them: classes, times and partition are kept, the order is this log's."""
+        self._check_open()
+        given = list(entries)
+        if not given:
+            raise InvalidSetting("an append takes at least one change")
+        if len(given) > COUNT_MAX:
+            raise TooLarge(f"one commit of {len(given)} changes; it takes at most {COUNT_MAX}, append in parts")
+        for name in {each.map for each in given}:
+            layout.encode(name)
+        for each in given:
+            self._check(each)
+        incarnation, session = self._incarnation, self._session
+        with self._order_lock:
+            request = self._request
+            rows = [pack(each._replace(order=(incarnation, 0, session, request + number))) for number, each in enumerate(given, 1)]
+            if sum(map(len, rows)) > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
+                raise TooLarge(f"one commit of {sum(map(len, rows))} bytes; it takes less than 2 GiB, append in parts")
+            self._request = request + len(rows)
+            batch = Batch([b"".join(rows)], len(rows), session=session, request=self._request)
+            batch.apply = partial(self._acknowledged.moved, batch)
+            self.committer.submit(batch)
+        self.committer.wait(batch)
+        batch.apply = None  # it holds the batch that holds it
+        return batch.result()
+
+    def sync(self) -> None:
+        """Durability barrier: all that was appended before is safe on storage when this returns."""
+        self._check_open()
+        self.committer.sync()
+
+    def rotate(self) -> None:
+        """Seal the current segment; the next append begins another. Sealed segments can be archived and removed."""
+        self._check_open()
+        self.committer.rotate()
+
+    def archive(self) -> int:
+        """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved. Readers do not notice. What a snapshot covers
+        goes when `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
+        from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
+        from imap_wal.retention import remove_outlived
+
+        self.rotate()
+        log = self._log
+        with self._archive_lock, storage_errors(f"archiving {self}; nothing is lost, its segments stay"):
+            done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+            remove_outlived(self._cluster, log.identity.node, self._settings, log.unsealed)
+            return done.records
+
+    def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
+        """Remove whole archives and sealed segments with nothing above `upto` (None: all there are); returns the oldest readable position after it. Only what
+        a snapshot of `imap-wal rewrite` covers goes, unless `uncovered=True` says that what nobody else holds may go as well."""
+        from imap_wal.removal import plan_removal, remove  # as above
+
+        self._check_open()
+        limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto
+        log = self._log
+        with self._archive_lock, storage_errors(f"shrinking {self}"):
+            node = self._cluster.node(log.identity.node)
+            covered = None if uncovered else self._cluster.state().covered(log.identity.node)
+            if covered is None or covered:
+                remove(log.store, node, log.manifests, plan_removal(log.store, node, upto=limit, covered=covered, writing=log.unsealed))
+            removed = log.manifests.read()[1].removed
+        return removed.after() if removed > START else START
+
+    # ---- reading ----
+
+    def read(self, start: Position | str | None = None) -> Iterator[Record]:
+        """All acknowledged records from `start` on; see `LogReader.read`."""
+        self._check_open()
+        return self._reader().read(start)
+
+    def tail(self, start: Position | str | None = None, poll_s: float = 0.1, stop: threading.Event | None = None) -> Iterator[Record]:
+        """The same, and every later one as soon as it is acknowledged, until this log is closed; see `LogReader.tail`."""
+        self._check_open()
+        return self._reader().tail(start, poll_s, stop)
+
+    def _reader(self) -> LogReader:
+        who = self._log.identity
+        return LogReader(
+            self.url,
+            namespace=who.namespace,
+            cluster=who.cluster,
+            node=who.node,
+            storage=self._log.store,
+            clock=self._clock,
+            bound=self._acknowledged,
+        )
+
+    @property
+    def high_water_mark(self) -> Position:
+        """Position of the last acknowledged entry."""
+        return self._acknowledged.position
+
+    @property
+    def recovery(self) -> Recovery:
+        """What the open found behind the last checkpoint."""
+        return self._log.recovery
+
+    @property
+    def statistics(self) -> CommitStatistics:
+        return self.committer.statistics
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice."""
+        if self.closed:
+            return
+        self.closed = True
+        self._keeper.stop()
+        try:
+            with storage_errors(f"closing {self}"):
+                self.committer.close()
+        finally:
+            self._acknowledged.end()
+            self._log.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        who = self._log.identity
+        return f"the log of node {who.node!r} in cluster {who.cluster!r}, namespace {who.namespace!r}"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("this log was closed; open it again")
+
+    def _check(self, entry: DataEntry) -> None:
+        takes = type(entry.key) is bytes and (type(entry.value) is bytes if not entry.deleted else entry.value is None)
+        if not takes:
+            raise NotSerializable("a log takes bytes as key, and as value bytes or None")
+        size = len(entry.key) + len(entry.value or b"")
+        if size > self._settings.max_value_bytes:
+            raise TooLarge(f"map {entry.map!r}: key and value take {size} bytes, max_value_bytes is {self._settings.max_value_bytes}")
+
+
+class _Acknowledged(Bound):
+    """How far the log was acknowledged, for the readers it gives out."""
+
+    def __init__(self, log: Log, position: Position) -> None:
+        self.position = position
+        self._log = log
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._ended = self._fenced = False
+
+    def moved(self, batch: Batch) -> None:
+        """The committer acknowledges this batch now."""
+        assert batch.position is not None
+        self.position = batch.position._replace(index=batch.position.index + batch.count - 1)
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    def limit(self) -> Position | None:
+        # Of a log that was taken over, this process knows no more than others do.
+        return None if self._fenced or isinstance(self._log.committer.failure, Fenced) else self.position
+
+    def over(self) -> bool:
+        return self._ended
+
+    def end(self) -> None:
+        """The log is closed: tails end when they have all that was acknowledged."""
+        self._ended = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, limit: Position | None, seconds: float, stop: threading.Event) -> None:
+        if limit is None:
+            super().wait(limit, seconds, stop)
+            return
+        with self._changed:
+            self._waiting += 1  # before the look: whoever moves the position after it sees a waiter
+            try:
+                if self.position != limit or self._ended or self._changed.wait(seconds):
+                    return
+            finally:
+                self._waiting -= 1
+        with suppress(StorageError):
+            try:
+                self._log._log.check_fence()  # a writer with nothing to write would not notice
+            except Fenced:
+                self._fenced = True
+
+
+def _entry(map: str, change: Change, now_ms: int) -> DataEntry:
+    return DataEntry(map, change.key, CLASS, change.value, CLASS, change.value is None, now_ms, change.expires_at_ms, 0, (0, 0, 0, 0))
+
+
+def create(
+    url: str,
+    *,
+    namespace: str = "default",
+    cluster: str = "log",
+    node: str = "log",
+    exist_ok: bool = False,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    storage: SegmentStore | None = None,
+    wal_dir: str = "",
+    **settings: Any,
+) -> Log:
+    """Make a log under `url` and open it; of several processes one makes it. `LogExists` where there is one (`exist_ok=True` opens that). `InvalidSetting` in a
+    cluster of maps: a restore of theirs would take this log's entries for changes of them. Settings as for `open`; `wal_dir` as for `imap_wal.open`."""
+    chosen = _settings(settings)
+    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
+    identity = Identity(namespace, cluster, node)
+    with storage_errors(url):
+        store = storage or open_store(url, wal_dir=wal_dir)
+        _check_durability(store, chosen)
+
+        def change(manifest: NodeManifest) -> NodeManifest | None:
+            if manifest == NodeManifest():
+                _check_neighbours(store, identity, clock, randomness)
+                return NodeManifest(kind=LOG)
+            if manifest.kind != LOG:
+                raise _of_maps(identity)
+            if not exist_ok:
+                raise LogExists(f"log {node!r} in cluster {cluster!r}, namespace {namespace!r} exists; open it, or choose another name")
+            return None
+
+        node_manifests(store, identity.node_folder, clock, randomness).update(change)
+        return _open(url, store, identity, chosen, clock, randomness, takeover=False)
+
+
+def open(  # the public name: imap_wal.log.open
+    url: str,
+    *,
+    namespace: str = "default",
+    cluster: str = "log",
+    node: str = "log",
+    takeover: bool = False,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    storage: SegmentStore | None = None,
+    wal_dir: str = "",
+    **settings: Any,
+) -> Log:
+    """Become the writer of a log that `create` made; `settings` are the fields of `imap_wal.Settings`.
+
+    `NoSuchLog`; `WriterLocked` when another process holds it (`takeover=True` shuts that one out: it acknowledges nothing more); `InvalidSetting` for a log of maps;
+    `CorruptLog` and its siblings for damage; `StorageUnavailable`."""
+    chosen = _settings(settings)
+    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
+    identity = Identity(namespace, cluster, node)
+    with storage_errors(url):
+        store = storage or open_store(url, wal_dir=wal_dir)
+        _check_durability(store, chosen)
+        _, manifest = node_manifests(store, identity.node_folder, clock, randomness).read()
+        if manifest == NodeManifest():
+            raise NoSuchLog(f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; make it with imap_wal.log.create")
+        if manifest.kind != LOG:
+            raise _of_maps(identity)
+        return _open(url, store, identity, chosen, clock, randomness, takeover)
+
+
+def _open(url: str, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> Log:
+    log = open_node_log(store, identity, settings, clock, randomness, what=f"imap_wal.log.open({url!r})", takeover=takeover)
+    try:
+        return Log(url, log, settings, next_incarnation(log))
+    except BaseException:
+        log.close(clean=False)
+        raise
+
+
+def _settings(settings: dict[str, Any]) -> Settings:
+    try:
+        chosen = Settings(**settings)
+    except TypeError as error:
+        raise InvalidSetting(f"no such setting: {error}") from error
+    if chosen.acknowledges_early:
+        raise InvalidSetting(
+            "durability is 'async', or manual_wal_flush is true; a log returns positions, which are known only once they are written: choose 'always', 'interval' or 'os'"
+        )
+    return chosen
+
+
+def _check_durability(store: SegmentStore, settings: Settings) -> None:
+    if settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
+        raise InvalidSetting(
+            f"durability is 'interval'; {store.url} cannot append, an entry would be acknowledged before any reader can see it: choose 'always'"
+        )
+
+
+def _check_neighbours(store: SegmentStore, identity: Identity, clock: Clock, randomness: Randomness) -> None:
+    """Logs share a cluster with logs only."""
+    _, manifest = cluster_manifests(store, identity.cluster_folder, clock, randomness).read()
+    others = [node for node in manifest.nodes if node != identity.node]
+    kinds = {node: node_manifests(store, layout.node_folder(identity.cluster_folder, node), clock, randomness).read()[1].kind for node in others}
+    if manifest.claims or any(kind != LOG for kind in kinds.values()):
+        raise InvalidSetting(
+            f"cluster {identity.cluster!r} in namespace {identity.namespace!r} holds maps; their restore would take this log's entries for changes of them: "
+            "choose another cluster name"
+        )
+
+
+def _of_maps(identity: Identity) -> InvalidSetting:
+    return InvalidSetting(
+        f"node {identity.node!r} of cluster {identity.cluster!r}, namespace {identity.namespace!r} is the log of maps: change those through imap_wal.open or Hazelcast, and "
+        "read it with imap_wal.log.LogReader"
+    )
+
+
+__all__ = ["START", "Change", "Log", "LogReader", "Position", "Record", "create", "open"]
