@@ -27,6 +27,7 @@ COMMANDS = {
     "stat": "live and dead records and bytes; how long a restart would load",
     "dump": "the raw entries of the log, newest last",
     "verify": "read every byte and say what is damaged",
+    "repair": "a repaired copy of a damaged log; says what is given up",
     "archive": "turn sealed segments into Parquet",
     "rewrite": "keep only the newest of every key: publish a snapshot",
     "prune": "remove what a snapshot covers",

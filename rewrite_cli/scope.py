@@ -41,7 +41,7 @@ class Scope:
         try:
             found = survey(store, self.namespaces, self.clusters)
             if not found:
-                raise Failed(self._nothing(store))
+                raise Failed(self.nothing(store))
             for kind, wanted, present in (("node", self.nodes, {node.name for view in found for node in view.nodes}),):
                 absent = set(wanted) - present
                 if absent:
@@ -50,7 +50,8 @@ class Scope:
         finally:
             store.close()
 
-    def _nothing(self, store: SegmentStore) -> str:
+    def nothing(self, store: SegmentStore) -> str:
+        """Why there is nothing of this scope, for people."""
         present = survey(store)
         if present:
             names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)

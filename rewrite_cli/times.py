@@ -36,6 +36,19 @@ class Moment(click.ParamType[int]):
             self.fail(f"{value!r} is no time: it takes 2026-11-21T10:00, 15m or 2h (ago), or @ and Unix milliseconds", param, ctx)
 
 
+class Duration(click.ParamType[float]):
+    """Seconds from `30s`, `500ms`, `5m`, `2h`, or a plain number of seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        found = _AGO.fullmatch(text if not text.replace(".", "", 1).isdigit() else f"{text}s")
+        if not found or not float(found[1]):
+            self.fail(f"{value!r} is no duration: it takes 30s, 500ms, 5m or 2h, more than 0", param, ctx)
+        return float(found[1]) * _UNITS_MS[found[2]] / 1000
+
+
 def _to_ms(moment: datetime) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 

@@ -1,5 +1,8 @@
 """Reads every byte of a log and says, file by file, what is whole and what is not.
 
+    plan    what listings and manifests alone tell (files that are missing), and a `Unit` for each file to read
+    check   reads the units, newest first, until the time is over
+
 clean        all there
 torn-tail    an incomplete last commit of the newest segment: a crash, nothing acknowledged is lost
 corrupt      bytes changed or missing; `first_lost` is the first position that cannot be read
@@ -8,25 +11,36 @@ unsupported  written by a newer version
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from imap_wal.archive import checksum, read_archive, read_snapshot
+import google_crc32c
+
+from imap_wal.archive import read_archive, read_snapshot
+from imap_wal.clock import Clock
 from imap_wal.errors import LogError, ShortLog, UnsupportedVersion
 from imap_wal.format import ENTRIES, START, Position
+from imap_wal.layout import without_replaced
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
 from imap_wal.segment import SegmentReader
+from rewrite_cli.salvage import survey_file
+from rewrite_cli.scan import Scan, last_lost, scan_segment
 from rewrite_cli.survey import ClusterView, NodeView, SegmentFile
 from storage_backends import NotFound, SegmentStore
 
 CLEAN, TORN, CORRUPT, UNSUPPORTED = "clean", "torn-tail", "corrupt", "unsupported"
+ADVICE = "bring the file back from a copy, or write a repaired copy of the log: imap-wal repair"
+CUT = "the next start cuts it off"
+CHUNK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found about one file. `offset`: of the first byte that is not whole. `first_lost`: the position of the first entry that cannot be read."""
+    """What was found about one file. `offset`: of the first byte that is not whole. `first_lost`, `last_lost`: positions of the first and last entry that cannot be read;
+    `frames_after`: whole frames behind the damage; `lost_records`: how many entries cannot be read. None where it cannot be told."""
 
     file: str
     kind: str
@@ -35,6 +49,9 @@ class Finding:
     records: int = 0
     offset: int | None = None
     first_lost: str | None = None
+    last_lost: str | None = None
+    frames_after: int | None = None
+    lost_records: int | None = None
     what: str = ""
     advice: str = ""
 
@@ -42,22 +59,68 @@ class Finding:
         return asdict(self)
 
 
-def verify_cluster(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], tell: Callable[[str], None]) -> Iterator[Finding]:
-    """All files of a cluster, in order; a missing node is a finding about its folder."""
-    yield Finding(f"{view.folder}/manifest/{view.manifest_number:010d}.json", "manifest", CLEAN)
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One file to be read. `age`: how many of its kind and node are newer."""
+
+    file: str
+    bytes: int
+    kind: str
+    age: int
+    run: Callable[[Deadline], Finding]
+
+
+class OutOfTime(Exception):
+    """The deadline has passed: what was being read does not count as checked."""
+
+
+class Deadline:
+    """When to stop; `seconds` None: never."""
+
+    def __init__(self, clock: Clock, seconds: float | None) -> None:
+        self._clock = clock
+        self._end = None if seconds is None else clock.monotonic() + seconds
+
+    def check(self) -> None:
+        """`OutOfTime` when it has passed."""
+        if self._end is not None and self._clock.monotonic() >= self._end:
+            raise OutOfTime
+
+
+def check(units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline) -> tuple[list[Finding], list[Unit]]:
+    """Read the units: what was found, and those that there was no time for. Newest first, over all nodes: the newest segments are what the next start scans, and what
+    stands in no archive and no snapshot yet; then archives, then snapshots, which hold what has been safe for longest."""
+    order = {"segment": 0, ARCHIVE: 1, SNAPSHOT: 2}
+    left = sorted(units, key=lambda unit: (order[unit.kind], unit.age))
+    findings: list[Finding] = []
+    try:
+        for unit in left:
+            deadline.check()
+            tell(unit.file)
+            findings.append(unit.run(deadline))
+    except OutOfTime:
+        pass
+    return findings, left[len(findings) :]
+
+
+def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]) -> tuple[list[Finding], list[Unit]]:
+    """What of a cluster is told without reading its files, and the files to read. A missing node is a finding about its folder."""
+    findings = [Finding(f"{view.folder}/manifest/{view.manifest_number:010d}.json", "manifest", CLEAN)]
+    units: list[Unit] = []
     for name, snapshot in sorted(view.manifest.snapshots.items()):
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
-            tell(str(path))
-            yield _parquet(store, Piece(SNAPSHOT, "", str(path), name), None, int(wanted))
+            piece = Piece(SNAPSHOT, "", str(path), name)
+            size = snapshot.bytes // len(snapshot.files)
+            units.append(Unit(piece.path, size, SNAPSHOT, 0, partial(_parquet, store, piece, None, int(wanted))))
     for name in view.missing_nodes:
         if wants_node(name):
             what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here"
-            yield Finding(
-                f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice="bring its disk back, or restore with recovery_policy='partial'"
-            )
+            advice = "bring its disk back, or restore with recovery_policy='partial'"
+            findings.append(Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=advice))
     for node in view.nodes:
         if wants_node(node.name):
-            yield from _node(store, view, node, tell)
+            findings += _plan_node(store, view, node, units)
+    return findings, units
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
@@ -70,139 +133,175 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
         segments = {segment.path for segment in node.segments}
         for file in node.files:
             rest = file.path.removeprefix(f"{node.folder}/")
-            ours = file.path in segments | known or rest == "writer.lock" or (rest.startswith("manifest/") and rest.endswith(".json"))
+            ours = (
+                file.path in segments | known
+                or rest == "writer.lock"
+                or rest.startswith("lost/")
+                or (rest.startswith("manifest/") and rest.endswith(".json"))
+            )
             if not (ours or rest.endswith(".fenced") or (rest.startswith("archive/") and rest.endswith(".parquet"))):
                 found.append(file.path)
     return found
 
 
-def _node(store: SegmentStore, view: ClusterView, node: NodeView, tell: Callable[[str], None]) -> Iterator[Finding]:
+def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]) -> Iterator[Finding]:
+    manifest = node.manifest
     yield Finding(f"{node.folder}/manifest/{node.manifest_number:010d}.json", "manifest", CLEAN)
-    for archive in node.manifest.archives:
-        tell(archive.path)
+    for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
         piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
-        yield _parquet(store, piece, archive.records, archive.checksum)
-    newest_epoch = {segment.number: segment.epoch for segment in node.segments}  # sorted by epoch: the last one stays
+        units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
+    unarchived = [segment for segment in node.segments if not segment.archived]
+    counting = without_replaced((segment.epoch, segment.number) for segment in unarchived)
     living = []
-    for segment in (segment for segment in node.segments if not segment.archived):
-        if segment.epoch < newest_epoch[segment.number]:
-            yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="begun by a writer that had been replaced: nothing in it counts")
-        else:
+    for segment in unarchived:
+        if (segment.epoch, segment.number) in counting:
             living.append(segment)
-    expected = node.manifest.archived[1] + 1
-    checksum: int | None = None
+        else:
+            yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="begun by a writer that had been replaced: nothing in it counts")
+    living.sort(key=lambda segment: segment.number)
+    expected = manifest.archived[1] + 1
     for index, segment in enumerate(living):
-        tell(segment.path)
         if segment.number > expected:
-            lost = Position(segment.epoch, expected, 0, 0)
-            missing = f"{node.folder}/wal/*-{expected:08d}.wal"
-            yield Finding(
-                missing,
-                "segment",
-                CORRUPT,
-                0,
-                0,
-                0,
-                str(lost),
-                "this segment is missing: the log goes on after it",
-                "bring the file back from a copy",
-            )
-            checksum = None
+            yield from _missing(node, segment.epoch, range(expected, segment.number), "this segment is missing: the log goes on after it")
         expected = segment.number + 1
-        finding, checksum = _segment(store, view, node, segment, index == len(living) - 1, checksum)
-        yield finding
-    if node.manifest.checkpoint.segment >= expected:
-        missing = f"{node.folder}/wal/*-{expected:08d}.wal"
-        lost = Position(node.manifest.checkpoint.epoch, expected, 0, 0)
-        yield Finding(
-            missing,
-            "segment",
-            CORRUPT,
-            0,
-            0,
-            0,
-            str(lost),
-            "this segment is missing: the manifest names what it held",
-            "bring the file back from a copy",
-        )
+        following = living[index + 1] if index + 1 < len(living) else None
+        units.append(Unit(segment.path, segment.bytes, "segment", len(living) - 1 - index, partial(_segment, store, view, node, segment, following)))
+    missing = range(expected, manifest.checkpoint.segment + 1)
+    yield from _missing(node, manifest.checkpoint.epoch, missing, "this segment is missing: the manifest names what it held")
+
+
+def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[Finding]:
+    if numbers:
+        lost = str(Position(epoch, numbers.start, 0, 0))
+        more = f" ({len(numbers)} in a row)" if len(numbers) > 1 else ""
+        file = f"{node.folder}/wal/*-{numbers.start:08d}.wal"
+        yield Finding(file, "segment", CORRUPT, offset=0, first_lost=lost, what=f"{what}{more}", advice=ADVICE)
 
 
 def _segment(
-    store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, newest: bool, before: int | None
-) -> tuple[Finding, int | None]:
-    """The finding, and the checksum that the next segment's header must carry on (None: unknown)."""
-    file, start = segment.path, str(Position(segment.epoch, segment.number, 0, 0))
-    records, ended_at = 0, -1
+    store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, following: SegmentFile | None, deadline: Deadline
+) -> Finding:
+    file, start = segment.path, Position(segment.epoch, segment.number, 0, 0)
+    names = view.namespace, view.cluster, node.name
+    records, ended_at, newest = 0, -1, following is None
+    last = START
     try:
         while True:
             reader = SegmentReader(store, file)
-            records = sum(frame.count for frame in reader.frames() if frame.kind == ENTRIES)
+            records, last = 0, START
+            for frame in reader.frames():
+                deadline.check()
+                records += frame.count if frame.kind == ENTRIES else 0
+                last = start._replace(frame=frame.offset)
             tail = reader.tail()
             if tail.status == CLEAN or not newest or tail.end == ended_at:
                 break
             ended_at = tail.end  # perhaps a commit under way: damage stays where it is, a writer goes on
+    except UnsupportedVersion as error:
+        lost = start._replace(frame=error.offset) if error.offset >= 64 else start
+        return damaged(file, "segment", segment.bytes, error, str(lost))
     except ShortLog as error:
         if newest and not node.manifest.clean:
             what = "the file ends inside its header: a crash before its first commit"
-            return Finding(file, "segment", TORN, segment.bytes, 0, error.offset, start, what, "the next start cuts it off"), None
-        return damaged(file, "segment", segment.bytes, error, start), None
+            return Finding(file, "segment", TORN, segment.bytes, 0, error.offset, str(start), what=what, advice=CUT)
+        return _lost(damaged(file, "segment", segment.bytes, error, str(start)), segment, scan_segment(store, file, names))
     except LogError as error:
-        lost = str(Position(segment.epoch, segment.number, error.offset, 0)) if error.offset >= 64 else start
-        return damaged(file, "segment", segment.bytes, error, lost), None
+        if error.offset >= 64:
+            return damaged(file, "segment", segment.bytes, error, str(start._replace(frame=error.offset)))
+        return _lost(damaged(file, "segment", segment.bytes, error, str(start)), segment, scan_segment(store, file, names))
     except NotFound:
-        return Finding(file, "segment", CLEAN, 0, 0, what="archived while it was being verified"), None
+        return Finding(file, "segment", CLEAN, what="archived while it was being verified")
     header = reader.header
-    if (header.namespace, header.cluster, header.node) != (view.namespace, view.cluster, node.name) or (header.epoch, header.number) != (
-        segment.epoch,
-        segment.number,
-    ):
-        what = (
-            f"its header says {header.namespace}/{header.cluster}/{header.node} {header.epoch}-{header.number}: the file was copied here or renamed"
-        )
-        return Finding(file, "segment", CORRUPT, segment.bytes, records, 0, start, what, "move it back to where it belongs"), None
-    if before is not None and header.previous_checksum not in (0, before):
-        what = "the segment before it does not end where this one says it did: its end was cut or exchanged"
-        return Finding(
-            file, "segment", CORRUPT, segment.bytes, records, 0, start, what, "bring the segment before it back from a copy"
-        ), reader.checksum
-    lost = str(Position(segment.epoch, segment.number, tail.end, 0))
+    found = Finding(file, "segment", CLEAN, segment.bytes, records)
+    if (header.namespace, header.cluster, header.node, header.epoch, header.number) != (*names, segment.epoch, segment.number):
+        said = f"{header.namespace}/{header.cluster}/{header.node} {header.epoch}-{header.number}"
+        what = f"its header says {said}: the file was copied here or renamed"
+        return replace(found, status=CORRUPT, offset=0, first_lost=str(start), what=what, advice="move it back to where it belongs")
+    end = start._replace(frame=tail.end)
     if tail.status == CORRUPT or (tail.status == TORN and not newest):
-        what = (
-            f"a damaged frame with {tail.frames_after} whole frames after it" if tail.frames_after else "a damaged frame where bytes had been synced"
-        )
-        return Finding(file, "segment", CORRUPT, segment.bytes, records, tail.end, lost, what, "bring the file back from a copy"), None
+        behind = tail.frames_after
+        what = f"a damaged frame with {behind} whole frames after it" if behind else "a damaged frame where bytes had been synced"
+        damage = replace(found, status=CORRUPT, offset=tail.end, first_lost=str(end), frames_after=behind, what=what, advice=ADVICE)
+        return _lost(damage, segment, scan_segment(store, file, names))
+    checkpoint = node.manifest.checkpoint
+    if checkpoint[:2] == start[:2] and tail.end <= checkpoint.frame:
+        what = "the end of this segment is damaged or missing: the manifest says that the log went on"
+        return replace(found, status=CORRUPT, offset=tail.end, first_lost=str(end), last_lost=str(checkpoint), what=what, advice=ADVICE)
     if tail.status == TORN:
         what = "an incomplete last commit: a crash, nothing acknowledged is lost"
-        return Finding(file, "segment", TORN, segment.bytes, records, tail.end, lost, what, "the next start cuts it off"), None
-    return Finding(file, "segment", CLEAN, segment.bytes, records), reader.checksum
+        if tail.frames_after:
+            what = f"damage above the last synced position, with {tail.frames_after} whole frames after it: a power loss"
+        torn = replace(found, status=TORN, offset=tail.end, first_lost=str(end), frames_after=tail.frames_after, what=what, advice=CUT)
+        return _lost(torn, segment, scan_segment(store, file, names))
+    if following is not None and last > START and following.number == segment.number + 1:
+        said_before = _previous_checksum(store, following)
+        if said_before not in (0, reader.checksum):
+            what = "the end of this segment is missing, or it was exchanged: the next one goes on from another frame"
+            return replace(found, status=CORRUPT, offset=tail.end, first_lost=str(end), what=what, advice=ADVICE)
+    return found
 
 
-def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int) -> Finding:
-    """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
-    lost = str(piece.first) if piece.first > START else None
+def _previous_checksum(store: SegmentStore, segment: SegmentFile) -> int:
+    """What a segment's header says of the one before it; 0 where it says nothing."""
     try:
-        size = store.size(piece.path)
+        return SegmentReader(store, segment.path).header.previous_checksum
+    except (LogError, NotFound):
+        return 0  # told when that one is read
+
+
+def _lost(found: Finding, segment: SegmentFile, scan: Scan) -> Finding:
+    """With what can be told of the damaged frames. `records` are those that `repair` can read."""
+    gaps = scan.gaps
+    told = all(gap.records is not None for gap in gaps)
+    last = last_lost(segment.epoch, segment.number, gaps[-1]) if gaps else None
+    after = sum(frame.offset >= gaps[0].start for frame in scan.frames) if gaps else len(scan.frames)
+    return replace(
+        found,
+        advice=found.advice if found.status == TORN else ADVICE,
+        records=scan.records,
+        last_lost=str(last) if last is not None else None,
+        frames_after=after,
+        lost_records=sum(gap.records or 0 for gap in gaps) if told else None,
+    )
+
+
+def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int, deadline: Deadline) -> Finding:
+    """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
+    found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
+    if piece.first > START:
+        found = replace(found, first_lost=str(piece.first), last_lost=str(piece.last), lost_records=records)
+    try:
+        found = replace(found, bytes=store.size(piece.path))
+        crc = 0
         with store.open_input(piece.path) as file:
-            if wanted and checksum(file) != wanted:
-                what = "the file does not match the checksum that the manifest has of it"
-                return Finding(piece.path, piece.kind, CORRUPT, size, 0, 0, lost, what, "bring it back from a copy")
-        changes = read_archive(store, piece) if piece.kind == ARCHIVE else read_snapshot(store, piece)
-        found = sum(len(batch.rows) for batch in changes)
+            while wanted and (data := file.read(CHUNK_BYTES)):
+                crc = google_crc32c.extend(crc, data)
+                deadline.check()
+        if crc != wanted:
+            what = "the file does not match the checksum that the manifest has of it"
+            return _readable(store, replace(found, offset=0, what=what), piece, records)
+        count = 0
+        for batch in read_archive(store, piece) if piece.kind == ARCHIVE else read_snapshot(store, piece):
+            count += len(batch.rows)
+            deadline.check()
     except NotFound:
-        return Finding(
-            piece.path, piece.kind, CORRUPT, 0, 0, 0, lost, "the manifest names this file, and it is not there", "bring it back from a copy"
-        )
+        return replace(found, offset=0, what="the manifest names this file, and it is not there")
     except LogError as error:
-        return damaged(piece.path, piece.kind, size, error, lost)
-    if records is not None and found != records:
-        return Finding(
-            piece.path, piece.kind, CORRUPT, size, found, None, lost, f"{found} records, the manifest says {records}", "bring it back from a copy"
-        )
-    return Finding(piece.path, piece.kind, CLEAN, size, found)
+        said = damaged(piece.path, piece.kind, found.bytes, error, None)
+        return _readable(store, replace(found, status=said.status, offset=said.offset, what=said.what, advice=said.advice), piece, records)
+    if records is not None and count != records:
+        return replace(found, records=count, lost_records=records - count, what=f"{count} records, the manifest says {records}")
+    return Finding(piece.path, piece.kind, CLEAN, found.bytes, count)
+
+
+def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | None) -> Finding:
+    """With what `repair` can read of a damaged file."""
+    kept = survey_file(store, piece.path, archive=piece.kind == ARCHIVE)
+    return replace(found, records=kept.records, lost_records=kept.lost if records is None else records - kept.records)
 
 
 def damaged(file: str, kind: str, size: int, error: LogError, lost: str | None) -> Finding:
     """From what a reader raised."""
     status = UNSUPPORTED if isinstance(error, UnsupportedVersion) else CORRUPT
     advice = str(error).removeprefix(f"{error.file} at byte {error.offset}: {error.what}; ")
-    return Finding(file, kind, status, size, 0, error.offset, lost, error.what, advice)
+    return Finding(file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice)

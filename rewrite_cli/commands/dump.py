@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY_CLASS, MAP, ORDER, PARTITION, TIMESTAMP_MS, VALUE_CLASS, Row
-from imap_wal.format import START, Position
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, PARTITION, TIMESTAMP_MS, VALUE_CLASS, Row
+from imap_wal.format import Position
 from imap_wal.restore import ClusterLog
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli import output as out
@@ -43,19 +43,35 @@ class PositionType(click.ParamType[Position]):
             self.fail(str(error), param, ctx)
 
 
+class KeyType(click.ParamType[str | bytes]):
+    """A key's text, or its bytes."""
+
+    name = "key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | bytes:
+        if isinstance(value, bytes) or not str(value).startswith("hex:"):
+            return value if isinstance(value, bytes) else str(value)
+        try:
+            return bytes.fromhex(str(value)[4:])
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
 @click.command()
 @scope_options()
-@click.option("--key", "keys", multiple=True, help="Only this key, as dump prints it; may be repeated.")
+@click.option("--key", "keys", multiple=True, type=KeyType(), help="Only this key, as dump prints it, or its bytes as hex:…; may be repeated.")
 @click.option("--since", type=Moment(), help="Only entries from this time on: 2026-11-21T10:00, or 15m for the last 15 minutes.")
 @click.option("--until", type=Moment(), help="Only entries before this time.")
-@click.option("--from", "start", type=PositionType(), help="Only entries at or above this position (within each node).")
+@click.option(
+    "--from", "start", type=PositionType(), help="Only entries at or above this position (within each node); entries of snapshots have none."
+)
 @click.option("--to", "stop", type=PositionType(), help="Only entries at or below this position.")
 @click.option("--deleted", is_flag=True, help="Only tombstones.")
 @click.option("--tail", type=click.IntRange(min=1), help="Only the last so many.")
 @out.output_option
 def command(
     scope: Scope,
-    keys: tuple[str, ...],
+    keys: tuple[str | bytes, ...],
     since: int | None,
     until: int | None,
     start: Position | None,
@@ -69,11 +85,13 @@ def command(
     \b
     Examples:
       imap-wal dump /var/lib/maps --map orders --key 42
+      imap-wal dump /var/lib/maps --map orders --key hex:a3343231
       imap-wal dump /var/lib/maps --since 15m -o json | jq .value
       imap-wal dump /var/lib/maps --tail 20
     """
     with scope.open() as (store, clusters):
-        streams = [stream for view in clusters for stream in _streams(store, view, scope)]
+        positions = start is not None or stop is not None
+        streams = [stream for view in clusters for stream in _streams(store, view, scope, stop, snapshots=not positions)]
         lines: Iterable[Line] = heapq.merge(*streams, key=lambda line: line.timestamp_ms)
 
         def wanted(line: Line) -> bool:
@@ -81,10 +99,10 @@ def command(
             return bool(
                 (since is None or row[TIMESTAMP_MS] >= since)
                 and (until is None or row[TIMESTAMP_MS] < until)
-                and (start is None or (line.position or START) >= start)
-                and (stop is None or (line.position or START) <= stop)
+                and (start is None or (line.position is not None and line.position >= start))
+                and (stop is None or (line.position is not None and line.position <= stop))
                 and (row[DELETED] or not deleted)
-                and (not keys or text(line.decoder.key(row)) in keys)
+                and (not keys or row[KEY] in keys or text(line.decoder.key(row)) in keys)
             )
 
         lines = filter(wanted, lines)
@@ -97,7 +115,7 @@ def command(
                 click.echo(_text(line))
 
 
-def _streams(store: SegmentStore, view: ClusterView, scope: Scope) -> Iterator[Iterator[Line]]:
+def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Position | None, *, snapshots: bool) -> Iterator[Iterator[Line]]:
     log = ClusterLog(store, view.namespace, view.cluster)
     decoder = Decoder(item for node in view.nodes for item in _schemas(node.manifest.metadata))
     maps = scope.maps or None
@@ -110,9 +128,11 @@ def _streams(store: SegmentStore, view: ClusterView, scope: Scope) -> Iterator[I
             for row, place in zip(changes.rows, places, strict=True):
                 yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
 
-    yield iter(sorted((line for line in lines(nodes=nodes, until={})), key=lambda line: line.timestamp_ms))
+    if snapshots:
+        yield iter(sorted((line for line in lines(nodes=nodes, until={})), key=lambda line: line.timestamp_ms))
     for node in nodes:
-        yield lines(nodes=[node], snapshots=False)
+        # By position as far as files can be left out; the rest is the caller's.
+        yield lines(nodes=[node], snapshots=False, until=None if stop is None else {node: stop})
 
 
 def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
@@ -129,6 +149,7 @@ def _json(line: Line) -> dict[str, Any]:
         "position": str(line.position) if line.position is not None else None,
         "map": row[MAP],
         "key": plain(line.decoder.key(row)),
+        "key_bytes": f"hex:{row[KEY].hex()}",
         "value": plain(line.decoder.value(row)),
         "deleted": row[DELETED],
         "time": iso(row[TIMESTAMP_MS]),

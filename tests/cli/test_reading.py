@@ -63,6 +63,27 @@ def test_dump_filters_by_key_position_deletion_and_tail(run: Run, url: str) -> N
     assert run("dump", url, "--from", "here").code == 2
 
 
+def test_dump_filters_by_map_bytes_time_and_range(run: Run, url: str) -> None:
+    lines = run("dump", url, "-o", "json").lines
+    (session,) = run("dump", url, "--map", "sessions", "-o", "json").lines
+    assert (session["map"], session["key"]) == ("sessions", "s1")
+    of_key = run("dump", url, "--key", session["key_bytes"], "-o", "json").lines
+    assert of_key == [session]
+    assert {line["key"] for line in run("dump", url, "--key", session["key_bytes"], "--key", "o1", "-o", "json").lines} == {"s1", "o1"}
+    assert run("dump", url, "--key", "hex:zz").code == 2
+    times = sorted({line["timestamp_ms"] for line in lines})
+    middle = times[len(times) // 2]
+    early = run("dump", url, "--until", f"@{middle}", "-o", "json").lines
+    late = run("dump", url, "--since", f"@{middle}", "-o", "json").lines
+    assert early + late == lines
+    assert all(line["timestamp_ms"] < middle for line in early)
+    of_n1 = [line for line in lines if line["node"] == "n1"]
+    for first in (0, 4, 11):
+        for last in (first, 11, len(of_n1) - 1):
+            found = run("dump", url, "--node", "n1", "--from", of_n1[first]["position"], "--to", of_n1[last]["position"], "-o", "json").lines
+            assert found == of_n1[first : last + 1]
+
+
 def test_export_gives_the_live_entries_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
     lines = run("export", url, "--map", "orders").lines
     assert {line["key"]: line["value"] for line in lines} == LIVE

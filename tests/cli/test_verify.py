@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import Run
 
 
@@ -168,3 +170,91 @@ def test_a_flipped_bit_in_an_archive_is_found(run: Run, url: str, root: Path) ->
         data[offset] ^= 4
         archive.write_bytes(data)
         assert run("verify", url).code == 3, offset
+
+
+def test_damage_is_told_with_what_is_lost_and_what_stands_behind(run: Run, tmp_path: Path) -> None:
+    import imap_wal
+    from imap_wal.segment import SegmentReader
+    from storage_backends import open_store
+
+    with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
+        for key in range(10):
+            store.map("m").update({f"k{key}": key, f"l{key}": key})
+    (segment,) = (tmp_path / "log").rglob("*.wal")
+    frames = list(SegmentReader(open_store(str(segment.parent)), segment.name).frames())
+    data = bytearray(segment.read_bytes())
+    data[frames[3].offset + 30] ^= 1
+    data[frames[4].offset + 30] ^= 1
+    segment.write_bytes(data)
+    (file,) = [file for file in run("verify", tmp_path / "log", "-o", "json").json["files"] if file["status"] != "clean"]
+    assert (file["status"], file["offset"], file["frames_after"], file["lost_records"], file["records"]) == ("corrupt", frames[3].offset, 6, 4, 16)
+    assert file["first_lost"] == f"00000001.00000001.{frames[3].offset:012d}.00000000"
+    assert file["last_lost"] == f"00000001.00000001.{frames[4].offset:012d}.00000001"
+    assert "not told" not in run("verify", tmp_path / "log").out
+
+
+class Ticking:
+    """A clock that goes on a second whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic(self) -> float:
+        self.seconds += 1
+        return self.seconds
+
+
+def test_the_time_is_over(run: Run, url: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = run("verify", url, "-o", "json").json
+    assert not every["summary"]["partial"]
+    monkeypatch.setattr("rewrite_cli.commands.verify.SystemClock", Ticking)
+    seen = set()
+    for seconds in range(1, 60):
+        ended = run("verify", url, "--max-duration", f"{seconds}s", "-o", "json")
+        found = ended.json
+        summary = found["summary"]
+        assert ended.code == 0
+        assert summary["files"] + summary["unchecked_files"] == every["summary"]["files"]
+        assert summary["unchecked_bytes"] == sum(file["bytes"] for file in found["unchecked"])
+        assert summary["partial"] == bool(found["unchecked"])
+        checked = [Path(file["file"]).suffix for file in found["files"] if file["kind"] != "manifest"]
+        assert checked == sorted(checked, reverse=True)  # segments before archives
+        seen.add(summary["unchecked_files"])
+    assert seen == set(range(max(seen) + 1)), "file by file, down to none"
+    assert max(seen) > 2
+    archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
+    archive.write_bytes(b"")
+    assert run("verify", url, "--max-duration", "3s").code == 0  # what was checked is clean
+    text = run("verify", url, "--max-duration", "3s", "--all")
+    assert "partial" in text.out
+    assert archive.name in text.err
+    assert run("verify", url, "--max-duration", "1h").code == 3
+    assert run("verify", url, "--max-duration", "soon").code == 2
+    assert run("verify", url, "--max-duration", "0s").code == 2
+
+
+def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) -> None:
+    """A process that is killed before its first commit leaves a header; the next one goes on behind it."""
+    import imap_wal
+    from storage_backends import open_store
+    from tests.support import copy_files
+
+    url = f"memory://empty-{tmp_path}"
+    first = imap_wal.open(url, node="n1")
+    first.map("m")["k"] = 1
+    killed = copy_files(open_store(url))
+    first.close()
+    (segment,) = [file.path for file in killed.list("") if file.path.endswith(".wal")]
+    from imap_wal.segment import SegmentReader
+
+    header = killed.read(segment, 0, SegmentReader(killed, segment).first)
+    from imap_wal.format import decode_header
+
+    empty = decode_header(header, segment)[0]._replace(number=2).encode()
+    killed.create(segment.replace("-00000001", "-00000002"), empty)
+    with imap_wal.open(killed.url, node="n1") as store:
+        store.map("m")["k"] = 2
+    assert run("verify", killed.url).code == 0

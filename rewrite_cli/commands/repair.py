@@ -1,0 +1,145 @@
+"""`imap-wal repair`."""
+
+from __future__ import annotations
+
+import click
+
+from imap_wal.errors import WriterLocked
+from rewrite_cli import output as out
+from rewrite_cli.failures import FINDINGS, Failed
+from rewrite_cli.repair_report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
+from rewrite_cli.repairer import ClusterRepair, tolerant_survey
+from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.survey import ClusterView
+from storage_backends import Locked, SegmentStore, StorageError, open_store
+
+
+@click.command()
+@scope_options(maps=False)
+@click.option("--to", "target_url", metavar="TARGET_URL", help="Where the repaired copy goes: an empty place. Not needed with --dry-run.")
+@click.option(
+    "--mode",
+    type=click.Choice([SALVAGE, POINT_IN_TIME]),
+    default=SALVAGE,
+    show_default=True,
+    help="salvage keeps every whole frame; point-in-time keeps what stands before the first damage in a node's log.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Also list the files that are copied as they are (JSON always does).")
+@out.dry_run_option
+@out.output_option
+def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry_run: bool, output: str) -> int:
+    """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log itself is only read.
+
+    Whole files are copied byte for byte; of a damaged one what can be read is written anew. The copy opens and restores exactly what was kept. With --node it holds only
+    those nodes' logs. Exit code 3: something was given up; 0: nothing. Stop the services that write the log first.
+
+    \b
+    Examples:
+      imap-wal repair /var/lib/maps --dry-run
+      imap-wal repair /var/lib/maps --to file:///srv/maps-repaired
+      imap-wal repair s3://bucket/maps --to s3://bucket/repaired --mode point-in-time -o json
+    """
+    if target_url is None and not dry_run:
+        raise click.UsageError("name an empty place with --to, or look first with --dry-run")
+    target = _open(target_url) if target_url is not None else None
+    store = _open(scope.url)
+    items: list[Item] = []
+    try:
+        if target is not None:
+            _must_be_empty(target, str(target_url))
+        views, lost = tolerant_survey(store, scope.namespaces, scope.clusters)
+        _check_scope(store, views, scope)
+        for view in views:
+            _must_be_idle(store, view, scope, dry_run)
+        with out.progress() as progress:
+            task = progress.add_task("reading")
+
+            def tell(words: str) -> None:
+                progress.update(task, description=words)
+
+            repairs = [ClusterRepair(store, view, mode, scope.wants_node, tell, lost) for view in views]
+            for repair in repairs:
+                repair.plan()
+                items += repair.items
+            if target is not None and not dry_run:
+                for repair in repairs:
+                    repair.write(target)
+    finally:
+        store.close()
+        if target is not None:
+            target.close()
+    totals = {"mode": mode, "dry_run": dry_run, "to": target_url, **summary(items)}
+    if output == out.JSON:
+        out.print_json({"summary": totals, "files": [item.to_json() for item in items]})
+    else:
+        _print(items, totals, show_all)
+    return FINDINGS if totals["damaged"] else 0
+
+
+def _open(url: str) -> SegmentStore:
+    try:
+        return open_store(url)
+    except (StorageError, ImportError) as error:
+        raise Failed(f"{url}: {error}") from error
+
+
+def _must_be_empty(target: SegmentStore, url: str) -> None:
+    files = target.list("")
+    if any(file.path.endswith("/manifest/0000000000.json") for file in files):
+        raise Failed(f"{url} holds the rest of a repair that did not finish; remove it, or name another empty place")
+    if files or target.folders(""):
+        raise Failed(
+            f"{url} is not empty: {files[0].path if files else target.folders('')[0]} is there; a repair never writes into a log, name an empty place"
+        )
+
+
+def _check_scope(store: SegmentStore, views: list[ClusterView], scope: Scope) -> None:
+    if not views:
+        raise Failed(scope.nothing(store))
+    absent = set(scope.nodes) - {node.name for view in views for node in view.nodes}
+    if absent:
+        raise Failed(f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}")
+
+
+def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run: bool) -> None:
+    """A log that is being written would be copied half."""
+    if not store.capabilities.locks:
+        return
+    for node in view.nodes:
+        if node.manifest.clean or not scope.wants_node(node.name):
+            continue
+        try:
+            store.lock(f"{node.folder}/writer.lock", "imap-wal repair").release()
+        except Locked as error:
+            if not dry_run:
+                raise WriterLocked(node.name, error.holder) from error
+            out.note(f"node {node.name!r} is being written by {error.holder}: stop it before you repair")
+        except StorageError as error:
+            out.note(f"node {node.name!r}: nobody can say whether it is being written ({error})")
+
+
+def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None:
+    shown = [item for item in items if show_all or item.action not in (COPIED, LEFT_OUT) or item.given_up is not None]
+    if shown:
+        out.print_table(
+            ("status", "file", "in the copy", "kept records", "lost records", "first lost", "last lost", "what"),
+            [(item.status, item.file, item.action, item.kept.records, *_lost(item.given_up), item.what) for item in shown],
+        )
+    for item in items:
+        if item.action == LEFT_OUT and not show_all:
+            out.note(f"left out: {item.file}: {item.what}")
+    place = "dry run, nothing was written" if totals["dry_run"] else f"copied to {totals['to']}"
+    if not totals["damaged"]:
+        verdict = click.style("nothing was given up", fg="green", bold=True)
+    else:
+        verdict = click.style(f"{totals['damaged']} files lost something", fg="red", bold=True)
+        verdict += f": {totals['given_up_records']:,} records, {out.size(float(str(totals['given_up_bytes'])))}"
+        if totals["untold"]:
+            verdict += f", and in {totals['untold']} of them a number that cannot be told"
+    click.echo(f"{verdict}; {totals['kept_records']:,} records kept ({place})")
+
+
+def _lost(extent: Extent | None) -> tuple[object, ...]:
+    if extent is None:
+        return "", "", ""
+    return "not told" if extent.records is None else extent.records, extent.first, extent.last

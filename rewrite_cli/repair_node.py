@@ -1,0 +1,362 @@
+"""The repair of one node's log: `plan` reads all of it and says what becomes of every file, `write` does it.
+
+Archives come before segments in a node's log. Damage in one of them ends a point-in-time repair there: of the other archives only what is older is kept, and of the
+segments nothing. Segments keep their numbers, empty where nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from imap_wal import format, layout
+from imap_wal.archive import checksum
+from imap_wal.clock import Clock, Randomness
+from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.manifest import Archive, NodeManifest
+from rewrite_cli import salvage
+from rewrite_cli.failures import Failed
+from rewrite_cli.repair_report import COPIED, EMPTIED, GIVEN_UP, LEFT_OUT, POINT_IN_TIME, REWRITTEN, TRIMMED, Extent, Item
+from rewrite_cli.repair_segment import Segment, cleared, find_missing_ends, look_at, renamed, text
+from rewrite_cli.scan import Place, Scan
+from rewrite_cli.survey import ClusterView, NodeView
+from storage_backends import NotFound, SegmentStore
+
+MISSING_MAX = 10_000
+"""More missing segments are no damage: a foreign file has a name like a segment's."""
+_CHANGED = -1
+"""In place of the checksum of a segment's last frame: in the copy it is not what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """How a segment comes into the copy. `places` (of a rewritten one): the frames, each at its new offset."""
+
+    path: str
+    head: bytes
+    """Stands for the first so many bytes of the original; b"" for the original's own."""
+    source: str = ""
+    until: int | None = 0
+    """The original from behind `head` to here, byte for byte; None: all of it."""
+    places: tuple[Place, ...] = ()
+
+
+@dataclass
+class NodeRepair:
+    """See the module."""
+
+    store: SegmentStore
+    view: ClusterView
+    node: NodeView
+    mode: str
+    clock: Clock
+    randomness: Randomness
+    tell: Callable[[str], None]
+    lost_manifests: int = 0
+    """So many newer manifests cannot be read: each may have given an epoch and a session."""
+    items: list[Item] = field(default_factory=list)
+    _archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
+    """Archives of the copy, with what of them is kept (None: all), and whether the file is written anew."""
+    _sources: dict[str, str] = field(default_factory=dict)
+    """Path of a rewritten archive in the copy → in the log."""
+    _writes: list[_Write] = field(default_factory=list)
+    _moved: dict[tuple[int, int], list[tuple[Position, Position]]] = field(default_factory=dict)
+    """Of a rewritten segment: where its kept frames stood and stand."""
+    _end: Position = START
+    _changed: bool = False
+    _manifest: NodeManifest = field(default_factory=NodeManifest)
+
+    def plan(self) -> None:
+        """Read everything; `items` then tells. `UnsupportedVersion`: a newer version wrote it, nothing is damaged."""
+        self._changed = self.lost_manifests > 0
+        self._manifest = self.node.manifest
+        if self.lost_manifests:
+            self._adopt_archives()
+        below = self._plan_archives()
+        self._plan_segments(given_up=below is not None)
+        self._plan_manifest()
+
+    @property
+    def number(self) -> int:
+        """Of the node's manifest in the copy."""
+        return self.node.manifest_number + self.lost_manifests + self._changed
+
+    @property
+    def manifest(self) -> NodeManifest | None:
+        """Of the copy; None: as it is. Whole after `write`."""
+        return self._manifest if self._changed else None
+
+    def position(self, place: Position) -> Position:
+        """What a position of this log is in the copy: that of the last kept entry at or below it in the same segment."""
+        frames = self._moved.get(place[:2])
+        if frames is None:
+            return place
+        below = [pair for pair in frames if pair[0].frame <= place.frame]
+        if not below:
+            return place._replace(frame=0, index=0)
+        old, new = below[-1]
+        return new._replace(index=place.index) if old.frame == place.frame else new
+
+    def write(self, target: SegmentStore) -> None:
+        """Archives and segments; the manifests are the caller's, later."""
+        archives = []
+        for archive, below, anew in self._archives:
+            self.tell(archive.path)
+            if anew:
+                source = self._sources.get(archive.path, archive.path)
+                size, crc = salvage.rewrite_file(self.store, source, target, archive.path, archive=True, below=below)
+                archives.append(replace(archive, bytes=size, checksum=crc))
+            else:
+                salvage.copy_file(self.store, archive.path, target)
+                archives.append(archive)
+        self._manifest = replace(self._manifest, archives=tuple(archives))
+        for write in self._writes:
+            self.tell(write.path)
+            target.create(write.path, self._content(write))
+
+    # ---- archives ----
+
+    def _plan_archives(self) -> Position | None:
+        """Returns where a point-in-time repair ends because of them: only entries below are kept."""
+        found = [(archive, *self._look_at_archive(archive)) for archive in self._manifest.archives]
+        below: Position | None = None
+        if self.mode == POINT_IN_TIME:
+            ends = [kept.end or archive.first._replace(index=0) for archive, _, kept in found if kept is not None and kept.lost != 0]
+            below = min(ends, default=None)
+        for archive, status, damaged in found:
+            late = below is not None and archive.last >= below
+            if damaged is None and not late:
+                self._archives.append((archive, None, False))
+                whole = Extent(str(archive.first), str(archive.last), None, archive.records, archive.bytes)
+                self.items.append(Item(archive.path, "archive", status, COPIED, whole))
+                continue
+            self._changed = True
+            kept = damaged
+            if late or kept is None:
+                kept = salvage.survey_file(self.store, archive.path, archive=True, below=below)
+            self._rewrite_archive(archive, kept, status, damaged.what if damaged is not None else "", below)
+        return below
+
+    def _look_at_archive(self, archive: Archive) -> tuple[str, salvage.Salvaged | None]:
+        """None: it is whole."""
+        self.tell(archive.path)
+        try:
+            with self.store.open_input(archive.path) as file:
+                whole = archive.checksum != 0 and checksum(file) == archive.checksum
+        except NotFound:
+            whole = False
+        if whole:
+            return "clean", None
+        kept = salvage.survey_file(self.store, archive.path, archive=True)
+        if not archive.checksum and not kept.what and kept.records == archive.records:
+            return "clean", None
+        return "corrupt", kept._replace(lost=archive.records - kept.records)
+
+    def _rewrite_archive(self, archive: Archive, kept: salvage.Salvaged, status: str, damage: str, below: Position | None) -> None:
+        lost = archive.records - kept.records
+        what = damage or (
+            "its bytes do not match the checksum that the manifest has of them" if status == "corrupt" else f"it goes on behind {below}"
+        )
+        given_up = None
+        if lost:
+            begins = [place for place in (kept.end if kept.what else below, below) if place is not None]
+            first = str(max(archive.first, min(begins, default=archive.first)))
+            given_up = Extent(first, str(archive.last), None, lost, None)
+        if kept.first is None or kept.last is None:
+            self.items.append(Item(archive.path, "archive", status, GIVEN_UP, given_up=given_up, what=what))
+            return
+        path = layout.archive_path(self.node.folder, archive.map, kept.first, kept.last)
+        copy = replace(archive, path=path, first=kept.first, last=kept.last, records=kept.records, tombstones=kept.tombstones)
+        self._sources[path] = archive.path
+        self._archives.append((copy, below, True))
+        extent = Extent(str(kept.first), str(kept.last), None, kept.records, None)
+        to = path if path != archive.path else ""
+        self.items.append(Item(archive.path, "archive", status, REWRITTEN, extent, given_up, what, to))
+
+    def _adopt_archives(self) -> None:
+        """The newest manifest is lost, and an older one speaks. Archives that it does not know stand for segments that went: take them in."""
+        manifest = self._manifest
+        known = {archive.path for archive in manifest.archives}
+        found = []
+        for file in self.node.files:
+            folder, _, name = file.path.rpartition("/")
+            if file.path in known or not file.path.startswith(f"{self.node.folder}/archive/") or not name.endswith(".parquet"):
+                continue
+            try:
+                first, last = map(Position.parse, name.removesuffix(".parquet").split("-"))
+            except ValueError:
+                continue
+            if first[:2] > manifest.archived:
+                map_name = layout.decode(folder.rpartition("/")[2])
+                rows = salvage.survey_file(self.store, file.path, archive=True)
+                found.append(Archive(map_name, file.path, first, last, rows.records, rows.tombstones, file.size))
+        numbers = sorted(segment.number for segment in self.node.segments if segment.number > manifest.archived[1])
+        if not found or (numbers and numbers[0] == manifest.archived[1] + 1):
+            return  # their segments are still there
+        last = max(archive.last for archive in found)
+        behind = next((number for number in numbers if number > last.segment), last.segment + 1)
+        self._manifest = replace(manifest, archives=(*manifest.archives, *found), archived=(last.epoch, behind - 1))
+
+    # ---- segments ----
+
+    def _plan_segments(self, *, given_up: bool) -> None:
+        manifest, folder = self._manifest, self.node.folder
+        living = [segment for segment in self.node.segments if (segment.epoch, segment.number) > manifest.archived]
+        counting = layout.without_replaced((segment.epoch, segment.number) for segment in living)
+        for segment in living:
+            if (segment.epoch, segment.number) not in counting:
+                what = "begun by a writer that had been replaced: nothing in it counts"
+                self.items.append(Item(segment.path, "segment", "clean", LEFT_OUT, what=what))
+        living = sorted((segment for segment in living if (segment.epoch, segment.number) in counting), key=lambda segment: segment.number)
+        found: dict[int, Segment] = {}
+        names = self.view.namespace, self.view.cluster, self.node.name
+        for index, segment in enumerate(living):
+            self.tell(segment.path)
+            found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
+        find_missing_ends(found, manifest.checkpoint)
+        before: int | None = None
+        epoch = manifest.archived[0] or (living[0].epoch if living else manifest.checkpoint.epoch)
+        last_number = max([*found, manifest.checkpoint.segment], default=0)
+        if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
+            raise Failed(
+                f"{folder}/wal: of {last_number} segments there are {len(found)}; if one with a strange number is not of this log, move it away"
+            )
+        for number in range(manifest.archived[1] + 1, last_number + 1):
+            planned = found.get(number)
+            if planned is None:
+                path = layout.wal_path(folder, epoch, number)
+                planned = Segment(path, epoch, number, status="missing", what="this segment is missing: the log goes on after it")
+            if planned.torn and planned.scan is not None and planned.scan.header is None:
+                what = "a crash before its first commit: nothing was ever in it"
+                self.items.append(Item(planned.path, "segment", "torn-tail", LEFT_OUT, what=what))
+                continue
+            epoch = planned.epoch
+            before = self._plan_segment(planned, before, given_up=given_up)
+            given_up = given_up or (self.mode == POINT_IN_TIME and planned.damaged and planned.lost)
+        if not found and manifest.checkpoint[:2] <= manifest.archived:
+            self._end = manifest.checkpoint
+
+    def _plan_segment(self, segment: Segment, before: int | None, *, given_up: bool) -> int | None:
+        """Decide, note, and return what the next header may say of this one's last frame."""
+        place = segment.epoch, segment.number
+        all_frames = Extent(text(segment.first), text(segment.last), segment.frames, segment.records, segment.bytes)
+        if given_up:
+            self._changed = True
+            self._note_empty(segment, segment.everything(), segment.what or "it stands behind the first damage")
+            return before if segment.checksum == 0 else _CHANGED
+        if segment.status == "clean" or (segment.header is not None and segment.end_missing is not None):
+            self._plan_copy(segment, before, None)
+            lost = None
+            if segment.end_missing is not None:
+                self._changed = True
+                lost = Extent(str(Position(*place, segment.end, 0)), text(segment.end_missing if segment.end_missing > START else None))
+            self.items.append(Item(segment.path, "segment", segment.status, COPIED, all_frames, lost, segment.what))
+            self._end = max(self._end, segment.last or START)
+            return segment.checksum or before
+        if segment.torn and segment.scan is not None:
+            self._plan_copy(segment, before, segment.end)
+            self.items.append(Item(segment.path, "segment", segment.status, TRIMMED, all_frames, what=segment.what))
+            self._end = max(self._end, segment.last or START)
+            return segment.checksum or before
+        self._changed = True
+        scan = segment.scan
+        frames = scan.frames if scan is not None else []
+        if scan is not None and self.mode == POINT_IN_TIME and scan.gaps:
+            frames = [frame for frame in frames if frame.offset < scan.gaps[0].start]
+        if scan is None or not frames:
+            self._note_empty(segment, segment.everything(), segment.what)
+            return _CHANGED
+        self._plan_rewrite(segment, scan, frames, before)
+        return _CHANGED
+
+    def _plan_copy(self, segment: Segment, before: int | None, until: int | None) -> None:
+        assert segment.header is not None
+        said = segment.header.previous_checksum
+        head = b""
+        if said and before is not None and said != before:
+            head = cleared(self.store.read(segment.path, 0, 4096))
+        self._writes.append(_Write(segment.path, head, segment.path, until))
+
+    def _plan_rewrite(self, segment: Segment, scan: Scan, frames: list[Place], before: int | None) -> None:
+        place = segment.epoch, segment.number
+        if scan.header is None:
+            head = self._header(segment)
+        else:
+            said = scan.header.previous_checksum
+            head = renamed(scan.raw, self.randomness.token())  # of the same length: what stands before the damage keeps its place
+            if said and before is not None and said != before:
+                head = cleared(head)
+        moved: list[tuple[Position, Position]] = []
+        offset = len(head)
+        for frame in frames:
+            index = max(frame.count - 1, 0)
+            moved.append((Position(*place, frame.offset, index), Position(*place, offset, index)))
+            offset += frame.end - frame.offset
+        self._moved[place] = moved
+        self._end = max(self._end, moved[-1][1])
+        self._writes.append(_Write(segment.path, head, segment.path, 0, tuple(frames)))
+        kept = Extent(
+            str(moved[0][0]._replace(index=0)), str(moved[-1][0]), len(frames), sum(frame.entries for frame in frames), sum(frame.end - frame.offset for frame in frames)
+        )  # fmt: skip
+        lost = None
+        if scan.gaps and self.mode == POINT_IN_TIME:
+            lost = segment.everything(frames)
+        elif scan.gaps:
+            lost = segment.gaps()
+        self.items.append(Item(segment.path, "segment", segment.status, REWRITTEN, kept, lost, segment.what))
+
+    def _note_empty(self, segment: Segment, lost: Extent | None, what: str) -> None:
+        self._writes.append(_Write(segment.path, self._header(segment)))
+        self._moved[segment.epoch, segment.number] = []
+        self.items.append(Item(segment.path, "segment", segment.status, EMPTIED, given_up=lost, what=what))
+
+    def _header(self, segment: Segment) -> bytes:
+        view, manifest = self.view, self._manifest
+        created_ms = segment.header.created_ms if segment.header is not None else self.clock.now_ms()
+        return SegmentHeader(
+            self.randomness.token(), view.namespace, view.cluster, self.node.name, segment.epoch, segment.number, 0, created_ms, manifest.directory
+        ).encode()
+
+    def _content(self, write: _Write) -> bytes:
+        if not write.source:
+            return write.head
+        data = self.store.read(write.source)
+        if not write.places:
+            return write.head + data[len(write.head) : write.until]
+        seed = format.decode_header(write.head, write.path)[0].checksum_seed
+        chunks, offset = [write.head], len(write.head)
+        for frame in write.places:
+            payload = data[frame.offset + format.FRAME_HEADER_BYTES + format.SYNCED_BYTES : frame.end]
+            # All before it is safe when the file appears: damage below it is corruption from then on.
+            encoded, length, _ = format.encode_frame(seed, offset, frame.kind, frame.count, offset, [payload])
+            chunks += encoded
+            offset += length
+        return b"".join(chunks)
+
+    # ---- the manifest ----
+
+    def _plan_manifest(self) -> None:
+        name = f"{self.node.folder}/manifest/{self.node.manifest_number:010d}.json"
+        if not self._changed:
+            self.items.append(Item(name, "manifest", "clean", COPIED))
+            return
+        manifest = self._manifest
+        checkpoint = min(self.position(manifest.checkpoint), self._end)
+        if checkpoint == START or checkpoint.segment <= manifest.archived[1]:
+            checkpoint = max(checkpoint, min(manifest.checkpoint, Position(*manifest.archived, 0, 0)))
+        self._manifest = replace(
+            manifest,
+            archives=tuple(archive for archive, *_ in self._archives),
+            checkpoint=checkpoint,
+            removed=self.position(manifest.removed),
+            clean=False,
+            epoch=manifest.epoch + self.lost_manifests,
+            session=manifest.session + self.lost_manifests,
+        )
+        what = "made to fit what is kept; the next open reads the log from the checkpoint on"
+        status, lost = "clean", None
+        if self.lost_manifests:
+            status, lost = "corrupt", Extent()
+            what = f"the newest manifest cannot be read; number {self.node.manifest_number} speaks in its place"
+        to = f"{self.node.folder}/manifest/{self.number:010d}.json"
+        self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=lost, what=what, to=to))

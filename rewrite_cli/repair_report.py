@@ -1,0 +1,72 @@
+"""What a repair keeps and gives up, file by file: the same for a dry run and for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SALVAGE, POINT_IN_TIME = "salvage", "point-in-time"
+
+COPIED = "copied"
+"""Byte for byte (of a segment whose predecessor changed, the header's checksum of that one is cleared)."""
+TRIMMED = "trimmed"
+"""The front of a segment, byte for byte, without a torn tail that was never acknowledged."""
+REWRITTEN = "rewritten"
+"""A new file with what is kept."""
+EMPTIED = "emptied"
+"""A segment without frames stands under its name, so that no later position is mistaken for one of its."""
+GIVEN_UP = "given-up"
+"""Not in the copy at all."""
+LEFT_OUT = "left-out"
+"""Nothing that a restore reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Positions, frames, records and bytes; None where it cannot be told, or where the file has no such thing."""
+
+    first: str | None = None
+    last: str | None = None
+    frames: int | None = None
+    records: int | None = None
+    bytes: int | None = None
+
+
+NOTHING = Extent(None, None, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file of the log. `file` is its name in the log; `to` its name in the copy, where that is another."""
+
+    file: str
+    kind: str
+    status: str
+    action: str
+    kept: Extent = NOTHING
+    given_up: Extent | None = None
+    what: str = ""
+    to: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summary(items: Sequence[Item]) -> dict[str, Any]:
+    """Totals. `untold` files lost a number of records that cannot be told; it is not in `given_up_records`."""
+    lost = [item.given_up for item in items if item.given_up is not None]
+    return {
+        "files": len(items),
+        **{
+            action.replace("-", "_"): sum(item.action == action for item in items)
+            for action in (COPIED, TRIMMED, REWRITTEN, EMPTIED, GIVEN_UP, LEFT_OUT)
+        },
+        "kept_frames": sum(item.kept.frames or 0 for item in items),
+        "kept_records": sum(item.kept.records or 0 for item in items),
+        "damaged": len(lost),
+        "given_up_frames": sum(extent.frames or 0 for extent in lost),
+        "given_up_records": sum(extent.records or 0 for extent in lost),
+        "given_up_bytes": sum(extent.bytes or 0 for extent in lost),
+        "untold": sum(extent.records is None for extent in lost),
+    }

@@ -1,0 +1,201 @@
+"""What the segments of a node's log are, before a repair decides what becomes of them; and headers, changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import google_crc32c
+import msgpack
+
+from imap_wal import format
+from imap_wal.errors import LogError, UnsupportedVersion
+from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.manifest import NodeManifest
+from imap_wal.segment import SegmentReader, unborn
+from rewrite_cli.repair_report import Extent
+from rewrite_cli.scan import Place, Scan, last_lost, scan_segment
+from rewrite_cli.survey import SegmentFile
+from storage_backends import SegmentStore
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment of the log: its whole frames in sum, and what is wrong with it."""
+
+    path: str
+    epoch: int
+    number: int
+    size: int = 0
+    status: str = "clean"
+    what: str = ""
+    header: SegmentHeader | None = None
+    end: int = 0
+    checksum: int = 0
+    """Of the last frame, 0 where there is none."""
+    frames: int = 0
+    records: int = 0
+    bytes: int = 0
+    first: Position | None = None
+    last: Position | None = None
+    scan: Scan | None = None
+    end_missing: Position | None = None
+    """The file ends at a frame's border, and the log went on: up to here, or (START) nobody knows to where."""
+    torn: bool = False
+    """Damaged above all that was synced, and nothing whole behind: a tail."""
+
+    @property
+    def damaged(self) -> bool:
+        return self.status != "clean" and not self.torn
+
+    @property
+    def lost(self) -> bool:
+        """Whether anything that was in it cannot be read."""
+        scan = self.scan
+        return self.status == "missing" or self.end_missing is not None or scan is None or bool(scan.gaps) or scan.seed is None
+
+    def count(self, frames: Iterable[Place]) -> None:
+        """Take note of whole frames, in order."""
+        for place in frames:
+            self.frames += 1
+            self.records += place.entries
+            self.bytes += place.end - place.offset
+            self.first = self.first or Position(self.epoch, self.number, place.offset, 0)
+            self.last = Position(self.epoch, self.number, place.offset, max(place.count - 1, 0))
+            self.checksum, self.end = place.checksum, place.end
+
+    def gaps(self) -> Extent | None:
+        """What can be told of the damaged frames."""
+        gaps = self.scan.gaps if self.scan is not None else []
+        if not gaps:
+            return None
+        told = all(gap.records is not None for gap in gaps)
+        return Extent(
+            str(Position(self.epoch, self.number, gaps[0].start, 0)),
+            text(last_lost(self.epoch, self.number, gaps[-1])),
+            sum(gap.frames or 0 for gap in gaps) if told else None,
+            sum(gap.records or 0 for gap in gaps) if told else None,
+            sum(gap.end - gap.start for gap in gaps),
+        )
+
+    def everything(self, kept: list[Place] | None = None) -> Extent | None:
+        """All that the copy will not have of a segment: what can be told of its gaps, and the whole frames that are not kept."""
+        kept = kept or []
+        scan, start = self.scan, str(Position(self.epoch, self.number, 0, 0))
+        if self.status == "missing":
+            return Extent(start)
+        gaps = self.gaps()
+        frames: int | None = self.frames - len(kept)
+        records: int | None = self.records - sum(frame.entries for frame in kept)
+        size = self.bytes - sum(frame.end - frame.offset for frame in kept)
+        if scan is None and self.status == "corrupt" and self.end_missing is None:  # another segment under this name
+            return Extent(start, None, None, None, self.size)
+        if gaps is None and not frames:
+            return None
+        first, last = self.first, self.last
+        if gaps is not None:
+            frames = None if frames is None or gaps.frames is None else frames + gaps.frames
+            records = None if records is None or gaps.records is None else records + gaps.records
+            size += gaps.bytes or 0
+            first = Position.parse(gaps.first) if gaps.first and (kept or first is None or gaps.first < str(first)) else first
+            if gaps.last:
+                last = max(last or START, Position.parse(gaps.last))
+            elif last is not None and scan is not None and last.frame < scan.gaps[-1].start:
+                last = None  # the last one lies in a gap that does not tell
+        return Extent(text(first), text(last), frames, records, size)
+
+
+def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, str], manifest: NodeManifest, *, newest: bool) -> Segment:
+    """Read all of a segment. `names`: the namespace, cluster and node it belongs to. `UnsupportedVersion`."""
+    found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
+    try:
+        reader = SegmentReader(store, segment.path)
+    except UnsupportedVersion:
+        raise
+    except LogError as error:
+        found.scan = scan_segment(store, segment.path, names)
+        found.torn = newest and not manifest.clean and unborn(store, segment.path)
+        found.status, found.what = "torn-tail" if found.torn else "corrupt", error.what
+        found.count(found.scan.frames)
+        return found
+    header = reader.header
+    if (*names, segment.epoch, segment.number) != (header.namespace, header.cluster, header.node, header.epoch, header.number):
+        found.status = "corrupt"
+        found.what = (
+            f"its header says {header.namespace}/{header.cluster}/{header.node} {header.epoch}-{header.number}: the file was copied here or renamed"
+        )
+        return found
+    found.header, found.end = header, reader.first
+    for frame in reader.frames():
+        entries = frame.count if frame.kind == format.ENTRIES else 0
+        found.count([Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum)])
+    tail = reader.tail()
+    if tail.status == "clean":
+        return found
+    found.scan = scan_segment(store, segment.path, names)
+    checkpoint = manifest.checkpoint
+    named = (segment.epoch, segment.number) == checkpoint[:2] and tail.end <= checkpoint.frame
+    found.status = "torn-tail" if newest and tail.status == "torn-tail" and not named else "corrupt"
+    found.torn = found.status == "torn-tail" and not tail.frames_after
+    behind = f"{tail.frames_after} whole frames after it"
+    if found.torn:
+        found.what = "an incomplete last commit: a crash, nothing acknowledged is lost"
+    elif found.status == "torn-tail":
+        found.what = f"damage above the last synced position, with {behind}: a power loss"
+    else:
+        found.what = f"a damaged frame with {behind}" if tail.frames_after else "a damaged frame in a place that was safe"
+    found.frames = found.records = found.bytes = 0
+    found.first = None
+    found.count(found.scan.frames)
+    return found
+
+
+def find_missing_ends(found: Mapping[int, Segment], checkpoint: Position) -> None:
+    """A file that ends at a frame's border looks whole. The next segment's header, and the checkpoint, know better."""
+    before: Segment | None = None
+    for number in sorted(found):
+        segment = found[number]
+        said = segment.header.previous_checksum if segment.header is not None else 0
+        whole = before is not None and before.status == "clean" and before.checksum
+        if before is not None and whole and said not in (0, before.checksum) and number - 1 in found:
+            before.end_missing = START
+        if (segment.epoch, segment.number) == checkpoint[:2] and segment.status == "clean" and segment.end <= checkpoint.frame:
+            segment.end_missing = checkpoint
+        if segment.checksum or segment.status != "clean":
+            before = segment
+    for segment in found.values():
+        if segment.end_missing is not None:
+            segment.status, segment.what = "corrupt", "the end of this segment is missing: the log went on from a later frame"
+
+
+def text(position: Position | None) -> str | None:
+    """For a report."""
+    return None if position is None else str(position)
+
+
+# ---- headers, changed in place ---------------------------------------------------------------------------------------
+
+
+def renamed(head: bytes, segment_id: bytes) -> bytes:
+    """The header with another segment id."""
+    return _sealed(head[:15] + segment_id + head[31:])
+
+
+def cleared(head: bytes) -> bytes:
+    """The header without the checksum of the segment before it, as long as it was: frames stay where they are."""
+    end = format.header_bytes_needed(head)
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(head[12 : end - 4])
+    fields = unpacker.read_array_header()
+    assert fields > 6
+    for _ in range(6):
+        unpacker.skip()
+    start = 12 + unpacker.tell()
+    unpacker.skip()
+    stop = 12 + unpacker.tell()
+    mark = {1: b"\0", 2: b"\xcc\0", 3: b"\xcd\0\0", 5: b"\xce\0\0\0\0"}[stop - start]
+    return _sealed(head[:start] + mark + head[stop:end])
+
+
+def _sealed(head: bytes) -> bytes:
+    return head[:-4] + int(google_crc32c.value(head[:-4])).to_bytes(4, "little")

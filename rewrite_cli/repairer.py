@@ -1,0 +1,273 @@
+"""A repaired copy of a cluster's logs, in an empty place. The log itself is only read.
+
+    plan    every byte is read; the items say what is kept and what is given up
+    write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ cluster's manifest ─▶ markers go
+
+A marker is a manifest number 0 that no version reads: until the real one stands above it, whoever opens the copy is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
+
+from imap_wal.archive import checksum
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.errors import CorruptLog
+from imap_wal.manifest import ClusterManifest, Mark, Snapshot, _checksum, cluster_manifests, node_manifests
+from rewrite_cli import salvage
+from rewrite_cli.failures import Failed
+from rewrite_cli.repair_node import NodeRepair
+from rewrite_cli.repair_report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
+from rewrite_cli.survey import ClusterView, survey
+from rewrite_cli.verifier import foreign_files
+from storage_backends import NotFound, SegmentStore, StoredFile
+from storage_backends.memory import MemoryStore, forget
+
+UNFINISHED = "of an imap-wal repair that did not finish"
+"""Stands where a marker's format number should: who reads it says "manifest format of an imap-wal repair that did not finish"."""
+
+
+@dataclass
+class ClusterRepair:
+    """See the module."""
+
+    store: SegmentStore
+    view: ClusterView
+    mode: str
+    wants_node: Callable[[str], bool]
+    tell: Callable[[str], None]
+    lost_manifests: Mapping[str, int] = field(default_factory=dict)
+    """Manifest folder → how many of its newest cannot be read."""
+    clock: Clock = field(default_factory=SystemClock)
+    randomness: Randomness = field(default_factory=SystemRandomness)
+    items: list[Item] = field(default_factory=list)
+    _nodes: list[NodeRepair] = field(default_factory=list)
+    _snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    _anew: set[str] = field(default_factory=set)
+    _manifest: ClusterManifest | None = None
+
+    def plan(self) -> None:
+        """Read everything; `items` then tells."""
+        view = self.view
+        if not view.manifest_number:
+            raise Failed(f"{view}: no manifest of the cluster can be read in {view.folder}/manifest; bring one back from a copy")
+        for name, snapshot in sorted(view.manifest.snapshots.items()):
+            self._plan_snapshot(name, snapshot)
+        for name in view.missing_nodes:
+            if self.wants_node(name):
+                what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here: the copy misses it too"
+                self.items.append(Item(f"{view.folder}/nodes/{name}", "node", "missing", GIVEN_UP, given_up=Extent(), what=what))
+        for node in view.nodes:
+            if not self.wants_node(node.name):
+                continue
+            if not node.manifest_number:
+                raise Failed(f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest; bring one back from a copy")
+            lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
+            repair = NodeRepair(self.store, view, node, self.mode, self.clock, self.randomness, self.tell, lost)
+            repair.plan()
+            self._nodes.append(repair)
+            self.items += repair.items
+        self.items += [Item(path, "foreign", "clean", LEFT_OUT, what="not of imap-wal") for path in foreign_files(view, self.wants_node)]
+        for node in view.nodes:
+            if self.wants_node(node.name):
+                aside = [file.path for file in node.files if file.path.startswith(f"{node.folder}/lost/")]
+                self.items += [Item(path, "lost", "clean", LEFT_OUT, what="put aside by an earlier recovery") for path in aside]
+        self._plan_manifest()
+
+    def write(self, target: SegmentStore) -> None:
+        """Make the copy. An error leaves what nobody takes for a log."""
+        folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
+        marker: dict[str, Any] = {"format": UNFINISHED}
+        text = json.dumps({"checksum": _checksum(marker), **marker}).encode()
+        markers = [f"{folder}/manifest/{0:010d}.json" for folder in folders]
+        for path in markers:
+            target.create(path, text)
+        for name, snapshot in self._snapshots.items():
+            self._write_snapshot(target, name, snapshot)
+        for repair in self._nodes:
+            repair.write(target)
+        for repair in self._nodes:
+            target.create(*self._node_manifest(repair))
+        target.create(*self._cluster_manifest())
+        for path in reversed(markers):
+            target.delete(path)
+
+    @property
+    def _number(self) -> int:
+        return self.view.manifest_number + self.lost_manifests.get(f"{self.view.folder}/manifest", 0) + 1
+
+    def _node_manifest(self, repair: NodeRepair) -> tuple[str, bytes]:
+        folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
+        if content is None:
+            return self._manifest_file(folder, number)
+        with _Scratch(self.store, f"{folder}/manifest", number, repair.number) as scratch:
+            node_manifests(scratch, folder, self.clock, self.randomness).update(lambda _: content)
+            return _newest(scratch, f"{folder}/manifest")
+
+    def _cluster_manifest(self) -> tuple[str, bytes]:
+        folder, number = self.view.folder, self.view.manifest_number
+        if self._manifest is None:
+            return self._manifest_file(folder, number)
+        content = replace(self._manifest, snapshots=self._snapshots)
+        with _Scratch(self.store, f"{folder}/manifest", number, self._number) as scratch:
+            cluster_manifests(scratch, folder, self.clock, self.randomness).update(lambda _: content)
+            return _newest(scratch, f"{folder}/manifest")
+
+    def _manifest_file(self, folder: str, number: int) -> tuple[str, bytes]:
+        path = f"{folder}/manifest/{number:010d}.json"
+        return path, self.store.read(path)
+
+    # ---- snapshots ----
+
+    def _plan_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        files: list[str] = []
+        checksums: list[int] = []
+        records = tombstones = 0
+        damaged = False
+        for path, wanted in _files(snapshot):
+            self.tell(path)
+            try:
+                size = self.store.size(path)
+                with self.store.open_input(path) as file:
+                    whole = wanted != 0 and checksum(file) == wanted
+            except NotFound:
+                whole, size = False, 0
+            kept = salvage.survey_file(self.store, path, archive=False)
+            records, tombstones = records + kept.records, tombstones + kept.tombstones
+            if whole or (not wanted and not kept.what):
+                files.append(path)
+                checksums.append(wanted)
+                self.items.append(Item(path, "snapshot", "clean", COPIED, Extent(records=kept.records, bytes=size)))
+                continue
+            damaged = True
+            lost = Extent(records=kept.lost) if kept.lost != 0 else None
+            what = kept.what or "its bytes do not match the checksum that the manifest has of them"
+            if not kept.records:
+                self.items.append(Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what))
+                continue
+            files.append(path)
+            checksums.append(wanted)
+            self._anew.add(path)
+            self.items.append(Item(path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what))
+        if damaged:
+            live = records - tombstones
+            snapshot = replace(snapshot, files=tuple(files), checksums=tuple(checksums), live=live, tombstones=tombstones)
+        self._snapshots[name] = snapshot
+
+    def _write_snapshot(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
+        checksums: list[int] = []
+        size = snapshot.bytes
+        for path, known in _files(snapshot):
+            self.tell(path)
+            if path in self._anew:
+                written = salvage.rewrite_file(self.store, path, target, path, archive=False)
+                size += written.bytes - self.store.size(path)
+                checksums.append(written.checksum)
+            else:
+                salvage.copy_file(self.store, path, target)
+                checksums.append(known)
+        if self._anew & set(snapshot.files):
+            self._snapshots[name] = replace(snapshot, checksums=tuple(checksums), bytes=max(size, 0))
+
+    # ---- the cluster's manifest ----
+
+    def _plan_manifest(self) -> None:
+        view, folder = self.view, f"{self.view.folder}/manifest"
+        manifest, lost = view.manifest, self.lost_manifests.get(f"{self.view.folder}/manifest", 0)
+        repairs = {repair.node.name: repair for repair in self._nodes}
+        snapshots = {
+            name: replace(
+                snapshot,
+                marks={
+                    node: Mark(mark.directory, repairs[node].position(mark.position)) if node in repairs else mark
+                    for node, mark in snapshot.marks.items()
+                },
+            )
+            for name, snapshot in self._snapshots.items()
+        }
+        lifetimes = tuple(
+            replace(lifetime, cuts={node: repairs[node].position(cut) if node in repairs else cut for node, cut in lifetime.cuts.items()})
+            for lifetime in manifest.lifetimes
+        )
+        fitting = replace(
+            manifest,
+            snapshots=snapshots,
+            lifetimes=lifetimes,
+            nodes={name: directory for name, directory in manifest.nodes.items() if self.wants_node(name)},
+            # Each of the lost ones may have given one.
+            incarnation=manifest.incarnation + lost,
+            generation=manifest.generation + lost,
+        )
+        name = f"{folder}/{view.manifest_number:010d}.json"
+        self._snapshots = snapshots
+        if fitting == manifest and not self._anew:
+            self.items.append(Item(name, "manifest", "clean", COPIED))
+            return
+        self._manifest = fitting
+        status, given_up, what = "clean", None, "made to fit what is kept"
+        if lost:
+            status, given_up = "corrupt", Extent()
+            what = f"the newest manifest cannot be read; number {view.manifest_number} speaks in its place: later rewrites, drops and cluster starts are forgotten"
+        self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=given_up, what=what, to=f"{folder}/{self._number:010d}.json"))
+
+
+def tolerant_survey(store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[list[ClusterView], dict[str, int]]:
+    """Like `survey`, but where the newest manifest is damaged an older one speaks; and how many newer ones of each folder cannot be read."""
+    without = _Without(store)
+    while True:
+        try:
+            views = survey(without, namespaces, clusters)  # it lists and reads, no more
+            break
+        except CorruptLog as error:
+            without.hidden.add(error.file)
+    lost: dict[str, int] = {}
+    for view in views:
+        for folder, number in ((view.folder, view.manifest_number), *((node.folder, node.manifest_number) for node in view.nodes)):
+            hidden = [int(path.rpartition("/")[2][:-5]) for path in without.hidden if path.startswith(f"{folder}/manifest/")]
+            if hidden:
+                lost[f"{folder}/manifest"] = max(hidden) - number
+    return views, lost
+
+
+def _files(snapshot: Snapshot) -> list[tuple[str, int]]:
+    """Each with the checksum that the manifest has of it, 0 where it has none."""
+    return [(str(path), int(known)) for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)]
+
+
+class _Without:
+    """A store without some files."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self.hidden: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def list(self, folder: str) -> list[StoredFile]:
+        return [file for file in self._store.list(folder) if file.path not in self.hidden]
+
+
+class _Scratch:
+    """A place in memory where the next manifest is made: the one before stands in it, under the number that makes the next one's right."""
+
+    def __init__(self, store: SegmentStore, folder: str, number: int, wanted: int) -> None:
+        self._name = f"imap-wal-repair-{SystemRandomness().name()}"
+        self._store = MemoryStore(self._name)
+        self._store.create(f"{folder}/{wanted - 1:010d}.json", store.read(f"{folder}/{number:010d}.json"))
+
+    def __enter__(self) -> SegmentStore:
+        return self._store
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+        forget(self._name)
+
+
+def _newest(store: SegmentStore, folder: str) -> tuple[str, bytes]:
+    path = max(file.path for file in store.list(folder))
+    return path, store.read(path)

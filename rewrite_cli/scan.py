@@ -1,0 +1,210 @@
+"""What of a damaged segment can still be read: its whole frames, and the gaps between them.
+
+A frame verifies only with the segment's id and at its own offset, so frames behind a gap are found by trying every place that may be one. Where the segment's header is what
+was damaged, the seed of the frames' CRCs is found again: from the id, if that is whole, else from two frames. A CRC is linear, so one frame gives the only seed that fits it,
+and another that fits the same one is no accident.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import google_crc32c
+
+from imap_wal import entry, format
+from imap_wal.errors import LogError, UnsupportedVersion
+from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, Position, SegmentHeader
+from storage_backends import SegmentStore
+
+_ID_AT, _ID_BYTES = 15, 16
+"""Of a header: behind the twelve bytes, the array's mark, and the two bytes that begin the id."""
+_ENTRY_BYTES_MIN = 11
+_TRIED_FRAMES = 8
+
+# A length below 2**31, any CRC, a known type, a last synced offset below 2**40.
+_PLAUSIBLE = re.compile(rb"(?s)(?=.{3}[\x00-\x7f].{4}[\x01-\x04].{8}\x00{3})")
+
+
+class Place(NamedTuple):
+    """A whole frame, without its content."""
+
+    offset: int
+    end: int
+    kind: int
+    entries: int
+    """0 unless it holds entries."""
+    count: int  # type: ignore[assignment]  # the field's word, as in Frame
+    checksum: int
+
+
+class Gap(NamedTuple):
+    """Bytes that are no whole frame. `frames`, `records`, `last` (offset and index of the last entry) are what the damaged frames' own headers say; None where those cannot
+    be trusted, because they do not lead to the gap's end."""
+
+    start: int
+    end: int
+    frames: int | None = None
+    records: int | None = None
+    last: tuple[int, int] | None = None
+
+
+class Scan(NamedTuple):
+    """`header` is None where it is damaged; `seed` is None where nothing can be read without it. `first` is where frames begin. `raw` is the header as it stands."""
+
+    header: SegmentHeader | None
+    raw: bytes
+    seed: int | None
+    first: int
+    frames: list[Place]
+    gaps: list[Gap]
+    size: int
+
+    @property
+    def records(self) -> int:
+        return sum(place.entries for place in self.frames)
+
+
+def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) -> Scan:
+    """Read a segment as far as it can be read. `names`: the namespace, cluster and node it belongs to. `UnsupportedVersion`, also for a frame of an unknown type."""
+    data = store.read(path)
+    header: SegmentHeader | None = None
+    seed: int | None = None
+    try:
+        header, first = format.decode_header(data, path)
+        seed = header.checksum_seed
+    except UnsupportedVersion:
+        raise
+    except LogError:
+        first = min(format.header_bytes_needed(data), len(data))
+        found = _find_seed(data, names)
+        if found is not None:
+            seed, first = found
+    frames: list[Place] = []
+    gaps: list[Gap] = []
+    written = len(data.rstrip(b"\0"))
+    offset = first
+    while seed is not None and offset < len(data):
+        frame = format.decode_frame(seed, data, offset, offset)
+        if isinstance(frame, Frame):
+            if frame.kind not in format.TYPES:
+                raise UnsupportedVersion(path, offset, f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it")
+            entries = frame.count if frame.kind == format.ENTRIES else 0
+            frames.append(Place(offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
+            offset = frame.end
+            continue
+        if offset >= written:
+            break
+        following = _next_frame(seed, data, offset + 1)
+        gaps.append(_gap(data, offset, written if following is None else following))
+        if following is None:
+            break
+        offset = following
+    if seed is None and written:
+        gaps.append(Gap(0, written))
+    return Scan(header, data[:first], seed, first, frames, gaps, len(data))
+
+
+def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:
+    """Position of the last entry in a gap, where it can be told."""
+    return None if gap.last is None else Position(epoch, number, *gap.last)
+
+
+def _next_frame(seed: int, data: bytes, start: int) -> int | None:
+    for match in _PLAUSIBLE.finditer(data, start):
+        at = match.start()
+        # The cheap question first: a random length would make us read megabytes for nothing.
+        synced = int.from_bytes(data[at + FRAME_HEADER_BYTES : at + FRAME_HEADER_BYTES + SYNCED_BYTES], "little")
+        if synced <= at and isinstance(format.decode_frame(seed, data, at, at), Frame):
+            return at
+    return None
+
+
+def _gap(data: bytes, start: int, end: int) -> Gap:
+    records = 0
+    for frames, (offset, kind, count, end_of_frame) in enumerate(_chain(data, start), 1):
+        if end_of_frame > end or (kind == format.ENTRIES and not _believable(data[offset + FRAME_HEADER_BYTES + SYNCED_BYTES : end_of_frame], count)):
+            break
+        records += count if kind == format.ENTRIES else 0
+        if end_of_frame == end:
+            return Gap(start, end, frames, records, (offset, max(count - 1, 0)))
+    return Gap(start, end)
+
+
+def _believable(payload: bytes, count: int) -> bool:
+    """Whether a damaged frame's own count may be right: the damage is in the payload, or the payload has as many entries."""
+    try:
+        return len(entry.values(payload)) == count
+    except Exception:  # noqa: BLE001  # damaged bytes make a parser fail in any way
+        return True
+
+
+def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
+    """(offset, type, count, end) of frames one behind the other, as their headers say and as far as they can be believed."""
+    while offset + FRAME_HEADER_BYTES + SYNCED_BYTES <= len(data):
+        length, _, type_count = FRAME_HEADER.unpack_from(data, offset)
+        kind, count = type_count & 0xFF, type_count >> 8
+        least = SYNCED_BYTES + (count * _ENTRY_BYTES_MIN if kind == format.ENTRIES else 0)
+        end = offset + FRAME_HEADER_BYTES + length
+        if kind not in format.TYPES or length < least or end > len(data):
+            return
+        yield offset, kind, count, end
+        offset = end
+
+
+# ---- the seed of a segment whose header is damaged -------------------------------------------------------------------
+
+
+def _find_seed(data: bytes, names: tuple[str, str, str]) -> tuple[int, int] | None:
+    """(seed, where frames begin)."""
+    longest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**63, "-" * 36).encode())
+    shortest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 1, 1, 0, 0, "").encode())
+    said = format.header_bytes_needed(data)
+    by_id = int(google_crc32c.value(data[_ID_AT : _ID_AT + _ID_BYTES]))
+    for first in dict.fromkeys((said, *range(shortest, longest + 1))):
+        solved: Counter[int] = Counter()
+        for tried, (offset, _, _, end) in enumerate(_chain(data, first)):
+            if isinstance(format.decode_frame(by_id, data, offset, offset), Frame):
+                return by_id, first
+            if tried >= _TRIED_FRAMES:
+                break
+            seed = _solve(data, offset, end)
+            if seed is not None:
+                solved[seed] += 1
+                if solved[seed] == 2:
+                    return seed, first
+    if _next_frame(by_id, data, shortest) is not None:  # the first frames are damaged too
+        return by_id, said if shortest <= said <= longest else shortest
+    return None
+
+
+def _solve(data: bytes, offset: int, end: int) -> int | None:
+    """The one seed with which the frame at `offset` verifies, if its bytes are whole."""
+    _, checksum, type_count = FRAME_HEADER.unpack_from(data, offset)
+    body = offset + FRAME_HEADER_BYTES
+    synced = int.from_bytes(data[body : body + SYNCED_BYTES], "little")
+    payload = [data[body + SYNCED_BYTES : end]]
+
+    def crc(seed: int) -> int:
+        return format.encode_frame(seed, offset, type_count & 0xFF, type_count >> 8, synced, payload)[2]
+
+    zero = crc(0)
+    # Each bit of the seed flips a fixed set of the CRC's bits: thirty-two equations modulo two.
+    rows: dict[int, tuple[int, int]] = {}
+    for bit in range(32):
+        column, combination = crc(1 << bit) ^ zero, 1 << bit
+        while column:
+            top = column.bit_length()
+            if top not in rows:
+                rows[top] = column, combination
+                break
+            column, combination = column ^ rows[top][0], combination ^ rows[top][1]
+    wanted, seed = checksum ^ zero, 0
+    while wanted:
+        row = rows.get(wanted.bit_length())
+        if row is None:
+            return None
+        wanted, seed = wanted ^ row[0], seed ^ row[1]
+    return seed
