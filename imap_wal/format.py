@@ -161,6 +161,13 @@ class NoFrame(NamedTuple):
     needed: int = 0
 
 
+def may_be_frame(data: bytes, at: int, offset: int) -> bool:
+    """Whether what stands at `data[at]`, which is `offset` in its segment, can be a frame at all: a look that costs nothing, where a checksum of random bytes may run over
+    megabytes. No frame says that anything behind itself was synced."""
+    body = at + FRAME_HEADER_BYTES
+    return len(data) >= body + SYNCED_BYTES and _SYNCED.unpack_from(data, body)[0] <= offset
+
+
 def decode_frame(seed: int, data: bytes, at: int, offset: int) -> Frame | NoFrame:
     """The frame that starts at `data[at]`, which is `offset` in its segment."""
     if len(data) == at:

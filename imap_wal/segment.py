@@ -168,7 +168,7 @@ class SegmentReader:
         data = self._store.read(self.path, self.end, last - self.end + format.FRAME_HEADER_BYTES)
         skip_to = 1
         for match in self._PLAUSIBLE.finditer(data, 1):
-            if match.start() < skip_to:
+            if match.start() < skip_to or not format.may_be_frame(data, match.start(), self.end + match.start()):
                 continue
             frame = format.decode_frame(self._seed, data, match.start(), self.end + match.start())
             if isinstance(frame, Frame):

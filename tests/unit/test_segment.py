@@ -164,3 +164,14 @@ def test_a_cut_or_empty_header_is_unborn_but_not_one_that_has_frames_behind_it(m
 def test_a_foreign_file_is_not_unborn(memory: MemoryStore) -> None:
     overwrite(memory, PATH, b"notes")
     assert not unborn(memory, PATH)
+
+
+def test_looking_for_frames_in_megabytes_of_random_bytes_checks_hardly_any(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = write(memory, 3)
+    overwrite(memory, PATH, memory.read(PATH)[: places[1]] + Random(3).randbytes(4 << 20))
+    checked: list[int] = []
+    real = format.decode_frame
+    monkeypatch.setattr(format, "decode_frame", lambda *arguments: (checked.append(1), real(*arguments))[1])
+    _, tail = read(memory)
+    assert tail.status == "torn-tail"
+    assert len(checked) < 20
