@@ -36,6 +36,7 @@ from imap_wal.errors import (
 )
 from imap_wal.log import START, Change, Log, LogReader, Position, Record
 from imap_wal.manifest import Lifetime
+from imap_wal.reader import Bound
 from imap_wal.restore import ClusterLog
 from imap_wal.settings import Settings
 from rewrite_cli.local import LocalEngine
@@ -522,6 +523,41 @@ def test_a_tail_that_fails_goes_on_from_its_last_position(memory: MemoryStore) -
         assert seen == places
 
 
+def test_a_reader_with_a_limit_reads_on_in_the_segment_where_it_stopped(memory: MemoryStore) -> None:
+    class Limited(Bound):
+        def limit(self) -> Position | None:
+            return self.position
+
+    with create(memory) as opened:
+        places = fill(opened, *range(9))
+    assert places[1].segment == places[0].segment < places[-1].segment
+    bound = Limited()
+    tail = reading(memory, bound=bound).tail(poll_s=0)
+    seen = []
+    for place in places:
+        bound.position = place
+        seen.append(next(tail).position)
+    assert seen == places
+
+
+def test_a_tail_does_not_read_again_what_it_has_read(memory: MemoryStore) -> None:
+    class Counting(FaultyStore):
+        bytes = 0
+
+        def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+            data = super().read(path, offset, length)
+            self.bytes += len(data)
+            return data
+
+    counting = Counting(memory)
+    with create(memory, segment_bytes=1024 * 1024) as opened:
+        tail = reading(counting).tail(poll_s=0.001)
+        for _ in range(300):
+            fill(opened, "x" * 200)
+            next(tail)
+        assert counting.bytes < 300 * 6000, "the segment's front and a frame each time, not all 80 KiB"
+
+
 def test_another_disk_under_the_name_of_a_log_is_told_to_its_tail(memory: MemoryStore) -> None:
     opened = create(memory)
     fill(opened, 1)
@@ -626,10 +662,12 @@ def test_a_reader_at_a_position_that_prune_removed_is_told_the_oldest(memory: Me
 def test_a_tail_that_has_read_what_is_removed_goes_on_and_one_that_has_not_is_told(memory: MemoryStore) -> None:
     with create(memory) as opened:
         places = fill(opened, *range(20))
+        opened.rotate()
+        places += fill(opened, "last")
         ahead, behind = reading(memory).tail(poll_s=0.001), reading(memory).tail(poll_s=0.001)
         assert [next(ahead).position for _ in places] == places
         next(behind)
-        opened.rotate()
+    with reopen(memory) as opened:  # the last frame is a clean shutdown now, which is no entry
         opened.shrink(places[-1], uncovered=True)
         fill(opened, "new")
         assert told([next(ahead)]) == ["new"]
