@@ -30,7 +30,7 @@ from imap_wal.errors import CorruptLog, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
 from imap_wal.pieces import SEGMENT, Changes, Metadata, Piece, read_piece, void_below
-from storage_backends import AlreadyExists, SegmentStore
+from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 _ENTRY_FIELDS = [
     pa.field("map", pa.string(), nullable=False),
@@ -58,6 +58,8 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 """A row group is about this much: what a reader or writer holds in memory of one file."""
 OPEN_FILES_MAX = 128
 """Maps that one pass over the segments writes; a log of more maps takes more passes."""
+ATTEMPTS = 3
+"""How often an archive run begins anew because segments went while it read them."""
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 MEMBERS_MAX = 1000
 """Metadata other than schemas that a manifest carries on; the oldest go first."""
@@ -422,6 +424,17 @@ def archive_sealed(
 
     `writing`: number of the segment being written, or that will be written next: only those below it are taken. None: nobody writes, all are taken.
     Damage in a sealed segment stops the run before anything is changed: `CorruptLog`, `ShortLog`."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _archive_sealed(store, node_folder, node, manifests, writing, scratch)
+        except NotFound:
+            continue  # a prune removed a covered segment while it was read, and the manifest says so by now
+    return _archive_sealed(store, node_folder, node, manifests, writing, scratch)
+
+
+def _archive_sealed(
+    store: SegmentStore, node_folder: str, node: str, manifests: ManifestLog[NodeManifest], writing: int | None, scratch: Path | None
+) -> Archived:
     _, manifest = manifests.read()
     _sweep(store, node_folder, manifest)
     segments: list[tuple[int, int, str, int]] = []

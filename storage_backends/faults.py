@@ -10,7 +10,8 @@ again with `Fault("kill", at=k)` for each k. Whatever a fault raises says the pl
 `kill` and `power-loss` raise a `BaseException`, as no handler of the code under test may catch its own death; after it every
 operation of this wrapper raises the same, locks are let go of as an operating system would, and the wrapped store holds what survived.
 After a power loss that is all that was synced, and of each open segment's unsynced bytes what the seed decides. All other operations
-of the interface are durable on return, so there are no directory entries to be forgotten: an operation is done or it is not.
+of the interface are durable on return, so there are no directory entries to be forgotten: an operation is done or it is not. That the local
+backend keeps to this, names and all, is what `tests/faults/disk.py` tries at every system call.
 """
 
 from __future__ import annotations

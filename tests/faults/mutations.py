@@ -1,0 +1,106 @@
+"""Deliberate defects, each with the test that must catch it. A defect is a change of the source; where its text is no longer found, mend it here.
+
+python -m tests.faults.mutations        tries all of them
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("storage_backends", "imap_wal", "rewrite_cli", "tests", "pyproject.toml")
+_FAULTS = "tests/faults"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`old` stands once in `file` and becomes `new`; then `test` fails."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    quick: bool = False
+
+
+KILL = f"{_FAULTS}/test_fault_01_kill.py::test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing"
+LOSS = f"{_FAULTS}/test_fault_02_power_loss.py::test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowledged"
+NAMES_LOST = (
+    f"{_FAULTS}/test_fault_02_power_loss.py::"
+    "test_a_power_loss_at_every_system_call_loses_nothing_even_if_every_name_and_byte_that_was_not_synced_is_gone"
+)
+OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_name_that_was_not_synced"
+
+MUTATIONS = (
+    Mutation("no sync before the acknowledgement", "imap_wal/committer.py", "if self._syncs_each or late:", "if late:", LOSS, quick=True),
+    Mutation("fdatasync does nothing", "storage_backends/descriptors.py", "            _sync_data(self._fd)\n", "            pass\n", NAMES_LOST),
+    Mutation("directory not synced", "storage_backends/descriptors.py", "        os.fsync(fd)\n        return os.fstat(fd)", "        return os.fstat(fd)", NAMES_LOST, quick=True),
+    Mutation("folders above a new name not synced", "storage_backends/local.py", "            self._sync_name(folder)\n", "            pass\n",
+             f"{OPERATION}[create in a folder of another process]"),
+    Mutation("name of a new segment not synced", "storage_backends/local.py", "                self._sync_name(target)\n            except", "                pass\n            except",
+             f"{OPERATION}[open_append]"),
+    Mutation("published before its bytes are synced", "storage_backends/local.py", "                os.fsync(fd)\n                place(", "                place(", f"{OPERATION}[create]"),
+    Mutation("deletion not synced", "storage_backends/local.py", "                    sync_folder(folder)\n                except FileNotFoundError:\n                    pass  # removed",
+             "                    pass\n                except FileNotFoundError:\n                    pass  # removed", f"{OPERATION}[delete beside another]"),
+    Mutation("manifest published by overwriting", "storage_backends/local.py", "self._publish(path, (data,), os.link)", "self._publish(path, (data,), os.replace)",
+             "tests/unit/test_manifest.py::test_of_three_processes_no_update_is_lost_and_none_is_made_twice"),
+    Mutation("CRC not seeded with the segment id", "imap_wal/format.py", "return int(google_crc32c.value(self.segment_id))", "return 0",
+             "tests/unit/test_format.py::test_a_stale_frame_of_a_recycled_segment_does_not_verify"),
+    Mutation("CRC without the frame's offset", "imap_wal/format.py", '_SEED = struct.Struct("<QII")', '_SEED = type("S", (), {"pack": lambda self, a, b, c: struct.pack("<II", b, c)})()',
+             "tests/unit/test_format.py::test_a_frame_copied_to_another_place_of_its_segment_does_not_verify"),
+    Mutation("CRC not compared", "imap_wal/format.py", "data[body:end]) != checksum:", "data[body:end]) is None:",
+             f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]", quick=True),
+    Mutation("tombstone dropped early", "rewrite_cli/rewriter.py", "return GONE if self.open_nodes", "return GONE if True or self.open_nodes",
+             f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state"),
+    Mutation("a failed sync is forgotten", "imap_wal/committer.py", '            self._poison(error, "write" if writing else "sync")\n', "",
+             f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file"),
+    Mutation("a failed sync may be tried again by the backend", "storage_backends/descriptors.py", "            os.close(self._forget())\n            raise translate", "            raise translate",
+             "tests/storage/test_local.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds"),
+    Mutation("fence not checked", "imap_wal/writer.py", "if self._appends and self.store.exists(self._fence):", "if False:",
+             f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing"),
+    Mutation("segments deleted before the manifest names their archive", "imap_wal/archive.py", "    manifests.update(change)\n    for *_, path, _ in segments:\n        store.delete(path)\n",
+             "    for *_, path, _ in segments:\n        store.delete(path)\n    manifests.update(change)\n", KILL),
+    Mutation("sealed segment archived, last entry left out", "imap_wal/archive.py", "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = by_map",
+             "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n            rows, places = by_map", KILL),
+    Mutation("mark one frame beyond what was merged", "rewrite_cli/rewriter.py", "found[node] = Mark(directory, position)", "found[node] = Mark(directory, position._replace(frame=position.frame + 100_000))",
+             f"{_FAULTS}/test_fault_12_writers.py::test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing"),
+    Mutation("rows of a Parquet file not counted", "imap_wal/archive.py", "if promised is not None and promised != ", "if promised is None and promised != ",
+             f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_any_bit_flipped_in_parquet_is_found_or_changes_nothing"),
+    Mutation("lock file closed at once", "storage_backends/local.py", "                return LocalLock(fd)\n        raise Unavailable", "                os.close(fd)\n                return LocalLock(os.open(os.devnull, os.O_RDONLY))\n        raise Unavailable",
+             f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_are_one_log_with_one_lock"),
+    Mutation("descriptor of a sealed segment not closed", "imap_wal/segment.py", "        self._appender.truncate(self._appender.size)\n        self.close()", "        self._appender.truncate(self._appender.size)",
+             f"{_FAULTS}/test_fault_14_leaks.py::test_a_thousand_opens_leave_no_file_descriptor_and_no_thread"),
+)  # fmt: skip
+
+
+def survives(mutation: Mutation, folder: Path) -> str:
+    """ "" when the test caught it, else what happened. `folder` is empty."""
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "java"))
+        else:
+            shutil.copy(source, folder / name)
+    path = folder / mutation.file
+    text = path.read_text()
+    if text.count(mutation.old) != 1:
+        return f"its text stands {text.count(mutation.old)} times in {mutation.file}"
+    path.write_text(text.replace(mutation.old, mutation.new))
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "500", mutation.test],
+        cwd=folder, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    return "" if run.returncode == 1 and "1 failed" in run.stdout else f"pytest ended with {run.returncode}:\n{run.stdout[-1500:]}{run.stderr[-500:]}"
+
+
+if __name__ == "__main__":
+    for mutation in MUTATIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"{mutation.name}: {survives(mutation, Path(folder)) or 'caught'}", flush=True)

@@ -1,0 +1,258 @@
+"""Fault 1: SIGKILL, at every storage operation, at every system call, and at random moments."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import imap_wal
+from storage_backends.faults import Fault, FaultyStore, Killed, Plan
+from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore, forget
+from tests.durable.children import ACK, apply
+from tests.faults import children
+from tests.faults.disk import RecordedDisk
+from tests.faults.workload import Life, Reference, look_and_go_on
+from tests.support import FakeClock
+
+Cases = Callable[[int], None]
+_names = itertools.count()
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["imap_wal", "imap_wal.archive", "tests.durable.children", "tests.faults.children", "pandas", "pyarrow.compute", "pyarrow.pandas_compat"]
+)  # Arrow asks for pandas
+
+
+def everything(storage: FaultyStore, reference: Reference, **options: Any) -> None:
+    life = Life(storage, reference, **options)
+    life.play()
+    life.close()
+
+
+def operations(**options: Any) -> list[str]:
+    """The kinds of operation that the work asks of its storage."""
+    counted = FaultyStore(MemoryStore(f"faults-count-{next(_names)}"))
+    everything(counted, Reference(), **options)
+    return [operation.kind for operation in counted.operations]
+
+
+def strike_at(at: int, action: Any, seed: int, *, go_on: bool, tear: Any = "prefix", when: Any = "before", **options: Any) -> None:
+    """Play the work, let the fault strike at its `at`-th operation, look what is left."""
+    name = f"faults-{next(_names)}"
+    inner = MemoryStore(name)
+    reference = Reference()
+    faulty = FaultyStore(inner, Plan((Fault(action, at=at, when=when),), seed, tear))
+    with pytest.raises(Killed):
+        everything(faulty, reference, **options)
+    if go_on:
+        look_and_go_on(inner, reference, faulty.plan, **options)
+    else:
+        life = Life(inner, reference, **options)
+        life.open(faulty.plan)
+        life.close()
+    forget(name)
+
+
+def test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing(cases: Cases, seed: int) -> None:
+    """Fault 1."""
+    kinds = operations()
+    assert {"append", "sync", "create", "create_from", "delete", "truncate", "replace", "lock", "open_append"} <= set(kinds)
+    for at in range(1, len(kinds) + 1):
+        strike_at(at, "kill", seed, go_on=at % 8 == 0)
+        cases(1)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("preallocate", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_before_and_after_every_storage_operation_loses_nothing_and_work_goes_on(
+    cases: Cases, seed: int, preallocate: bool, when: str
+) -> None:
+    """Fault 1, long."""
+    for at in range(1, len(operations(preallocate=preallocate)) + 1):
+        strike_at(at, "kill", seed, go_on=True, when=when, preallocate=preallocate)
+        cases(1)
+
+
+def record(root: Path, **options: Any) -> RecordedDisk:
+    """The system calls of the work on a real local disk; the marks are what had been acknowledged."""
+    with RecordedDisk(str(root)) as disk:
+        reference = Reference()
+        reference.on_change = lambda: disk.mark((reference.state, reference.pending, reference.clock.now_ms()))
+        life = Life(LocalStore(str(root)), reference, **options)
+        life.play()
+        life.close()
+    return disk
+
+
+def check_images(
+    disk: RecordedDisk, kinds: tuple[tuple[str, str], ...], seed: int, cases: Cases, *, every: int = 1, go_on_every: int = 8, **options: Any
+) -> None:
+    """Open a log on whatever may be left after a crash at every (`every`-th) system call."""
+    chance = Random(seed)
+    for number, (call, kept, note, image) in enumerate(disk.images(kinds, chance, every)):
+        name = f"faults-{next(_names)}"
+        inner = MemoryStore(name)
+        for path, data in image.items():
+            inner.create(path, data)
+        state, pending, now_ms = note or ({}, None, FakeClock().now_ms())
+        reference = Reference(FakeClock(now_ms), dict(state), pending)
+        why = f"crash before system call {call}, {kept}, seed {seed}"
+        if number % go_on_every == 0:
+            look_and_go_on(inner, reference, why, **options)
+        else:
+            life = Life(inner, reference, **options)
+            life.open(why)
+            life.close()
+        forget(name)
+        cases(1)
+
+
+def test_a_kill_at_every_system_call_loses_nothing(tmp_path: Path, cases: Cases, seed: int) -> None:
+    """Fault 1, inside the operations of the local backend."""
+    check_images(record(tmp_path / "disk"), (("all", "all"),), seed, cases, every=2)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("preallocate", [False, True])
+def test_a_kill_at_every_system_call_loses_nothing_and_work_goes_on(tmp_path: Path, cases: Cases, seed: int, preallocate: bool) -> None:
+    """Fault 1, inside the operations of the local backend, long."""
+    disk = record(tmp_path / "disk", preallocate=preallocate)
+    check_images(disk, (("all", "all"),), seed, cases, go_on_every=1, preallocate=preallocate)
+
+
+# ---- real processes, real SIGKILL ----
+
+
+def work_killed_at(root: Path, at: int) -> bool:
+    """False: the work was done before."""
+    ours, theirs = _context.Pipe(duplex=False)
+    child = _context.Process(target=children.work_until_killed, args=(str(root), at, theirs))
+    child.start()
+    theirs.close()
+    note: Any = ({}, None, FakeClock().now_ms())
+    try:
+        while True:
+            told = ours.recv()
+            if told == "done":
+                child.join(30)
+                return False
+            note = told
+    except EOFError:
+        pass
+    child.join(30)
+    assert child.exitcode == -signal.SIGKILL
+    state, pending, now_ms = note
+    look_and_go_on(LocalStore(str(root)), Reference(FakeClock(now_ms), state, pending), f"SIGKILL before storage operation {at}")
+    return True
+
+
+def test_a_process_really_killed_at_storage_operations_of_every_kind_loses_nothing(tmp_path: Path, cases: Cases, seed: int) -> None:
+    """Fault 1, with processes."""
+    kinds = operations()
+    chance = Random(seed)
+    for kind in sorted(set(kinds)):
+        at = 1 + chance.choice([number for number, each in enumerate(kinds) if each == kind])
+        assert work_killed_at(tmp_path / f"log{at}", at), f"{kind}, seed {seed}"
+        cases(1)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_a_process_really_killed_at_every_storage_operation_loses_nothing(tmp_path: Path, cases: Cases) -> None:
+    """Fault 1, with processes, long."""
+    at = 1
+    while work_killed_at(tmp_path / f"log{at}", at):
+        cases(1)
+        at += 1
+    assert at > 300
+
+
+def kill_at_random(url: str, durability: str, seed: int, starts: list[int], chance: Random) -> list[int]:
+    """Let a child write, archive, rewrite and prune, and kill it some time after some acknowledgements; returns how far each thread's acknowledgements came,
+    read to the last byte that the child had sent."""
+    ours, theirs = _context.Pipe(duplex=False)
+    child = _context.Process(target=children.write_and_shrink_until_killed, args=(url, durability, seed, starts, theirs))
+    child.start()
+    theirs.close()
+    acks, delay = chance.choice((0, 1, 2, 5, 15)), chance.random() * 0.01
+    done, data, killed = list(starts), b"", False
+    while True:
+        if not killed and len(data) >= acks * ACK.size:
+            end = time.monotonic() + delay
+            while (left := end - time.monotonic()) > 0 and select.select([ours], [], [], left)[0]:
+                part = os.read(ours.fileno(), 65536)
+                assert part, "the child ended by itself"
+                data += part
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+            killed = True
+        part = os.read(ours.fileno(), 65536)
+        if not part:
+            break
+        data += part
+    child.join(30)
+    ours.close()
+    assert child.exitcode == -signal.SIGKILL, f"the child ended by itself with {child.exitcode}"
+    for thread, number in ACK.iter_unpack(data):
+        assert number == done[thread]
+        done[thread] = number + 1
+    return done
+
+
+def kill_again_and_again(url: str, durability: str, seed: int, kills: int, cases: Cases, threads: int = 3) -> None:
+    """After each kill: of every thread's keys there is what it had acknowledged, or that and the whole of the one operation that was under way."""
+    chance = Random(seed)
+    states: list[dict[str, Any]] = [{} for _ in range(threads)]
+    done = [0] * threads
+    for kill in range(kills):
+        before, done = done, kill_at_random(url, durability, seed, done, chance)
+        with imap_wal.open(url, node="n") as store:
+            found = dict(store.map("m").items())
+        for thread in range(threads):
+            for number in range(before[thread], done[thread]):
+                apply(states[thread], seed, thread, number)
+            mine = {key: value for key, value in found.items() if key.startswith(f"{thread}.")}
+            one_more = dict(states[thread])
+            apply(one_more, seed, thread, done[thread])
+            assert mine in (states[thread], one_more), f"kill {kill}, seed {seed}, thread {thread}, {done[thread]} acknowledged"
+            if mine != states[thread]:
+                states[thread] = one_more
+                done[thread] += 1
+        cases(1)
+    assert sum(done) > kills
+
+
+@pytest.mark.parametrize("durability", ["always", "os"])
+def test_two_hundred_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(
+    url: str, durability: str, cases: Cases, seed: int
+) -> None:
+    """Fault 1, with processes: 100 for each durability that promises to survive a kill."""
+    kill_again_and_again(url, durability, seed, 100, cases)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("durability", ["always", "os"])
+def test_ten_thousand_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(
+    url: str, durability: str, cases: Cases, seed: int
+) -> None:
+    """Fault 1, with processes: 5,000 for each durability that promises to survive a kill."""
+    kill_again_and_again(url, durability, seed, 5000, cases)
+
+
+def test_the_recorded_disk_is_the_disk(tmp_path: Path) -> None:
+    """What the system-call tests stand on: replayed to the end, the record has every file of the real folder, byte for byte."""
+    root = tmp_path / "disk"
+    images = list(record(root, preallocate=True).images((("all", "all"),), Random(0)))
+    assert images[-1][3] == {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -1,0 +1,163 @@
+"""Faults 10, 11: clocks that go backwards, several changes in one millisecond, duplicates and reorderings."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+from typing import Any
+
+import pytest
+
+from imap_wal.entry import Row
+from imap_wal.settings import Settings
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import rewrite
+from storage_backends.memory import MemoryStore, forget
+from tests.faults.test_fault_01_kill import Cases
+from tests.faults.workload import Life, Reference
+from tests.histories import put
+from tests.restore.test_live_view import append, cluster, node, values, view
+from tests.support import FakeClock, copy_files, segments
+
+_names = itertools.count()
+
+
+class Wandering(FakeClock):
+    """A clock of people that is set at will; durations go on as they must."""
+
+    def set(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+
+SHRINK = (("rotate",), ("archive",), ("rewrite",), ("prune",), ("reopen",), ("stop",))
+
+
+def wander(seed: int, steps: int) -> None:
+    chance = Random(seed)
+    clock = Wandering()
+    name = f"order-{next(_names)}"
+    life = Life(MemoryStore(name), Reference(clock))
+    life.open()
+    start = clock.now_ms()
+    for number in range(steps):
+        if chance.random() < 0.5:
+            clock.set(start + chance.choice((0, -1, 1, -86_400_000, -30 * 86_400_000, chance.randrange(-10_000, 10_000))))
+        key = chance.choice("abc")
+        kind = chance.random()
+        if kind < 0.15:
+            life.step(*chance.choice(SHRINK))
+        elif kind < 0.5:
+            life.play((("put", key, number), ("delete", key)))  # in one millisecond
+        elif kind < 0.7:
+            life.play((("delete", key), ("put", key, number)))
+        else:
+            life.step("put", key, number)
+        assert life.store is not None
+        life.reference.settle(dict(life.store.map("m").items()), f"seed {seed}, step {number}")
+    life.step("stop")
+    for step in SHRINK:
+        life.step(*step)
+        life.step("stop")
+    life.close()
+    forget(name)
+
+
+def test_with_a_clock_that_goes_backwards_and_many_changes_in_one_millisecond_the_last_change_wins(cases: Cases, seed: int) -> None:
+    """Fault 10."""
+    for more in range(20):
+        wander(seed + more, 40)
+        cases(1)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_with_a_clock_that_goes_backwards_the_last_change_wins_in_many_histories(cases: Cases, seed: int) -> None:
+    """Fault 10, long."""
+    for more in range(1000):
+        wander(seed + more, 80)
+        cases(1)
+
+
+def test_put_and_delete_of_one_key_in_one_millisecond_stay_in_order_through_everything(cases: Cases) -> None:
+    """Fault 10: all orders of three changes, before and after each way a log is changed."""
+    for changes in itertools.product((("put", "k", 1), ("put", "k", 2), ("delete", "k")), repeat=3):
+        for between in (("rotate",), ("archive",), ("rewrite",), ("stop",)):
+            name = f"order-{next(_names)}"
+            life = Life(MemoryStore(name), Reference())
+            life.play((*changes, between, *changes[::-1], ("stop",), ("rewrite",), ("prune",), ("stop",), ("archive",), ("prune",), ("stop",)))
+            life.close()
+            forget(name)
+            cases(1)
+
+
+def shuffle(seed: int) -> None:
+    """Changes of few keys, numbered; appended by two nodes in any order, some twice, some again much later; archived, rewritten, pruned at any time."""
+    chance = Random(seed)
+    name = f"order-{next(_names)}"
+    store = MemoryStore(name)
+    logs = [node(store), node(store, "n2")]
+    rows: list[tuple[int, Row]] = []
+    newest: dict[str, Any] = {}
+    for number in range(1, 41):
+        key, owner = chance.choice("abcd"), chance.randrange(2)
+        value = None if chance.random() < 0.3 else number
+        # One owner a key and partition version, as Hazelcast has it; clocks say anything, and are young enough for every tombstone to stay.
+        rows.append((owner, put(key, value, (1, number, 1 + owner, number), timestamp_ms=FakeClock().now_ms() - chance.randrange(1000))))
+        newest[key] = value
+    rows += chance.sample(rows, 15)
+    chance.shuffle(rows)
+    for owner, row in rows:
+        append(logs[owner], row)
+        kind = chance.random()
+        if kind < 0.1:
+            logs[owner].rotate()
+        elif kind < 0.2:
+            rewrite(cluster(store), LocalEngine(Settings(preallocate=False)))
+        elif kind < 0.25:
+            prune(cluster(store))
+    expected = {key: str(value) for key, value in newest.items() if value is not None}
+    assert values(view(store)) == expected, f"seed {seed}"
+    rewrite(cluster(store), LocalEngine(Settings(preallocate=False)))
+    prune(cluster(store))
+    assert values(view(store)) == expected, f"seed {seed}, rewritten"
+    forget(name)
+
+
+def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state(cases: Cases, seed: int) -> None:
+    """Fault 11."""
+    for more in range(40):
+        shuffle(seed + more)
+        cases(1)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state_in_many_histories(cases: Cases, seed: int) -> None:
+    """Fault 11, long."""
+    for more in range(2000):
+        shuffle(seed + more)
+        cases(1)
+
+
+def test_segments_that_stay_beside_their_archive_count_once_and_bring_nothing_back(cases: Cases) -> None:
+    """Fault 11: a copy of every segment that was archived or pruned comes back, as after a crash before it was deleted."""
+    name = f"order-{next(_names)}"
+    store = MemoryStore(name)
+    life = Life(store, Reference())
+    life.play((("put", "a", 1), ("put", "b", 1), ("rotate",), ("delete", "a"), ("put", "b", 2), ("rotate",)))
+    kept = {path: store.read(path) for path in segments(store)}
+    life.play((("archive",), ("rewrite",), ("prune",), ("put", "c", 1)))
+    for count in range(1, len(kept) + 1):
+        for paths in itertools.combinations(kept, count):
+            left = copy_files(store)
+            for path in paths:
+                left.create(path, kept[path])
+            again = Life(left, Reference(life.reference.clock, dict(life.reference.state)))
+            again.open(f"{paths} came back")
+            again.play((("archive",), ("rewrite",), ("prune",), ("stop",)))
+            again.close()
+            assert not set(segments(left)) & set(kept), "they go"
+            cases(1)
+    life.close()
+    forget(name)

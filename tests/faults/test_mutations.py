@@ -1,0 +1,27 @@
+"""Do the tests see what they are for? Each deliberate defect must be caught by the test that is named for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.mutations import MUTATIONS, Mutation, survives
+from tests.faults.test_fault_01_kill import Cases
+
+
+def check(mutation: Mutation, folder: Path, cases: Cases) -> None:
+    assert survives(mutation, folder) == "", f"{mutation.name} was not caught"
+    cases(1)
+
+
+@pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.quick], ids=lambda each: each.name)
+def test_a_deliberate_defect_is_caught(mutation: Mutation, tmp_path: Path, cases: Cases) -> None:
+    check(mutation, tmp_path, cases)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+def test_every_deliberate_defect_is_caught(mutation: Mutation, tmp_path: Path, cases: Cases) -> None:
+    check(mutation, tmp_path, cases)

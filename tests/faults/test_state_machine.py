@@ -1,0 +1,94 @@
+"""Random histories of everything that is done to a map and its log, against a plain dict; killed and without power at random. Hypothesis prints the blob that
+replays a failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
+
+from imap_wal.clock import SystemRandomness
+from imap_wal.restore import ClusterLog
+from imap_wal.settings import Settings
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import rewrite
+from storage_backends.faults import Fault, Killed, Plan
+from tests.durable.test_reference import Reference
+from tests.faults.test_fault_01_kill import Cases
+
+_steps = 0
+
+
+class Everything(Reference):
+    """Puts, deletes, lifetimes, updates, rotation, archives, closes and crashes are inherited; here: rewrites, prunes, power losses, and crashes in them."""
+
+    @initialize(crash=st.sampled_from(["kill", "power-loss"]))
+    def choose(self, crash: str) -> None:
+        self.crash = crash
+
+    @rule(crash=st.sampled_from(["kill", "power-loss"]))
+    def choose_again(self, crash: str) -> None:
+        self.crash = crash
+
+    def log(self) -> ClusterLog:
+        return ClusterLog(self.storage, "default", "embedded", self.clock, SystemRandomness())
+
+    @rule()
+    def rewrite(self) -> None:
+        rewrite(self.log(), LocalEngine(Settings(preallocate=False)))
+
+    @rule()
+    def prune(self) -> None:
+        prune(self.log())
+
+    @rule(seconds=st.sampled_from([3600, 7200]))
+    def wait_long(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @rule(
+        at=st.integers(1, 60),
+        what=st.sampled_from(["rewrite", "prune", "rotate"]),
+        seed=st.integers(0, 99),
+        tear=st.sampled_from(["prefix", "sectors"]),
+    )
+    def crash_in(self, at: int, what: str, seed: int, tear: Any) -> None:
+        try:
+            self.storage.plan = Plan((Fault(self.crash, at=at),), seed, tear)  # type: ignore[arg-type]
+            self.storage._seen = [0]
+            getattr(self, what)()
+            self.storage.plan = Plan()
+        except Killed:
+            self.open()
+
+    @invariant()
+    def count(self) -> None:
+        global _steps
+        _steps += 1
+
+
+def run(examples: int, steps: int, cases: Cases) -> int:
+    """Returns how many steps were played."""
+    global _steps
+    _steps = 0
+    run_state_machine_as_test(
+        Everything,
+        settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)),
+    )
+    cases(_steps)
+    return _steps
+
+
+def test_a_map_equals_a_dict_over_two_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(cases: Cases) -> None:
+    """All faults of crashes at once."""
+    assert run(80, 50, cases) >= 2000
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_a_map_equals_a_dict_over_a_hundred_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(cases: Cases) -> None:
+    """All faults of crashes at once, long."""
+    assert run(2500, 80, cases) >= 100_000
