@@ -13,6 +13,7 @@ import java.util.concurrent.locks.ReentrantLock;
 /**
  * Reads from an agent over a connection of its own, so that no write waits for a read. Any number of threads take turns.
  * A read that fails on a connection that was idle is tried once more on a new one: reading twice does no harm.
+ * Waiting for one's turn ends after the read's own timeout: another's read may take as long as a merge of all logs.
  */
 final class AgentReader implements Closeable {
     private static final int PART_BYTES = 8 << 20;
@@ -47,7 +48,7 @@ final class AgentReader implements Closeable {
     }
 
     Keys keys(String map, byte[] cursor, int limit) throws IOException {
-        return inTurn(agent -> {
+        return inTurn(settings.restoreTimeoutMs(), agent -> {
             MsgpackWriter header = agent.start("keys", 3).string(map);
             if (cursor == null) {
                 header.nil();
@@ -99,7 +100,7 @@ final class AgentReader implements Closeable {
     }
 
     private Part loadPart(String map, List<Data> keys, int timeoutMs) throws IOException {
-        return inTurn(agent -> {
+        return inTurn(timeoutMs, agent -> {
             payload.clear();
             keys.forEach(key -> payload.binary(key.toByteArray()));
             agent.start("load", 2).string(map).integer(keys.size());
@@ -122,7 +123,7 @@ final class AgentReader implements Closeable {
     }
 
     void schemas(Schemas consumer) throws IOException {
-        List<Object[]> schemas = inTurn(agent -> {
+        List<Object[]> schemas = inTurn(settings.restoreTimeoutMs(), agent -> {
             agent.start("schemas", 0);
             AgentConnection.Answer answer = agent.ask("schemas", payload.clear(), deadline(settings.restoreTimeoutMs()));
             long count = answer.header().integer();
@@ -156,11 +157,22 @@ final class AgentReader implements Closeable {
         T on(AgentConnection connection) throws IOException;
     }
 
-    private <T> T inTurn(Request<T> request) throws IOException {
+    private <T> T inTurn(int timeoutMs, Request<T> request) throws IOException {
         boolean interrupted = false;
-        turn.lock();
+        boolean mine = false;
         try {
-            interrupted = Thread.interrupted();
+            long deadline = deadline(timeoutMs);
+            while (!mine) {
+                try {
+                    mine = turn.tryLock(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
+                    if (!mine) {
+                        throw new java.net.SocketTimeoutException("another read is not done in time");
+                    }
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                }
+            }
+            interrupted |= Thread.interrupted();
             boolean fresh = false;
             while (true) {
                 try {
@@ -194,7 +206,9 @@ final class AgentReader implements Closeable {
                 }
             }
         } finally {
-            turn.unlock();
+            if (mine) {
+                turn.unlock();
+            }
             if (interrupted) {
                 Thread.currentThread().interrupt();
             }

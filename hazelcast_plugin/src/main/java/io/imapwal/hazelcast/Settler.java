@@ -20,6 +20,9 @@ import java.util.concurrent.TimeoutException;
  * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a request above its
  * last one is certainly not in the log, so memory is right already. For the rest a {@link SettleProcessor} runs where the key lives. It
  * is tried until it works. The thread lives only while there is something to settle.
+ *
+ * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of an absent key without a change to log:
+ * whoever finds a key absent asks {@link #inDoubt} first.
  */
 final class Settler {
     /** Each caller adds a key at most and then waits for an agent that answers, so many are a sign of something else. */
@@ -30,7 +33,7 @@ final class Settler {
 
     private final WalPlugin plugin;
     private final Map<Key, Doubt> doubts = new LinkedHashMap<>();
-    private Thread thread;
+    private volatile Thread thread;
     private boolean closed;
 
     private record Key(String map, Data key) {
@@ -76,6 +79,43 @@ final class Settler {
 
     private synchronized boolean doubts(Key key) {
         return doubts.containsKey(key);
+    }
+
+    /** Whether no key at all is in doubt: cheap, since it is asked for each key that is not found in memory. */
+    boolean idle() {
+        return thread == null;
+    }
+
+    /**
+     * Whether the outcome of this key's last change is still unknown. If so, nothing of it comes into the log after this has returned: the log may be asked.
+     *
+     * @throws LogUnavailable no agent answers, so the log cannot be asked
+     */
+    boolean inDoubt(String map, Data key) {
+        if (idle()) {
+            return false;
+        }
+        Doubt doubt;
+        synchronized (this) {
+            doubt = doubts.get(new Key(map, key));
+        }
+        if (doubt == null) {
+            return false;
+        }
+        try {
+            shutOut(doubt);
+        } catch (LogUnavailable e) {
+            throw new LogUnavailable("map \"" + map + "\": whether the key is there is not known, its last change may be in the log: "
+                    + AgentLink.reason(e), e.getCause());
+        }
+        return true;
+    }
+
+    /** Waits for a welcome after the doubt: from then on the agent takes nothing of the connection that the change was sent on. */
+    private static void shutOut(Doubt doubt) {
+        if (doubt.link.welcomes() <= doubt.welcomes) {
+            doubt.link.connect();
+        }
     }
 
     synchronized int size() {
@@ -157,9 +197,7 @@ final class Settler {
 
     /** Begins it; what it returns is done when memory says what the log says. */
     private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException {
-        if (doubt.link.welcomes() <= doubt.welcomes) {
-            doubt.link.connect();
-        }
+        shutOut(doubt);
         Welcome welcome = doubt.link.welcome();
         if (doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
             return CompletableFuture.completedFuture(null);

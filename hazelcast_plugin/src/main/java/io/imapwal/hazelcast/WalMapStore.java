@@ -117,29 +117,40 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         link.append(changes);
     }
 
-    /** Null only for what is certainly absent: a map without eviction has all live keys in memory, others ask the agent. */
+    /** Null only for what is certainly absent: a map without eviction has all live keys in memory, except where a change's outcome is unknown. */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
     public MetadataAwareValue<Object> load(Object key) {
         state.requireRestored();
-        if (!readThrough) {
+        if (!readThrough && plugin.settler().idle()) {
             return null;
         }
-        AgentReader.Entry entry = newest(keyData(key));
+        Data data = keyData(key);
+        if (!plugin.settler().inDoubt(map, data) && !readThrough) {
+            return null;
+        }
+        AgentReader.Entry entry = newest(data);
         return entry == null ? null : value(entry);
     }
 
     @Override
     public Map<Object, MetadataAwareValue<Object>> loadAll(Collection<Object> keys) {
         state.requireRestored();
-        if (!readThrough && forGetAll()) {
+        boolean doubtedOnly = !readThrough && forGetAll();
+        if (doubtedOnly && plugin.settler().idle()) {
             return Map.of();
         }
         List<Data> data = new ArrayList<>(keys.size());
-        keys.forEach(key -> data.add(keyData(key)));
+        for (Object key : keys) {
+            Data each = keyData(key);
+            if (plugin.settler().inDoubt(map, each) || !doubtedOnly) {
+                data.add(each);
+            }
+        }
         Map<Object, MetadataAwareValue<Object>> loaded = new HashMap<>();
         try {
-            plugin.reader(settings).load(map, data, settings.restoreTimeoutMs()).forEach(entry -> loaded.put(entry.key(), value(entry)));
+            int timeoutMs = doubtedOnly ? settings.timeoutMs() : settings.restoreTimeoutMs();
+            plugin.reader(settings).load(map, data, timeoutMs).forEach(entry -> loaded.put(entry.key(), value(entry)));
         } catch (IOException e) {
             throw unavailable(e);
         }
