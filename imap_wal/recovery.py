@@ -20,7 +20,7 @@ afterwards, byte for byte. What was given up cannot come back by itself: its seg
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,16 +104,34 @@ def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = 
     return sorted(found, key=lambda item: item[1])
 
 
-def recover(store: SegmentStore, node: Identity, manifest: NodeManifest, mode: RecoveryMode, clock: Clock, randomness: Randomness) -> Recovered:
-    """Make the log fit to be written again, as the module's table says. `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
-    return _Recoverer(store, node, manifest, mode, clock, randomness).run()
+def recover(
+    store: SegmentStore,
+    node: Identity,
+    manifest: NodeManifest,
+    mode: RecoveryMode,
+    clock: Clock,
+    randomness: Randomness,
+    claim: Callable[[], None] = lambda: None,
+) -> Recovered:
+    """Make the log fit to be written again, as the module's table says. `claim` is called before the first file is changed: it makes sure that the log is the
+    caller's, and raises if it is not. `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
+    return _Recoverer(store, node, manifest, mode, clock, randomness, claim).run()
 
 
 class _Recoverer:
     """One recovery. `files` are the segments that count, in order."""
 
-    def __init__(self, store: SegmentStore, node: Identity, manifest: NodeManifest, mode: RecoveryMode, clock: Clock, randomness: Randomness) -> None:
-        self._store, self._node, self._manifest, self._mode = store, node, manifest, mode
+    def __init__(
+        self,
+        store: SegmentStore,
+        node: Identity,
+        manifest: NodeManifest,
+        mode: RecoveryMode,
+        clock: Clock,
+        randomness: Randomness,
+        claim: Callable[[], None],
+    ) -> None:
+        self._store, self._node, self._manifest, self._mode, self._claim = store, node, manifest, mode, claim
         self._clock, self._randomness = clock, randomness
         found = segment_files(store, node.node_folder, manifest.archived)
         self._next_segment = max(found[-1][1] if found else 0, manifest.archived[1], manifest.checkpoint.segment) + 1
@@ -241,6 +259,9 @@ class _Recoverer:
     # ---- mending ----
 
     def _trim(self) -> None:
+        if not self._files and self._manifest.checkpoint == START:
+            return  # nothing was ever written
+        self._claim()
         if self._store.capabilities.durable_append:
             for path, end in self._loose:
                 self._store.truncate(path, end)

@@ -281,19 +281,36 @@ def open_node_log(
         raise WriterLocked(identity.node, error.holder) from error
     try:
         _, before = manifests.read()
-        if takeover and before.epoch and store.capabilities.durable_append:
+        # Not only for a takeover: an open that was stopped between lock and manifest, and taken over meanwhile, finds its successor here.
+        if before.epoch and (takeover or not before.clean) and store.capabilities.durable_append:
             try:
                 store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
             except AlreadyExists:
                 pass  # an earlier takeover stopped half-way
-        recovery, requests, end, next_segment, checksum = recover(store, identity, before, settings.recovery_mode, clock, randomness)
+
+        def own(manifest: NodeManifest, epoch: int) -> None:
+            if manifest.epoch != epoch:
+                raise WriterLocked(identity.node, "a process that opened it at the same moment")
+
+        claimed = before.epoch
+
+        def claim() -> None:
+            """Publish the new epoch before any file is changed: what was read may be old, and the newest segment a successor's by now."""
+
+            def publish(manifest: NodeManifest) -> NodeManifest:
+                own(manifest, before.epoch)
+                return replace(manifest, epoch=before.epoch + 1, clean=False)
+
+            nonlocal claimed
+            claimed = manifests.update(publish).epoch
+
+        recovery, requests, end, next_segment, checksum = recover(store, identity, before, settings.recovery_mode, clock, randomness, claim)
         if before.epoch and not store.capabilities.durable_append:
             # Occupies the name the old writer would create next: it then fails, and knows.
             next_segment = _occupy(store, identity, before, next_segment, clock, randomness)
 
         def change(manifest: NodeManifest) -> NodeManifest:
-            if manifest.epoch != before.epoch:
-                raise WriterLocked(identity.node, "a process that opened it at the same moment")
+            own(manifest, claimed)
             directory = manifest.directory or randomness.name()
             return replace(manifest, directory=directory, epoch=before.epoch + 1, requests=requests, checkpoint=end, clean=False)
 

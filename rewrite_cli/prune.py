@@ -84,7 +84,10 @@ def _covered_segments(log: ClusterLog, node: NodeState, covered: Mapping[str, Po
 
 def _remove(log: ClusterLog, node: NodeState, archives: list[Archive], segments: list[Piece]) -> None:
     gone = {archive.path for archive in archives}
-    summaries = [summarize(log.store, piece) for piece in segments]
+    try:
+        summaries = [summarize(log.store, piece) for piece in segments]
+    except NotFound as error:
+        raise LostRace(f"the owner of node {node.name!r}, or another prune, removed {error.path} at this moment; run prune again") from error
 
     def change(manifest: NodeManifest) -> NodeManifest:
         if manifest.directory != node.manifest.directory:

@@ -178,11 +178,6 @@ def test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and
     assert at > 50
 
 
-@pytest.mark.xfail(
-    raises=(AssertionError, imap_wal.ImapWalError),
-    reason="an open without takeover does not fence the epoch it found, and rewrites segments before it has published its own",
-    strict=False,
-)
 def test_a_writer_replaced_between_taking_the_lock_and_reading_the_manifest_does_not_shut_its_successor_out_unnoticed(cases: Cases) -> None:
     """Fault 12: it reads the manifest of its successor and goes on from there; the successor must then be fenced, or it acknowledges into a file
     that was replaced."""
@@ -299,6 +294,7 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
     end = time.monotonic() + seconds
     store = imap_wal.open(url, node="n1", segment_bytes=4096)
     m = store.map("m")
+    restored: list[int] = []
 
     def write() -> None:
         number = 0
@@ -323,10 +319,15 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
             time.sleep(0.01)
 
     def restore() -> None:
-        while time.monotonic() < end:
+        while time.monotonic() < end or not restored:
             before = dict(acknowledged)
             view = LiveView(Life(LocalStore(root), Reference()).cluster(), Settings())
-            view.catch_up()
+            try:
+                view.catch_up()
+            except NotFound:  # files that go without a pause, eight passes long: told, and begun again
+                view.close()
+                continue
+            restored.append(1)
             found = {msgpack.unpackb(row[1]): msgpack.unpackb(row[3]) for rows in view.rows("m") for row in rows}
             view.close()
             for key, number in before.items():
