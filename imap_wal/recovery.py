@@ -104,22 +104,9 @@ def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = 
     return sorted(found, key=lambda item: item[1])
 
 
-def recover(
-    store: SegmentStore,
-    node: Identity,
-    manifest: NodeManifest,
-    mode: RecoveryMode,
-    clock: Clock,
-    randomness: Randomness,
-    claim: Callable[[], None] = lambda: None,
-) -> Recovered:
-    """Make the log fit to be written again, as the module's table says. `claim` is called before the first file is changed: it makes sure that the log is the
-    caller's, and raises if it is not. `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
-    return _Recoverer(store, node, manifest, mode, clock, randomness, claim).run()
-
-
-class _Recoverer:
-    """One recovery. `files` are the segments that count, in order."""
+class Recoverer:
+    """One recovery: `run` makes the log fit to be written again, as the module's table says. `claim` is called before the first file is changed: it makes sure that
+    the log is the caller's, and raises if it is not."""
 
     def __init__(
         self,
@@ -146,6 +133,7 @@ class _Recoverer:
         """Sealed files with reserved space behind their frames."""
 
     def run(self) -> Recovered:
+        """`CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
         manifest = self._manifest
         if manifest.clean and self._mode is not RecoveryMode.POINT_IN_TIME:  # who asks for that has met damage, somewhere
             checksum = self._clean_end()

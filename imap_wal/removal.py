@@ -15,7 +15,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
 from imap_wal.pieces import END, SEGMENT, Piece
 from imap_wal.restore import NodeState
-from storage_backends import SegmentStore
+from storage_backends import NotFound, SegmentStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,20 @@ def plan_removal(
             break
         following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
         piece = Piece(SEGMENT, node.name, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, bytes=segment.bytes)
-        summary = summarize(store, piece)
+        try:
+            summary = summarize(store, piece)
+        except NotFound:
+            break  # its owner archived it this moment
         if not all(goes(name, last) for name, last in summary.maps.items()):
             break
         segments.append(piece)
         summaries.append(summary)
     return Removal(tuple(archive for archive in node.manifest.archives if goes(archive.map, archive.last)), tuple(segments), tuple(summaries))
+
+
+def plan_covered(store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int) -> Removal:
+    """The files of which every entry is at or below its map's position in `covered`."""
+    return plan_removal(store, node, upto=max(covered.values(), default=START), covered=covered, writing=writing)
 
 
 def without(manifest: NodeManifest, archives: Collection[Archive], segments: Sequence[Piece], summaries: Sequence[Summary]) -> NodeManifest:

@@ -10,14 +10,13 @@ What no snapshot covers is never removed, whatever its age or size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from imap_wal.manifest import node_manifests
-from imap_wal.pieces import Piece
-from imap_wal.removal import Removal, plan_removal, remove
-from imap_wal.restore import ClusterLog
+from imap_wal.removal import Removal, plan_covered, remove
+from imap_wal.restore import ClusterLog, NodeState
 from imap_wal.settings import Settings
-from storage_backends import SegmentStore, StoredFile
+from storage_backends import StoredFile
 
 MB = 1024 * 1024
 
@@ -34,17 +33,14 @@ def outlived(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb
     return gone
 
 
-def stored(store: SegmentStore, node_folder: str) -> dict[str, StoredFile]:
-    """A node's archives and segments as they stand on storage, by path."""
-    return {file.path: file for part in ("archive", "wal") for file in store.list(f"{node_folder}/{part}")}
-
-
-def oldest_segments(segments: Sequence[Piece], gone: set[str]) -> int:
-    """How many of a node's oldest segments go: a segment stays if one before it stays."""
-    for count, segment in enumerate(segments):
-        if segment.path not in gone:
-            return count
-    return len(segments)
+def only_outlived(log: ClusterLog, node: NodeState, removal: Removal, ttl_s: int, size_limit_mb: int) -> Removal:
+    """Of what is covered, what goes by age and size."""
+    files = {file.path: file for part in ("archive", "wal") for file in log.store.list(f"{node.folder}/{part}")}
+    covered = [*(archive.path for archive in removal.archives), *(segment.path for segment in removal.segments)]
+    gone = outlived((files[path] for path in covered if path in files), log.clock.now_ms(), ttl_s, size_limit_mb)
+    # A segment stays if one before it stays.
+    count = next((index for index, segment in enumerate(removal.segments) if segment.path not in gone), len(removal.segments))
+    return Removal(tuple(each for each in removal.archives if each.path in gone), removal.segments[:count], removal.summaries[:count])
 
 
 def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
@@ -56,11 +52,7 @@ def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing
     covered = state.covered(node_name) if node is not None else {}
     if node is None or not covered:
         return Removal()
-    plan = plan_removal(log.store, node, covered=covered, writing=writing)
-    files = stored(log.store, node.folder)
-    candidates = [files[path] for path in [*(each.path for each in plan.archives), *(each.path for each in plan.segments)] if path in files]
-    gone = outlived(candidates, log.clock.now_ms(), settings.wal_ttl_seconds, settings.wal_size_limit_mb)
-    count = oldest_segments(plan.segments, gone)
-    removal = Removal(tuple(each for each in plan.archives if each.path in gone), plan.segments[:count], plan.summaries[:count])
+    plan = plan_covered(log.store, node, covered, writing)
+    removal = only_outlived(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
     remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal)
     return removal

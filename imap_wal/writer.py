@@ -24,7 +24,7 @@ from imap_wal.errors import Fenced, InvalidSetting, MissingNode, StorageUnavaila
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
-from imap_wal.recovery import Recovery, recover
+from imap_wal.recovery import Recoverer, Recovery
 from imap_wal.segment import SegmentWriter
 from imap_wal.settings import Durability, RecoveryPolicy, Settings
 from storage_backends import AlreadyExists, Lock, Locked, SegmentStore, StorageError
@@ -304,7 +304,7 @@ def open_node_log(
             nonlocal claimed
             claimed = manifests.update(publish).epoch
 
-        recovery, requests, end, next_segment, checksum = recover(store, identity, before, settings.recovery_mode, clock, randomness, claim)
+        recovery, requests, end, next_segment, checksum = Recoverer(store, identity, before, settings.recovery_mode, clock, randomness, claim).run()
         if before.epoch and not store.capabilities.durable_append:
             # Occupies the name the old writer would create next: it then fails, and knows.
             next_segment = _occupy(store, identity, before, next_segment, clock, randomness)
