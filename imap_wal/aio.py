@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from imap_wal import store as embedded
+from imap_wal.changes import Changes, MapState, split
 from imap_wal.serializer import Serializer
-from imap_wal.store import Change, DurableMap, Store, StoreStatistics
+from imap_wal.store import DurableMap, Store, StoreStatistics
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """What waits beyond this goes into the next commit."""
 
-_Commit: TypeAlias = "tuple[list[Change], list[asyncio.Future[None]]]"
+_Commit: TypeAlias = "tuple[list[Changes], list[asyncio.Future[None]]]"
 """What one commit takes: all changes, and the future of each operation."""
 
 
@@ -34,7 +35,10 @@ class AsyncStore:
         # A plain queue and thread: an executor's bookkeeping costs 20 µs a commit.
         self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
         self._thread.start()
-        self._waiting: list[Change] = []
+        self._waiting: list[Changes] = []
+        """Those of one map that came one after another are together."""
+        self._last: Changes | None = None
+        """Where the next change of the same map goes."""
         self._futures: list[asyncio.Future[None]] = []
         self._many: dict[asyncio.Future[None], int] = {}
         """How many of the waiting changes an operation has, where it is not one."""
@@ -83,19 +87,26 @@ class AsyncStore:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    def enqueue(self, changes: Sequence[Change]) -> asyncio.Future[None]:
+    def enqueue(self, changes: Changes) -> asyncio.Future[None]:
         """Have the changes committed with whatever else waits; the future ends when they are durable."""
         self._store.check_open()
         future = self._create_future()
-        self._waiting += changes
+        self.run(changes.state).add(changes)
         self._futures.append(future)
         if len(changes) != 1:
             self._many[future] = len(changes)
-        for _, key, value, _ in changes:
-            self._bytes += len(key) + (0 if value is None else len(value))
+        self._bytes += sum(changes.sizes())
         if self._idle:
             self._schedule()
         return future
+
+    def run(self, state: MapState) -> Changes:
+        """Where the next change of that map goes."""
+        run = self._last
+        if run is None or run.state is not state:
+            run = self._last = Changes(state, [], [])
+            self._waiting.append(run)
+        return run
 
     def _schedule(self) -> None:
         """Begin a commit once what runs now has run."""
@@ -107,29 +118,32 @@ class AsyncStore:
 
     def _take(self) -> _Commit:
         """All that waits, or as many whole operations as one commit should hold."""
-        changes, futures = self._waiting, self._futures
+        runs, futures = self._waiting, self._futures
+        self._last = None
         if self._bytes <= COMMIT_BYTES_MAX or len(futures) == 1:
             self._waiting, self._futures, self._bytes = [], [], 0
             self._many.clear()
-            return changes, futures
+            return runs, futures
+        sizes = [size for run in runs for size in run.sizes()]
         operations, end, taken = 0, 0, 0
         for future in futures:
             count = self._many.get(future, 1)
-            size = sum(len(key) + len(value or b"") for _, key, value, _ in changes[end : end + count])
+            size = sum(sizes[end : end + count])
             if operations and taken + size > COMMIT_BYTES_MAX:
                 break
             self._many.pop(future, None)
             operations, end, taken = operations + 1, end + count, taken + size
-        self._waiting, self._futures, self._bytes = changes[end:], futures[operations:], self._bytes - taken
-        return changes[:end], futures[:operations]
+        now, self._waiting = split(runs, end)
+        self._futures, self._bytes = futures[operations:], self._bytes - taken
+        return now, futures[:operations]
 
     def _run(self) -> None:
         """The committing thread."""
         while (commit := self._commits.get()) is not None:
-            changes, futures = commit
+            runs, futures = commit
             error: BaseException | None = None
             try:
-                self._store.change(changes)
+                self._store.change(runs)
             except BaseException as caught:  # carried to the callers, whatever it is
                 error = caught
             self._loop.call_soon_threadsafe(self._finish, futures, error)
@@ -164,30 +178,33 @@ class AsyncMap:
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
         """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at once."""
         if ttl is not None:
-            return self._store.enqueue((self._inner.prepare(key, value, ttl),))
-        # What `enqueue((self._inner.serialise(key, value),))` does, spelt out: this is what every operation costs the event loop.
+            return self._store.enqueue(self._inner.changes([(key, value)], ttl))
+        # What `enqueue(self._inner.changes([(key, value)]))` does, spelt out: this is what every operation costs the event loop.
         store, state = self._store, self._state
         serializer = state.serializer
         key_data, data = serializer.dump_key(key), serializer.dump(value)
         size = len(key_data) + len(data)
         if size > self._max_value_bytes or self._durable.closed:
-            return store.enqueue((self._inner.serialise(key, value),))  # which says what is wrong
-        future = store._create_future()
-        store._waiting.append((state, key_data, data, 0))
-        store._futures.append(future)
+            return store.enqueue(self._inner.changes([(key, value)]))  # which says what is wrong
+        run = store._last
+        if run is None or run.state is not state:
+            run = store.run(state)
+        run.keys.append(key_data)
+        run.values.append(data)
         store._bytes += size
+        future = store._create_future()
+        store._futures.append(future)
         if store._idle:
             store._schedule()
         return future
 
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key; an absent one is fine."""
-        return self._store.enqueue([self._inner.prepare_delete(key)])
+        return self._store.enqueue(self._inner.deletion(key))
 
     def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]]) -> asyncio.Future[None]:
         """All of them in one commit."""
-        pairs = other.items() if isinstance(other, Mapping) else other
-        changes = [self._inner.prepare(key, value) for key, value in pairs]
+        changes = self._inner.changes(other.items() if isinstance(other, Mapping) else other)
         if not changes:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)

@@ -6,7 +6,7 @@ indices below name its fields. `DataEntry` is the same tuple with names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -51,16 +51,52 @@ def pack(entry: Row | DataEntry) -> bytes:
     return packed
 
 
-SMALL_UPSERT: Final = b"%b\xc4%c%b%b\xc4%c%b%b\xce%b"
-"""What `pack` gives for an upsert whose key and value have at most 255 bytes each, to be filled with: head, key's length, key, middle, value's length, value,
-tail, and the request as four bytes. Head, middle and tail are `small_upsert_parts`. A fifth quicker than msgpack, where every microsecond is 256 callers'."""
+class _BinHeaders(dict[int, bytes]):
+    """Size of a byte string → what msgpack writes before it; those of small ones are kept."""
+
+    def __missing__(self, size: int) -> bytes:
+        if size < 2**8:
+            header = b"\xc4" + size.to_bytes(1, "big")
+        elif size < 2**16:
+            header = b"\xc5" + size.to_bytes(2, "big")
+        else:
+            header = b"\xc6" + size.to_bytes(4, "big")
+        if size < 4096:
+            self[size] = header
+        return header
 
 
-def small_upsert_parts(map_name: str, label: str, timestamp_ms: int, incarnation: int, session: int) -> tuple[bytes, bytes, bytes]:
-    """What the small upserts of one map in one commit have in common: all but key, value and request. They never expire; partition and its version are 0."""
+_bin_header = _BinHeaders().__getitem__
+_LAST_BYTE: Final = [bytes((number,)) for number in range(256)]
+
+
+def pack_upserts(
+    map_name: str, label: str, keys: Sequence[bytes], values: Sequence[bytes], timestamp_ms: int, incarnation: int, session: int, request: int
+) -> list[bytes]:
+    """What `pack` gives, one after the other, for upserts of one map that never expire, numbered from `request` on; partition and its version are 0. In pieces of at
+    most 256 entries. Columns are laid into one list and joined, with no Python per entry: three times as quick as msgpack, where every microsecond is 256 callers'."""
     name, label_, timestamp = msgpack.packb(map_name), msgpack.packb(label), msgpack.packb(timestamp_ms)
-    order = b"\x94" + msgpack.packb(incarnation) + b"\x00" + msgpack.packb(session)
-    return b"\x9a" + name, label_, label_ + b"\xc2" + timestamp + b"\x00\x00" + order
+    head = b"\x9a" + name
+    tail = label_ + b"\xc2" + timestamp + b"\x00\x00\x94" + msgpack.packb(incarnation) + b"\x00" + msgpack.packb(session)
+    if len(keys) == 1:  # a commit of one is common, and columns are slow to lay for it
+        return [b"".join((head, _bin_header(len(keys[0])), keys[0], label_, _bin_header(len(values[0])), values[0], tail, msgpack.packb(request)))]
+    pieces, start = [], 0
+    while start < len(keys):
+        low = request & 255  # all numbers of a piece differ in their last byte only
+        high = b"\xcf" + (request >> 8).to_bytes(7, "big") if request >> 32 else b"\xce" + (request >> 8).to_bytes(3, "big")
+        stop = min(start + 256 - low, len(keys))
+        count = stop - start
+        some_keys, some_values = (keys, values) if count == len(keys) else (keys[start:stop], values[start:stop])
+        columns = [head, b"", b"", label_, b"", b"", tail + high, b""] * count
+        columns[1::8] = map(_bin_header, map(len, some_keys))
+        columns[2::8] = some_keys
+        columns[4::8] = map(_bin_header, map(len, some_values))
+        columns[5::8] = some_values
+        columns[7::8] = _LAST_BYTE[low : low + count]
+        pieces.append(b"".join(columns))
+        request += count
+        start = stop
+    return pieces
 
 
 def rows(payload: bytes | memoryview, max_bytes: int = 2**32 - 1) -> Iterator[Row]:

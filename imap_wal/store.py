@@ -8,19 +8,20 @@ Memory holds serialised values; `get` gives a fresh object each time, the same t
 
 from __future__ import annotations
 
-import heapq
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from imap_wal import layout
+from imap_wal.changes import Changes, MapState, apply
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
-from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, SMALL_UPSERT, VALUE, Row, pack, small_upsert_parts
+from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES
 from imap_wal.keeper import Keeper
@@ -32,54 +33,6 @@ from imap_wal.settings import Settings
 from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
-
-Change: TypeAlias = "tuple[MapState, bytes, bytes | None, int]"
-"""One serialised change: map, key, value (None: a deletion), expires_at_ms (0: never). A plain tuple, since one is made per operation."""
-
-
-class MapState:
-    """What memory knows of one map: serialised keys and values, and who expires when."""
-
-    __slots__ = ("_deadlines", "_mutex", "expires", "logged", "name", "serializer", "values")
-
-    def __init__(self, name: str, serializer: Serializer, logged: bool = True) -> None:
-        self.name, self.serializer, self.logged = name, serializer, logged
-        self.values: dict[bytes, bytes] = {}
-        self.expires: dict[bytes, int] = {}
-        self._deadlines: list[tuple[int, bytes]] = []
-        self._mutex = threading.Lock()
-        """Between `set` and `purge`; `get` and the sets of a map where nothing expires do without."""
-
-    def set(self, key: bytes, value: bytes | None, expires_at_ms: int = 0) -> None:
-        """Apply one change."""
-        with self._mutex:
-            if value is None:
-                self.values.pop(key, None)
-            else:
-                self.values[key] = value
-            if expires_at_ms and value is not None:
-                self.expires[key] = expires_at_ms
-                heapq.heappush(self._deadlines, (expires_at_ms, key))
-            else:
-                self.expires.pop(key, None)
-
-    def get(self, key: bytes, now_ms: int) -> bytes | None:
-        value = self.values.get(key)
-        if value is not None and self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
-            return None
-        return value
-
-    def purge(self, now_ms: int) -> None:
-        """Forget what has expired."""
-        if not self._deadlines:
-            return
-        with self._mutex:
-            while self._deadlines and self._deadlines[0][0] <= now_ms:
-                deadline, key = heapq.heappop(self._deadlines)
-                if self.expires.get(key) == deadline:
-                    # In this order: while `expires` is empty, a put without a lifetime takes no lock, and must not meet the pop.
-                    self.values.pop(key, None)
-                    del self.expires[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,57 +161,47 @@ class Store:
 
     # ---- changes ----
 
-    def change(self, changes: list[Change]) -> None:
+    def change(self, runs: Sequence[Changes]) -> None:
         """Log the changes as one commit, then apply them; returns as the durability says. Those of maps that are not logged are applied with them."""
         if self._some_unlogged:
-            unlogged = [change for change in changes if not change[0].logged]
+            unlogged = [run for run in runs if not run.state.logged]
             if unlogged:
-                logged = [change for change in changes if change[0].logged]
+                logged = [run for run in runs if run.state.logged]
                 if logged:
                     self.change(logged)
                 self.check_open()
-                _apply(unlogged)
+                apply(unlogged)
                 return
         if self._settings.acknowledges_early:
             if self.committer.failure is not None:
                 raise self.committer.failure
-            self.submit(changes)
+            self.submit(runs)
             return
-        batch = self.submit(changes)
+        batch = self.submit(runs)
         self.committer.wait(batch)
         if batch.error is not None:
             raise batch.error
 
-    def submit(self, changes: list[Change]) -> Batch:
+    def submit(self, runs: Sequence[Changes]) -> Batch:
         """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
         self.check_open()
-        if len(changes) > COUNT_MAX:
-            raise TooLarge(f"one commit of {len(changes)} changes; it takes at most {COUNT_MAX}, split the update")
+        count = sum(map(len, runs))
+        if count > COUNT_MAX:
+            raise TooLarge(f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update")
         now = self._clock.now_ms()
-        incarnation, session = self._incarnation, self._session
-        known: MapState | None = None
-        head = middle = tail = b""
-        rows: list[bytes] = []
         with self._order_lock:
             request = self._request
-            for state, key, value, expires in changes:
-                request += 1
-                if value is None or expires or len(value) > 255 or len(key) > 255 or request >> 32:
-                    label = state.serializer.name
-                    rows.append(pack((state.name, key, label, value, label, value is None, now, expires, 0, (incarnation, 0, session, request))))
-                    continue
-                if state is not known:
-                    known = state
-                    head, middle, tail = small_upsert_parts(state.name, state.serializer.name, now, incarnation, session)
-                rows.append(SMALL_UPSERT % (head, len(key), key, middle, len(value), value, tail, request.to_bytes(4, "big")))
-            payload = b"".join(rows)
-            if len(payload) > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
-                raise TooLarge(f"one commit of {len(payload)} bytes; it takes less than 2 GiB, split the update")
+            payload: list[bytes] = []
+            for run in runs:
+                payload += run.pack(now, self._incarnation, self._session, request + 1)
+                request += len(run)
+            batch = Batch(payload, count, lambda: apply(runs), session=self._session, request=request)
+            if batch.size > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
+                raise TooLarge(f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update")
             self._request = request
-            batch = Batch([payload], len(changes), lambda: _apply(changes), session=session, request=request)
             self.committer.submit(batch)
             if self._settings.acknowledges_early:
-                _apply(changes)
+                apply(runs)
         return batch
 
     def now_ms(self) -> int:
@@ -311,14 +254,6 @@ class _Label:
     load_key = load
 
 
-def _apply(changes: list[Change]) -> None:
-    for state, key, value, expires in changes:
-        if value is None or expires or state.expires:
-            state.set(key, value, expires)
-        else:
-            state.values[key] = value
-
-
 class DurableMap(MutableMapping[Any, Any]):
     """One map of a store. Every change returns when it is as durable as the store was told; an error means memory is unchanged.
     Single operations are atomic among threads; `pop`, `popitem` and `setdefault` are a read and then a write, as two operations."""
@@ -341,36 +276,36 @@ class DurableMap(MutableMapping[Any, Any]):
 
     def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
         """Set the key; with `ttl`, for that many seconds (to the millisecond, also across restarts); without, for ever."""
-        self._store.change([self.prepare(key, value, ttl)])
+        self._store.change([self.changes([(key, value)], ttl)])
 
-    def prepare(self, key: Any, value: Any, ttl: float | None = None) -> Change:
-        """The change that `put` would make, serialised."""
-        if ttl is not None and ttl <= 0:
-            raise InvalidSetting(f"ttl is {ttl}; it takes more than 0 seconds, or None")
-        if ttl is None:
-            return self.serialise(key, value)
-        now = self._store.now_ms()
-        self._state.purge(now)  # whoever only puts and gets must not keep what expired
-        return self.serialise(key, value, now + max(1, round(ttl * 1000)))
-
-    def serialise(self, key: Any, value: Any, expires_at_ms: int = 0) -> Change:
-        """The change that sets the key. `NotSerializable`, `TooLarge`."""
-        state = self._state
-        serializer = state.serializer
-        key_data, data = serializer.dump_key(key), serializer.dump(value)
-        if len(key_data) + len(data) > self._store.max_value_bytes:
-            size = len(key_data) + len(data)
-            raise TooLarge(f"map {state.name!r}: key and value take {size} bytes, max_value_bytes is {self._store.max_value_bytes}")
-        return state, key_data, data, expires_at_ms
+    def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> Changes:
+        """The changes that set the keys, serialised. `NotSerializable`, `TooLarge`, `InvalidSetting` for a ttl of 0 or less."""
+        state, limit = self._state, self._store.max_value_bytes
+        dump_key, dump = state.serializer.dump_key, state.serializer.dump
+        changes = Changes(state, [], [])
+        for key, value in pairs:
+            key_data, data = dump_key(key), dump(value)
+            if len(key_data) + len(data) > limit:
+                raise TooLarge(f"map {state.name!r}: key and value take {len(key_data) + len(data)} bytes, max_value_bytes is {limit}")
+            changes.keys.append(key_data)
+            changes.values.append(data)
+        if ttl is not None:
+            if ttl <= 0:
+                raise InvalidSetting(f"ttl is {ttl}; it takes more than 0 seconds, or None")
+            now = self._store.now_ms()
+            state.purge(now)  # whoever only puts and gets must not keep what expired
+            changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
+        return changes
 
     def __delitem__(self, key: Any) -> None:
-        change = self.prepare_delete(key)
-        if self._state.get(change[1], self._store.now_ms()) is None:
+        deletion = self.deletion(key)
+        if self._state.get(deletion.keys[0], self._store.now_ms()) is None:
             raise KeyError(key)
-        self._store.change([change])
+        self._store.change([deletion])
 
-    def prepare_delete(self, key: Any) -> Change:
-        return self._state, self._state.serializer.dump_key(key), None, 0
+    def deletion(self, key: Any) -> Changes:
+        """The change that deletes the key."""
+        return Changes(self._state, [self._state.serializer.dump_key(key)], [None])
 
     def update(self, other: Any = (), /, **more: Any) -> None:
         """All of them in one commit: after a crash all are there or none. `other` is what a dict's `update` takes."""
@@ -379,16 +314,15 @@ class DurableMap(MutableMapping[Any, Any]):
             pairs = other.items()
         elif hasattr(other, "keys"):
             pairs = ((key, other[key]) for key in other.keys())  # noqa: SIM118  # it may not be iterable itself
-        changes = [self.serialise(key, value) for key, value in pairs]
-        changes += [self.serialise(key, value) for key, value in more.items()]
+        changes = self.changes(chain(pairs, more.items()))
         if changes:
-            self._store.change(changes)
+            self._store.change([changes])
 
     def clear(self) -> None:
         """Delete all keys, in one commit."""
-        changes: list[Change] = [(self._state, key, None, 0) for key in list(self._state.values)]
-        if changes:
-            self._store.change(changes)
+        keys = list(self._state.values)
+        if keys:
+            self._store.change([Changes(self._state, keys, [None] * len(keys))])
 
     def ttl(self, key: Any) -> float | None:
         """Seconds left of a key, None for ever. KeyError where there is none."""
