@@ -162,14 +162,14 @@ class Agent:
             else:
                 self._reads.ask(message)
         except TooLarge as error:
-            self._error(message.sender, number, "too-large", str(error))
+            self._refuse(message.sender, number, kind, "too-large", str(error))
         except VoidIncarnation as error:
-            self._error(message.sender, number, "void-incarnation", str(error))
+            self._refuse(message.sender, number, kind, "void-incarnation", str(error))
         except MALFORMED as error:
-            self._error(message.sender, number, "bad-request", f"{kind}: {error!r}")
+            self._refuse(message.sender, number, kind, "bad-request", f"{kind}: {error!r}")
         except (ImapWalError, StorageError) as error:
             _log.error("request failed", kind=kind, error=str(error))
-            self._error(message.sender, number, "not-ready", str(error))
+            self._refuse(message.sender, number, kind, "not-ready", str(error))
 
     def _hello(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
         if about.get("protocol") != PROTOCOL:
@@ -213,7 +213,7 @@ class Agent:
         if refusal is None and self._committer.failure is not None:
             refusal = "not-ready", str(self._committer.failure)
         if refusal is not None:
-            self._error(message.sender, number, *refusal)
+            self._refuse(message.sender, number, kind, *refusal)
             return
         if count < 1 or (kind == "append" and first < 1):
             raise ValueError(f"{count} changes from request {first}; both begin at 1")
@@ -245,7 +245,13 @@ class Agent:
             if error is None:
                 self._router.send(each.sender, ["ack", each.number, each.first, each.count])
             else:
-                self._error(each.sender, each.number, "full" if isinstance(error, NotAppended) else "outcome-unknown", str(error))
+                self._refuse(each.sender, each.number, "append", "full" if isinstance(error, NotAppended) else "outcome-unknown", str(error))
+
+    def _refuse(self, to: bytes, number: int, kind: str, code: str, text: str) -> None:
+        """Answer an error. Of the changes of a session the log has a prefix, always: after an append was refused nothing more comes from that connection."""
+        if kind in ("append", "metadata"):
+            self._sessions.shut(to)
+        self._error(to, number, code, text)
 
     def _error(self, to: bytes, number: int, code: str, text: str) -> None:
         self._router.send(to, ["error", number, code, f"{text} (agent of node {self.config.node!r} at {self.config.endpoint})"])

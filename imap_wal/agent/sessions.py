@@ -40,6 +40,8 @@ class Sessions:
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, str] = {}
+        self._shut: set[bytes] = set()
+        """Connections of which an append was refused, until they say hello again."""
         self._manifest_number, self._manifest = log.clusters.read()
         self._read_at = log.clock.monotonic()
 
@@ -57,7 +59,13 @@ class Sessions:
         if purpose == "write":
             session.writer = sender
         self._connections[sender] = plugin
+        self._shut.discard(sender)
         return session, new
+
+    def shut(self, sender: bytes) -> None:
+        """Refuse whatever the connection sends from now on, until its next hello: a plug-in may have sent a second append before it hears that the first was refused,
+        and `last_request` must not tell it one day that both are in the log."""
+        self._shut.add(sender)
 
     def knows(self, sender: bytes) -> bool:
         return sender in self._connections
@@ -72,6 +80,8 @@ class Sessions:
         newest = self._newest()
         if session.incarnation != newest:
             return "void-incarnation", f"this cluster's incarnation {session.incarnation} was followed by {newest}; say hello again"
+        if sender in self._shut:
+            return "not-ready", "an earlier append of this connection was refused; say hello again"
         return None
 
     def session(self, number: int) -> Session:

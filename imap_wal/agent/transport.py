@@ -114,7 +114,7 @@ def _decode(frames: list[bytes]) -> Message:
 
 
 class Client:
-    """A DEALER for tools: one request at a time. `TimeoutError` when no answer comes."""
+    """A DEALER for tools. `TimeoutError` when no answer comes."""
 
     def __init__(self, endpoint: str, timeout_ms: int = 5000) -> None:
         self.endpoint, self._timeout_ms = endpoint, timeout_ms
@@ -126,12 +126,20 @@ class Client:
 
     def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes]:
         """Send `[kind, number, *fields]`; the answer's header and payload."""
+        return self.answer(self.post(kind, *fields, payload=payload))
+
+    def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:
+        """Send a request; its number."""
         self._number += 1
         self._socket.send_multipart([msgpack.packb([kind, self._number, *fields]), payload])
+        return self._number
+
+    def answer(self, number: int) -> tuple[list[Any], bytes]:
+        """The answer to the request of that number; answers to earlier ones are passed over."""
         while self._socket.poll(self._timeout_ms):
             header, body = self._socket.recv_multipart()
             answer = msgpack.unpackb(header, strict_map_key=False)
-            if answer[1] == self._number:
+            if answer[1] == number:
                 return answer, body
         raise TimeoutError(f"no answer from {self.endpoint} within {self._timeout_ms} ms")
 

@@ -261,6 +261,42 @@ def _both(agent: Agent) -> list[Any]:
 # ---- incarnations --------------------------------------------------------------------------------------------------
 
 
+def test_what_is_under_way_behind_a_refused_append_is_not_appended_until_the_next_hello(settings: AgentConfig) -> None:
+    """Else `last_request` would count the refused one in: of a session the log has a prefix."""
+    with serving(settings), plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+        refused = member.client.ask("append", member.session, 2, 1, payload=b"\xc1")[0]
+        assert refused[2] == "bad-request"
+        assert member.send(3, {"b": "3"})[:2] == ["error", "not-ready"]
+        assert member.client.ask("metadata", member.session, 1, payload=msgpack.packb(["schema", 1, b""]))[0][2] == "not-ready"
+        assert member.hello()["last_request"] == 1
+        assert member.send(3, {"b": "3"})[0] == "ack"
+        assert member.hello()["last_request"] == 3
+    assert [(key, value) for key, value, _ in logged(settings)] == [("a", "1"), ("b", "3")]
+
+
+@pytest.mark.parametrize("kind", ["append", "sync"])
+def test_two_appends_under_way_when_the_storage_fails_are_both_answered_and_neither_is_counted_in_by_mistake(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    failing = FaultyStore(memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),)))
+    monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: failing)
+    settings = config(tmp_path, url=memory.url)
+    with serving(settings), plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+        numbers = [
+            member.client.post("append", member.session, first, 1, payload=member.payload(first, {key: "2"})) for first, key in ((2, "b"), (3, "c"))
+        ]
+        answers = [member.client.answer(number)[0] for number in numbers]
+        assert [answer[0] for answer in answers] == ["error", "error"], answers
+        eventually(lambda: member.client.ask("hello", member.about())[0][0] == "welcome", "the agent opens its log again")
+        last = member.hello()["last_request"]
+        assert last in ((1,) if kind == "append" else (1, 2, 3))
+        for first, key in ((2, "b"), (3, "c")):
+            assert member.send(first, {key: "2"})[0] == "ack"
+    assert [(key, value) for key, value, _ in logged(settings)] == [("a", "1"), ("b", "2"), ("c", "2")]
+
+
 def test_a_cluster_that_was_followed_by_another_is_refused(tmp_path: Path) -> None:
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one), serving(two), plugin(one) as old:

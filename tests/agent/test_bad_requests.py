@@ -79,6 +79,7 @@ def test_requests_with_wrong_fields_are_answered_and_nothing_is_appended(
             assert header[2] in ("bad-request", "unsupported-version", "not-ready", "restore-failed"), (request, header)
             assert isinstance(header[3], str)
         assert [operation for operation in watched.operations if operation.kind == "append"] == before
+        member.hello()
         assert member.put(a="1") == ["ack", 1, 1]
         assert member.values() == {"a": "1"}
 
@@ -140,9 +141,11 @@ def test_a_payload_that_is_not_what_was_announced_is_answered_and_not_a_byte_of_
         for wrong, payload, count in bad_entries(member):
             header, _ = member.client.ask("append", member.session, 1, count, payload=payload)
             assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
+            member.hello()
         for wrong in (b"", msgpack.packb(["member", 1, b""]), msgpack.packb(["schema", "1", b""]), msgpack.packb(["schema", 1]), b"\xc1"):
             header, _ = member.client.ask("metadata", member.session, 1, payload=wrong)
             assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
+            member.hello()
         assert [operation for operation in watched.operations if operation.kind == "append"] == before
         assert member.hello()["last_request"] == 0
         assert member.put(a="1") == ["ack", 1, 1]
@@ -162,6 +165,7 @@ def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(se
             if header[0] == "ack":  # a value or a label changed: that is a valid message
                 break
             assert header[2] == "bad-request"
+            member.hello()
         for _ in range(100):
             assert raw(member, chance.randbytes(chance.randrange(40)), chance.randbytes(chance.randrange(40)))[0] == "error"
         assert member.stat()["healthy"]
@@ -175,6 +179,7 @@ def test_a_value_above_the_limit_is_too_large(tmp_path: Path) -> None:
         header, _ = member.client.ask("append", member.session, 1, 1, payload=member.payload(1, {"a": "x" * 1000}))
         assert header[2] == "too-large"
         assert "max_value_bytes is 1000" in header[3]
+        member.hello()
         assert member.send(1, {"a": "x" * 999})[0] == "ack"
 
 

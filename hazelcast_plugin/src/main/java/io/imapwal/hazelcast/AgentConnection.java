@@ -76,7 +76,7 @@ final class AgentConnection implements Closeable {
      */
     Answer ask(String wantedKind, byte[] payload, int payloadSize, long deadlineNanos) throws IOException {
         send(payload, payloadSize, deadlineNanos);
-        return answer(wantedKind, deadlineNanos);
+        return answer(wantedKind, number, deadlineNanos);
     }
 
     Answer ask(String wantedKind, MsgpackWriter payload, long deadlineNanos) throws IOException {
@@ -92,8 +92,13 @@ final class AgentConnection implements Closeable {
         wire.send(new byte[][] {header.array(), payload}, new int[] {header.length(), payloadSize}, deadlineNanos);
     }
 
-    /** The second half of {@link #ask}. */
-    Answer answer(String wantedKind, long deadlineNanos) throws IOException {
+    /** The number of the request begun last. */
+    long number() {
+        return number;
+    }
+
+    /** The second half of {@link #ask}: the answer to the request of that number, which must be the oldest without one. Another thread may send meanwhile. */
+    Answer answer(String wantedKind, long wantedNumber, long deadlineNanos) throws IOException {
         List<byte[]> frames = wire.receive(deadlineNanos);
         if (frames.size() != 2) {
             throw new ProtocolException("the agent's answer has " + frames.size() + " frames instead of 2");
@@ -102,8 +107,8 @@ final class AgentConnection implements Closeable {
         int fields = answer.array();
         String kind = fields < 2 ? "" : answer.string();
         long answered = fields < 2 ? -1 : answer.integer();
-        if (answered != number) {
-            throw new ProtocolException("the agent answered request " + answered + " instead of " + number);
+        if (answered != wantedNumber) {
+            throw new ProtocolException("the agent answered request " + answered + " instead of " + wantedNumber);
         }
         if (kind.equals("error")) {
             throw new AgentError(answer.string(), answer.string());

@@ -5,6 +5,7 @@ import com.hazelcast.logging.ILogger;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 
 import java.io.IOException;
+import java.net.SocketTimeoutException;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
@@ -12,6 +13,7 @@ import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
+import java.util.concurrent.locks.ReentrantLock;
 
 /**
  * The way of changes from a member to its agent, shared by all its maps.
@@ -52,13 +54,18 @@ final class AgentLink {
     private final Object lock = new Object();
     private final Deque<Ticket> queue = new ArrayDeque<>();
     private long queuedBytes;
+    private int queuedChanges;
+    /** What is being sent, was sent or failed to be, and has not its outcome yet; the oldest first, at most two. */
+    private final Deque<Message> underWay = new ArrayDeque<>(2);
     private boolean led;
     private boolean closed;
+    /** When the agent could begin with the oldest message under way, and how long it usually takes from there. */
+    private long begunNanos;
+    private long usualNanos;
 
-    // the leader's
+    /** Held by whoever writes to the connection, or changes it. Only the leader reads from it, and only the leader changes it. */
+    private final ReentrantLock wire = new ReentrantLock();
     private AgentConnection connection;
-    /** What was sent, or failed to be, and has not its outcome yet. */
-    private Message underWay;
     private MsgpackWriter payload = new MsgpackWriter(64 * 1024);
     private long lastRequest;
     private long pauseMs = MIN_PAUSE_MS;
@@ -152,21 +159,27 @@ final class AgentLink {
         }
         if (mine) {
             disconnect();
-            handOn();
+            handOn(new ArrayList<>());
         }
     }
 
     private void run(Ticket ticket) {
         boolean lead;
+        Message second;
+        // An interrupt would close the channel under the feet of everybody in the message.
+        boolean interrupted = Thread.interrupted();
         synchronized (lock) {
             queue.add(ticket);
             queuedBytes += ticket.queuedBytes();
+            queuedChanges += ticket.changes.size();
             lead = !led;
             led = true;
+            second = lead ? null : beginIfWorthwhile();
         }
-        // An interrupt would close the channel under the feet of everybody in the message.
-        boolean interrupted = false;
         try {
+            if (second != null) {
+                send(second, false);
+            }
             while (!lead && !ticket.done()) {
                 LockSupport.park(this);
                 interrupted |= Thread.interrupted();
@@ -188,24 +201,22 @@ final class AgentLink {
         boolean whole = false;
         try {
             while (!own.done()) {
-                if (underWay == null) {
-                    post();
-                }
-                collect(finished);
+                collect(oldest(), finished);
             }
             // The agent works on the next message while those of this one wake up.
-            while (underWay == null && quick()) {
-                post();
-                if (underWay.numbered.isEmpty()) {
-                    collect(finished);
-                }
+            Message next;
+            synchronized (lock) {
+                next = beginIfWorthwhile();
+            }
+            if (next != null) {
+                send(next, false);
             }
             whole = true;
         } finally {
             if (!whole) {
                 abandon(own, finished);
             }
-            handOn();
+            handOn(finished);
             for (Ticket ticket : finished) {
                 if (ticket != own) {
                     LockSupport.unpark(ticket.caller);
@@ -214,110 +225,162 @@ final class AgentLink {
         }
     }
 
-    /** One message: what was taken from the queue for it, and how far its sending has come. */
-    private static final class Message {
-        final List<Change> changes = new ArrayList<>();
-        List<Ticket> greetings = List.of();
-        /** Those of the changes that are sent, numbered; the others have their outcome. */
-        List<Change> numbered = List.of();
-        long deadline;
-        Welcome session;
-        /** Bytes the connection had written before; fewer than now: the message, or its front, has left. */
-        long before;
-        /** The append itself is being sent, not what goes before it. */
-        boolean sending;
-        /** Why sending it failed already. */
-        Exception failure;
-    }
-
-    /** Whether what is queued can be sent without waiting, so that a leader whose own change is done may do it on its way out. */
-    private boolean quick() {
-        long bytes;
+    /** The message whose answer comes next; where there is none, what is queued becomes one. */
+    private Message oldest() {
+        Message message;
         synchronized (lock) {
-            bytes = queuedBytes;
+            message = underWay.peek();
+            if (message != null) {
+                return message;
+            }
+            wire.lock();  // free: who writes has a message under way
+            message = begin();
         }
-        return 0 < bytes && bytes <= QUICK_BYTES && connection != null && connection.welcome().clusterId().equals(guard.clusterId())
-                && logged.missing().isEmpty();
+        send(message, true);
+        return message;
     }
 
-    /** Sends what is queued, as {@link #underWay}. */
-    private void post() {
+    /**
+     * With {@link #lock} held: a message of what is queued, to be sent by this thread, if that can be done without waiting and there is a point in it; or null.
+     *
+     * <p>The point of a second message is that the agent finds it when it is done with the first, and need not wait until we have heard of that. Sent too early it
+     * holds few changes, and few changes share a sync: so not before it has as many as the first, and not in the first half of the time that the first usually
+     * takes. Where the storage is slow, everybody has queued long before that, and all goes as with one message at a time.
+     */
+    private Message beginIfWorthwhile() {
+        Message ahead = underWay.peek();
+        if (queuedChanges == 0 || closed || underWay.size() > 1
+                || queuedBytes + (ahead == null ? 0 : ahead.bytes) > QUICK_BYTES
+                || (ahead != null && (queuedChanges < ahead.changes.size() || System.nanoTime() - begunNanos < usualNanos / 2))
+                || !wire.tryLock()) {
+            return null;
+        }
+        if (connection == null || !connection.welcome().clusterId().equals(guard.clusterId()) || !logged.missing().isEmpty()) {
+            wire.unlock();
+            return null;
+        }
+        return begin();
+    }
+
+    /** With both locks held. {@link #send} lets the wire go. */
+    private Message begin() {
         Message message = new Message();
-        underWay = message;
         take(message);
-        number(message);
-        if (!message.numbered.isEmpty()) {
+        if (underWay.isEmpty()) {
+            begunNanos = System.nanoTime();
+        }
+        underWay.add(message);
+        return message;
+    }
+
+    /** Sends a message that was begun. {@code alone}: no answer is outstanding, so that a connection may be opened and schemas be logged for it. */
+    private void send(Message message, boolean alone) {
+        boolean whole = false;
+        try {
+            number(message, alone);
             message.deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs());
-            try {
-                sendOnce(message);
-            } catch (IOException | RuntimeException e) {
-                message.failure = e;
+            if (!message.numbered.isEmpty()) {
+                try {
+                    if (alone) {
+                        message.session = connection.welcome();
+                        logSchemas(message.session, message.deadline);
+                    }
+                    sendOnce(message);
+                } catch (IOException | RuntimeException e) {
+                    message.failure = e;
+                }
             }
+            whole = true;
+        } finally {
+            if (!whole) {
+                message.numbered = message.changes;
+                message.failure = new IllegalStateException("the sending thread failed");
+            }
+            message.posted = true;
+            wire.unlock();
         }
     }
 
     /** An Error on the way (memory): nobody may wait for ever. */
     private void abandon(Ticket own, List<Ticket> finished) {
         IOException cause = new IOException("the sending thread failed");
-        synchronized (lock) {
-            if (queue.remove(own)) {
-                queuedBytes -= own.queuedBytes();
+        wire.lock();
+        try {
+            synchronized (lock) {
+                if (queue.remove(own)) {
+                    queuedBytes -= own.queuedBytes();
+                    queuedChanges -= own.changes.size() - own.taken;
+                }
+                while (!underWay.isEmpty()) {
+                    Message message = underWay.poll();
+                    message.numbered = message.changes;
+                    fail(message, true, cause);
+                    message.greetings.forEach(greeting -> greeting.finish(unreachable(cause)));
+                    wake(message, finished);
+                }
             }
+            disconnect();
+        } finally {
+            wire.unlock();
         }
-        Message message = underWay;
-        underWay = null;
-        if (message != null) {
-            fail(message.changes, true, cause);
-            message.greetings.forEach(greeting -> greeting.finish(unreachable(cause)));
-            wake(message, finished);
-        }
-        disconnect();
     }
 
-    /** Returns when the message under way has its outcome; adds whom to wake. */
-    private void collect(List<Ticket> finished) {
-        Message message = underWay;
-        if (!message.numbered.isEmpty()) {
+    /** Returns when the oldest message under way has its outcome; adds whom to wake. */
+    private void collect(Message message, List<Ticket> finished) {
+        awaitPosted(message);
+        while (!message.over()) {
             settle(message);
         }
+        synchronized (lock) {
+            underWay.remove();
+            long now = System.nanoTime();
+            usualNanos += (now - begunNanos - usualNanos) / 8;
+            begunNanos = now;
+        }
         wake(message, finished);
-        underWay = null;
+    }
+
+    private void awaitPosted(Message message) {
+        if (!message.posted) {
+            wire.lock();
+            wire.unlock();
+        }
     }
 
     /** Takes from the queue what fits in one message; a ticket leaves the queue with its last change. */
     private void take(Message message) {
-        long bytes = 0;
-        synchronized (lock) {
-            Ticket ticket;
-            while ((ticket = queue.peek()) != null) {
-                if (ticket.changes.isEmpty()) {
-                    message.greetings = message.greetings.isEmpty() ? new ArrayList<>() : message.greetings;
-                    message.greetings.add(queue.poll());
-                    continue;
-                }
-                while (ticket.taken < ticket.changes.size()) {
-                    Change change = ticket.changes.get(ticket.taken);
-                    if (!message.changes.isEmpty()
-                            && (message.changes.size() == MAX_MESSAGE_ENTRIES || bytes + change.head.length > MAX_MESSAGE_BYTES)) {
-                        return;
-                    }
-                    bytes += change.head.length;
-                    queuedBytes -= change.head.length;
-                    message.changes.add(change);
-                    ticket.taken++;
-                }
-                queue.poll();
+        Ticket ticket;
+        while ((ticket = queue.peek()) != null) {
+            if (ticket.changes.isEmpty()) {
+                message.greetings = message.greetings.isEmpty() ? new ArrayList<>() : message.greetings;
+                message.greetings.add(queue.poll());
+                continue;
             }
+            while (ticket.taken < ticket.changes.size()) {
+                Change change = ticket.changes.get(ticket.taken);
+                if (!message.changes.isEmpty()
+                        && (message.changes.size() == MAX_MESSAGE_ENTRIES || message.bytes + change.head.length > MAX_MESSAGE_BYTES)) {
+                    return;
+                }
+                queuedBytes -= change.head.length;
+                queuedChanges--;
+                message.bytes += change.head.length;
+                message.changes.add(change);
+                ticket.taken++;
+            }
+            queue.poll();
         }
     }
 
     /** Gives a number to each change that may be sent, an outcome to the others and to greetings. */
-    private void number(Message message) {
+    private void number(Message message, boolean alone) {
         IOException failure = null;
-        try {
-            greet();
-        } catch (IOException e) {
-            failure = e;
+        if (alone) {
+            try {
+                greet();
+            } catch (IOException e) {
+                failure = e;
+            }
         }
         for (Ticket greeting : message.greetings) {
             greeting.finish(failure == null ? null : unreachable(failure));
@@ -340,73 +403,106 @@ final class AgentLink {
 
     private void sendOnce(Message message) throws IOException {
         message.session = connection.welcome();
-        message.sending = false;
-        logSchemas(message.session, message.deadline);
         message.before = connection.written();
         message.sending = true;
         encode(message.numbered, message.session);
         MsgpackWriter header = connection.start("append", 3);
         header.integer(message.session.session()).integer(message.numbered.get(0).request).integer(message.numbered.size());
-        connection.send(payload, message.deadline);
+        message.number = connection.number();
+        try {
+            connection.send(payload, message.deadline);
+        } finally {
+            if (payload.array().length > KEPT_BUFFER_BYTES) {
+                payload = new MsgpackWriter(64 * 1024);
+            }
+        }
     }
 
-    /** Waits for the answer; connects again and sends again as the table above says. */
+    /** Waits for the answer; when none comes, does what the table above says. */
     private void settle(Message message) {
-        List<Change> changes = message.numbered;
-        boolean sent = false;
-        while (true) {
+        try {
+            Exception failure = message.failure;
+            if (failure instanceof IOException io) {
+                throw io;
+            } else if (failure != null) {
+                throw (RuntimeException) failure;
+            }
+            connection.answer("ack", message.number, message.deadline);
+            message.succeed();
+        } catch (AgentError e) {
+            wire.lock();
             try {
-                Exception failure = message.failure;
-                message.failure = null;
-                if (failure instanceof IOException io) {
-                    throw io;
-                } else if (failure != null) {
-                    throw (RuntimeException) failure;
-                }
-                connection.answer("ack", message.deadline);
-                changes.forEach(change -> change.ticket.succeed());
-                return;
-            } catch (AgentError e) {
-                if (!e.connectionStays()) {
-                    disconnect();
-                }
                 // A request that was in doubt before and is refused now is still in doubt.
-                fail(changes, sent || (message.sending && !e.certain()), e);
-                return;
-            } catch (IOException | RuntimeException e) {
-                IOException cause = e instanceof IOException io ? io : new IOException(e);
-                sent |= message.sending && connection.written() > message.before;
-                disconnect();
+                fail(message, message.sent || (message.sending && !e.certain()), e);
+                // The agent refuses what comes behind a refused append, until the next hello.
+                again(new IOException("what was sent before it was refused: " + reason(e)), true);
+            } finally {
+                wire.unlock();
+            }
+        } catch (IOException | RuntimeException e) {
+            IOException cause = e instanceof IOException io ? io : new IOException(e);
+            boolean retry = !(e instanceof RuntimeException || cause instanceof ProtocolException || cause instanceof SocketTimeoutException);
+            wire.lock();
+            try {
                 lastFailure = cause;
-                if (e instanceof RuntimeException || cause instanceof ProtocolException
-                        || cause instanceof java.net.SocketTimeoutException || System.nanoTime() >= message.deadline) {
-                    fail(changes, sent, cause);
-                    return;
+                again(cause, retry && System.nanoTime() < message.deadline);
+            } finally {
+                wire.unlock();
+            }
+        }
+    }
+
+    /** With the wire held: leaves the connection, and settles what is under way by what the next welcome tells, if there is one; the rest is sent again. */
+    private void again(IOException cause, boolean retry) {
+        List<Message> open = new ArrayList<>();
+        synchronized (lock) {
+            for (Message message : underWay) {
+                if (!message.over()) {
+                    message.sent |= message.sending && (connection == null || connection.written() > message.before);
+                    open.add(message);
                 }
-                try {
-                    greet();
-                } catch (IOException again) {
-                    fail(changes, sent, again);
-                    return;
-                }
+            }
+        }
+        disconnect();
+        if (open.isEmpty()) {
+            return;
+        }
+        IOException why = cause;
+        if (retry) {
+            try {
+                greet();
                 Welcome now = connection.welcome();
-                if (now.session() != message.session.session() || !now.clusterId().equals(message.session.clusterId())) {
-                    // Another session has no memory of ours: sent is in doubt, unsent is not.
-                    fail(changes, sent, cause);
-                    return;
-                }
-                if (sent && now.lastRequest() >= changes.get(changes.size() - 1).request) {
-                    changes.forEach(change -> change.ticket.succeed());
-                    return;
-                }
+                // Another session has no memory of ours: sent is in doubt, unsent is not.
+                retry = open.stream().allMatch(message -> message.session.session() == now.session() && message.session.clusterId().equals(now.clusterId()));
+            } catch (IOException e) {
+                why = e;
+                retry = false;
+            }
+        }
+        if (!retry) {
+            for (Message message : open) {
+                fail(message, message.sent, why);
+            }
+            return;
+        }
+        Exception failure = null;
+        try {
+            logSchemas(connection.welcome(), open.get(0).deadline);
+        } catch (IOException | RuntimeException e) {
+            failure = e;
+        }
+        for (Message message : open) {
+            if (message.sent && connection.welcome().lastRequest() >= message.last()) {
+                message.succeed();
+                continue;
+            }
+            message.sending = false;
+            message.failure = failure;
+            if (failure == null) {
                 try {
                     sendOnce(message);
-                } catch (IOException | RuntimeException again) {
-                    message.failure = again;
-                }
-            } finally {
-                if (payload.array().length > KEPT_BUFFER_BYTES) {
-                    payload = new MsgpackWriter(64 * 1024);
+                } catch (IOException | RuntimeException e) {
+                    failure = message.failure = e;
                 }
             }
         }
@@ -484,8 +580,8 @@ final class AgentLink {
         }
     }
 
-    private void fail(List<Change> message, boolean sent, IOException cause) {
-        for (Change change : message) {
+    private void fail(Message message, boolean sent, IOException cause) {
+        for (Change change : message.numbered) {
             if (change.ticket.done()) {
                 continue;
             }
@@ -498,6 +594,7 @@ final class AgentLink {
                 change.ticket.fail(notAppended(map(change), cause));
             }
         }
+        message.numbered = List.of();
         if (sent) {
             // Whatever the agent still does with it, a new welcome tells.
             disconnect();
@@ -539,18 +636,28 @@ final class AgentLink {
         }
     }
 
-    /** Makes one of those who wait the leader: of the message under way, or else of the queue. */
-    private void handOn() {
-        // Whatever is sent and has no outcome is somebody's who waits.
-        Ticket next = underWay == null ? null : underWay.numbered.get(0).ticket;
-        synchronized (lock) {
-            if (next == null) {
-                next = queue.peek();
+    /** Makes one of those who wait the leader: of the oldest message under way, or else of the queue. */
+    private void handOn(List<Ticket> finished) {
+        Ticket next;
+        while (true) {
+            Message message;
+            synchronized (lock) {
+                message = underWay.peek();
+                if (message == null) {
+                    next = queue.peek();
+                    led = next != null;
+                    if (closed && next == null) {
+                        disconnect();
+                    }
+                    break;
+                }
             }
-            led = next != null;
-            if (closed && next == null) {
-                disconnect();
+            awaitPosted(message);
+            if (!message.over()) {
+                next = message.numbered.get(0).ticket;
+                break;
             }
+            collect(message, finished);
         }
         if (next != null) {
             next.lead();

@@ -18,7 +18,7 @@ import java.util.concurrent.TimeUnit;
  * A DEALER's end of one ZMTP 3.0 connection with the NULL mechanism, enough to talk to one ROUTER, with every wait bounded.
  *
  * <p>Our own instead of a library: the caller's thread writes and reads the socket itself, so that no thread hand-off
- * and no in-process socket pair lie between a map operation and its log. Not for use by two threads at once.
+ * and no in-process socket pair lie between a map operation and its log. One thread may receive while another sends.
  *
  * <pre>
  * greeting   FF 00 00 00 00 00 00 00 00 7F | 03 00 | "NULL" + 16 zeros | as-server 00 | 31 zeros
@@ -34,8 +34,9 @@ final class ZmtpConnection implements Closeable {
     private static final int BUFFER = 64 * 1024;
 
     private final SocketChannel channel;
-    private final Selector selector;
-    private final SelectionKey key;
+    private final Waiter reader;
+    private final Waiter writer;
+    private final Object sending = new Object();
     private ByteBuffer in = ByteBuffer.allocate(BUFFER).flip();
     private ByteBuffer out = ByteBuffer.allocateDirect(BUFFER);
     private long written;
@@ -43,8 +44,33 @@ final class ZmtpConnection implements Closeable {
     private ZmtpConnection(SocketChannel channel) throws IOException {
         this.channel = channel;
         channel.configureBlocking(false);
-        this.selector = Selector.open();
-        this.key = channel.register(selector, 0);
+        this.reader = new Waiter(channel);
+        this.writer = new Waiter(channel);
+    }
+
+    /** One thread's waiting for the socket. */
+    private static final class Waiter implements Closeable {
+        private final Selector selector = Selector.open();
+        private final SelectionKey key;
+
+        Waiter(SocketChannel channel) throws IOException {
+            key = channel.register(selector, 0);
+        }
+
+        void await(int operation, long deadlineNanos) throws IOException {
+            key.interestOps(operation);
+            long left = TimeUnit.NANOSECONDS.toMillis(deadlineNanos - System.nanoTime());
+            if (left <= 0) {
+                throw new SocketTimeoutException("no answer in time");
+            }
+            selector.select(left);
+            selector.selectedKeys().clear();
+        }
+
+        @Override
+        public void close() throws IOException {
+            selector.close();
+        }
     }
 
     static ZmtpConnection open(AgentEndpoint endpoint, long deadlineNanos) throws IOException {
@@ -72,23 +98,25 @@ final class ZmtpConnection implements Closeable {
 
     /** Sends one message of the given frames; a frame is the first {@code sizes[i]} bytes of {@code frames[i]}. */
     void send(byte[][] frames, int[] sizes, long deadlineNanos) throws IOException {
-        out.clear();
-        for (int i = 0; i < frames.length; i++) {
-            if (out.remaining() < 9) {
-                flush(deadlineNanos);
-            }
-            header(i + 1 < frames.length ? MORE : 0, sizes[i]);
-            int offset = 0;
-            while (offset < sizes[i]) {
-                if (!out.hasRemaining()) {
+        synchronized (sending) {
+            out.clear();
+            for (int i = 0; i < frames.length; i++) {
+                if (out.remaining() < 9) {
                     flush(deadlineNanos);
                 }
-                int part = Math.min(out.remaining(), sizes[i] - offset);
-                out.put(frames[i], offset, part);
-                offset += part;
+                header(i + 1 < frames.length ? MORE : 0, sizes[i]);
+                int offset = 0;
+                while (offset < sizes[i]) {
+                    if (!out.hasRemaining()) {
+                        flush(deadlineNanos);
+                    }
+                    int part = Math.min(out.remaining(), sizes[i] - offset);
+                    out.put(frames[i], offset, part);
+                    offset += part;
+                }
             }
+            flush(deadlineNanos);
         }
-        flush(deadlineNanos);
     }
 
     /** The next message's frames. */
@@ -121,22 +149,19 @@ final class ZmtpConnection implements Closeable {
 
     @Override
     public void close() {
-        try {
-            channel.close();
-        } catch (IOException e) {
-            // nobody waits for what is still in flight
-        }
-        try {
-            selector.close();
-        } catch (IOException e) {
-            // same
+        for (Closeable each : List.of(channel, reader, writer)) {
+            try {
+                each.close();
+            } catch (IOException e) {
+                // nobody waits for what is still in flight
+            }
         }
     }
 
     private void connect(AgentEndpoint endpoint, long deadlineNanos) throws IOException {
         if (!channel.connect(endpoint.address())) {
             do {
-                await(SelectionKey.OP_CONNECT, deadlineNanos);
+                writer.await(SelectionKey.OP_CONNECT, deadlineNanos);
             } while (!channel.finishConnect());
         }
     }
@@ -189,10 +214,12 @@ final class ZmtpConnection implements Closeable {
             // PING: time to live (2), context (up to 16), which PONG repeats
             byte[] name = ascii("\4PONG");
             int context = Math.max(0, body.length - 7);
-            out.clear();
-            header(COMMAND, name.length + context);
-            out.put(name).put(body, body.length - context, context);
-            flush(deadlineNanos);
+            synchronized (sending) {
+                out.clear();
+                header(COMMAND, name.length + context);
+                out.put(name).put(body, body.length - context, context);
+                flush(deadlineNanos);
+            }
         } else if (startsWith(body, ascii("\5ERROR"))) {
             throw new ProtocolException("the other side ended the connection: " + text(body));
         }
@@ -212,7 +239,7 @@ final class ZmtpConnection implements Closeable {
             int count = channel.write(out);
             written += count;
             if (count == 0) {
-                await(SelectionKey.OP_WRITE, deadlineNanos);
+                writer.await(SelectionKey.OP_WRITE, deadlineNanos);
             }
         }
         out.clear();
@@ -249,19 +276,9 @@ final class ZmtpConnection implements Closeable {
                 throw new EOFException("the agent closed the connection");
             }
             if (read == 0) {
-                await(SelectionKey.OP_READ, deadlineNanos);
+                reader.await(SelectionKey.OP_READ, deadlineNanos);
             }
         }
-    }
-
-    private void await(int operation, long deadlineNanos) throws IOException {
-        key.interestOps(operation);
-        long left = TimeUnit.NANOSECONDS.toMillis(deadlineNanos - System.nanoTime());
-        if (left <= 0) {
-            throw new SocketTimeoutException("no answer in time");
-        }
-        selector.select(left);
-        selector.selectedKeys().clear();
     }
 
     private static boolean startsWith(byte[] body, byte[] prefix) {

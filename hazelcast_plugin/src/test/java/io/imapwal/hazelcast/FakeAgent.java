@@ -22,8 +22,10 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.LinkedBlockingQueue;
 
 /** An agent whose log is a table in memory. It can be stopped and started, and told to misbehave. Agents may share a log. */
 final class FakeAgent implements Closeable {
@@ -43,7 +45,8 @@ final class FakeAgent implements Closeable {
         SILENT_BEFORE,
         /** Appended, and the answer is outcome-unknown. */
         UNKNOWN_AFTER,
-        FULL
+        FULL,
+        FULL_ONCE
     }
 
     record Record(byte[] key, String keyClass, byte[] value, String valueClass, boolean deleted, long expiresAtMs, int partition,
@@ -99,6 +102,10 @@ final class FakeAgent implements Closeable {
     /** Most keys that one answer covers. */
     volatile int loadLimit = Integer.MAX_VALUE;
     volatile int appends;
+    /** Requests that were there before the one before them was answered. */
+    volatile int sentAhead;
+    /** Appends refused because of an earlier one of their connection. */
+    volatile int refusedBehind;
     volatile int loads;
     final List<String> violations = new CopyOnWriteArrayList<>();
     private ServerSocketChannel server;
@@ -184,15 +191,43 @@ final class FakeAgent implements Closeable {
     private void serve(SocketChannel channel) throws IOException {
         try (channel) {
             DataInputStream in = new DataInputStream(new java.io.BufferedInputStream(Channels.newInputStream(channel), 1 << 16));
-            OutputStream out = Channels.newOutputStream(channel);
+            OutputStream out = new OutputStream() {  // the one of Channels waits for a read under way (Java 17)
+                @Override
+                public void write(int one) throws IOException {
+                    write(new byte[] {(byte) one}, 0, 1);
+                }
+
+                @Override
+                public void write(byte[] bytes, int from, int length) throws IOException {
+                    for (ByteBuffer left = ByteBuffer.wrap(bytes, from, length); left.hasRemaining();) {
+                        channel.write(left);
+                    }
+                }
+            };
             handshake(in, out);
             Connection connection = new Connection();
+            BlockingQueue<List<byte[]>> requests = new LinkedBlockingQueue<>();
+            daemon(() -> {
+                try {
+                    while (true) {
+                        requests.add(receive(in));
+                    }
+                } finally {
+                    requests.add(List.of());
+                }
+            });
             while (true) {
-                List<byte[]> frames = receive(in);
+                List<byte[]> frames = take(requests);
+                if (frames.isEmpty()) {
+                    return;
+                }
                 if (frames.size() != 2) {
                     violations.add("a message of " + frames.size() + " frames");
                 }
                 List<byte[]> answer = connection.answer(frames.get(0), frames.get(1));
+                if (!requests.isEmpty() && !requests.peek().isEmpty()) {
+                    sentAhead++;
+                }
                 if (answer == null) {
                     continue;
                 }
@@ -258,6 +293,14 @@ final class FakeAgent implements Closeable {
         out.write(bytes.toByteArray());
     }
 
+    private static <T> T take(BlockingQueue<T> queue) throws IOException {
+        try {
+            return queue.take();
+        } catch (InterruptedException e) {
+            throw new IOException(e);
+        }
+    }
+
     private static void pause(long ms) throws IOException {
         try {
             Thread.sleep(ms);
@@ -270,6 +313,7 @@ final class FakeAgent implements Closeable {
         private String plugin;
         private int hello;
         private String purpose;
+        private boolean refused;
         private List<byte[]> cursorKeys;
 
         /** Null: say nothing. Empty: break. */
@@ -333,16 +377,22 @@ final class FakeAgent implements Closeable {
         }
 
         private List<byte[]> append(long number, MsgpackReader header, byte[] payload) throws IOException {
-            appends++;
             Mood now = mood;
+            appends++;
             pause(delayMs);
+            if (refused) {
+                refusedBehind++;
+                return error(number, "not-ready", "an earlier append was refused");
+            }
             if (hello != writers.get(plugin)) {
                 return error(number, "superseded", "another hello came");
             }
             long session = header.integer();
             long first = header.integer();
             long count = header.integer();
-            if (now == Mood.FULL) {
+            if (now == Mood.FULL || now == Mood.FULL_ONCE) {
+                mood = now == Mood.FULL ? now : Mood.ACK;
+                refused = true;
                 return error(number, "full", "no room");
             } else if (now == Mood.BREAK_BEFORE) {
                 mood = Mood.ACK;
@@ -391,6 +441,7 @@ final class FakeAgent implements Closeable {
             } else if (now == Mood.SILENT_AFTER) {
                 return null;
             } else if (now == Mood.UNKNOWN_AFTER) {
+                refused = true;
                 return error(number, "outcome-unknown", "the disk said no");
             }
             return List.of(begin("ack", number, 2).integer(first).integer(count).toByteArray(), new byte[0]);

@@ -1,0 +1,44 @@
+package io.imapwal.hazelcast;
+
+import java.util.ArrayList;
+import java.util.List;
+
+/** One append of {@link AgentLink}: what was taken from the queue for it, and how far its sending has come. */
+final class Message {
+    final List<Change> changes = new ArrayList<>();
+    long bytes;
+    List<Ticket> greetings = List.of();
+    /** Those of the changes that are sent, numbered; the others have their outcome. */
+    List<Change> numbered = List.of();
+    long deadline;
+    Welcome session;
+    /** Of the request, on its connection. */
+    long number;
+    /** Bytes the connection had written before; fewer than now: the message, or its front, has left. */
+    long before;
+    /** The append itself is being sent, or was, on the present connection. */
+    boolean sending;
+    /** It, or its front, has left on an earlier connection. */
+    boolean sent;
+    /** Why sending it failed. */
+    Exception failure;
+    /** Whoever sends it is done with that, well or not. */
+    volatile boolean posted;
+
+    /** The highest request of it. */
+    long last() {
+        return numbered.get(numbered.size() - 1).request;
+    }
+
+    void succeed() {
+        for (Change change : numbered) {
+            change.ticket.succeed();
+        }
+        numbered = List.of();
+    }
+
+    /** Every change has its outcome. */
+    boolean over() {
+        return numbered.isEmpty();
+    }
+}

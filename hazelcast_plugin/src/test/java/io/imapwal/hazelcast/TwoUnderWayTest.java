@@ -1,0 +1,196 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.map.IMap;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestInfo;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** A second message is sent before the first is answered: what callers hear, and what is in the log, when the first goes wrong. */
+class TwoUnderWayTest {
+    private static FakeAgent.Log log;
+    private static FakeAgent agent;
+    private static HazelcastInstance member;
+    private static ExecutorService callers;
+    private IMap<String, Integer> map;
+
+    @BeforeAll
+    static void start() throws Exception {
+        log = new FakeAgent.Log();
+        agent = new FakeAgent(log).start();
+        Config config = Members.config("two", Members.port(), agent.endpoint());
+        member = Members.start(config);
+        callers = Executors.newCachedThreadPool();
+    }
+
+    @AfterAll
+    static void stop() throws Exception {
+        callers.shutdownNow();
+        member.shutdown();
+        agent.close();
+    }
+
+    @BeforeEach
+    void map(TestInfo info) throws Exception {
+        agent.start();
+        agent.mood = FakeAgent.Mood.ACK;
+        agent.delayMs = 0;
+        map = member.getMap(info.getTestMethod().orElseThrow().getName());
+        eventually(() -> {
+            map.set("probe", 0);
+            return true;
+        });
+        map.remove("probe");
+    }
+
+    /** Sets "first", and "second" while the agent is at work on the first; both in different partitions. */
+    private List<CompletableFuture<Void>> twoUnderWay(FakeAgent.Mood mood) throws Exception {
+        agent.delayMs = 200;
+        agent.mood = mood;
+        int before = agent.appends;
+        int ahead = agent.sentAhead;
+        List<CompletableFuture<Void>> calls = new ArrayList<>();
+        calls.add(CompletableFuture.runAsync(() -> map.set("first", 1), callers));
+        eventually(() -> agent.appends == before + 1);
+        agent.mood = FakeAgent.Mood.ACK;
+        // The second is not sent in the first half of what a message usually takes, 200 ms at most.
+        Thread.sleep(110);
+        calls.add(CompletableFuture.runAsync(() -> map.set("second", 2), callers));
+        eventually(() -> agent.sentAhead > ahead || calls.get(1).isDone());
+        assertTrue(agent.sentAhead > ahead, "the second message waited for the first");
+        return calls;
+    }
+
+    private static Throwable failure(CompletableFuture<Void> call) {
+        return assertThrows(CompletionException.class, call::join).getCause();
+    }
+
+    private long appended(String key) {
+        byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
+        return log.appended().stream().filter(record -> java.util.Arrays.equals(record.key(), bytes) && !record.deleted()).count();
+    }
+
+    @Test
+    void bothAreAcknowledged() throws Exception {
+        long first = appended("first");
+        long second = appended("second");
+        twoUnderWay(FakeAgent.Mood.ACK).forEach(CompletableFuture::join);
+        assertEquals(first + 1, appended("first"));
+        assertEquals(second + 1, appended("second"));
+        assertEquals(List.of(), agent.violations);
+    }
+
+    @Test
+    void whenTheFirstIsRefusedItsCallerAloneHearsIt() throws Exception {
+        int behind = agent.refusedBehind;
+        long first = appended("first");
+        long second = appended("second");
+        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.FULL_ONCE);
+        assertInstanceOf(NotAppended.class, failure(calls.get(0)));
+        calls.get(1).join();
+        assertEquals(behind + 1, agent.refusedBehind);
+        assertEquals(first, appended("first"));
+        assertEquals(second + 1, appended("second"));
+        assertFalse(map.containsKey("first"));
+        assertEquals(2, map.get("second"));
+    }
+
+    @Test
+    void whenTheConnectionBreaksBothAreSentAgain() throws Exception {
+        long first = appended("first");
+        long second = appended("second");
+        twoUnderWay(FakeAgent.Mood.BREAK_BEFORE).forEach(CompletableFuture::join);
+        assertEquals(first + 1, appended("first"));
+        assertEquals(second + 1, appended("second"));
+    }
+
+    @Test
+    void whenTheConnectionBreaksBehindTheFirstOnlyTheSecondIsSentAgain() throws Exception {
+        long first = appended("first");
+        long second = appended("second");
+        twoUnderWay(FakeAgent.Mood.BREAK_AFTER).forEach(CompletableFuture::join);
+        assertEquals(first + 1, appended("first"));
+        assertEquals(second + 1, appended("second"));
+    }
+
+    @Test
+    void whenTheAgentDiesBothAreInDoubtAndSettled() throws Exception {
+        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.DIE_AFTER);
+        for (CompletableFuture<Void> call : calls) {
+            assertInstanceOf(OutcomeUnknown.class, failure(call));
+        }
+        agent.delayMs = 0;
+        agent.start();
+        eventually(() -> Integer.valueOf(1).equals(map.get("first")));
+        assertFalse(map.containsKey("second"));
+    }
+
+    @Test
+    void whenTheOutcomeOfTheFirstIsUnknownTheSecondIsSentAgain() throws Exception {
+        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.UNKNOWN_AFTER);
+        assertInstanceOf(OutcomeUnknown.class, failure(calls.get(0)));
+        calls.get(1).join();
+        eventually(() -> Integer.valueOf(1).equals(map.get("first")));
+        assertEquals(2, map.get("second"));
+    }
+
+    @Test
+    void underLoadWithFaultsEveryAcknowledgedChangeIsInTheLogOnce() throws Exception {
+        long seed = System.nanoTime();
+        Random chance = new Random(seed);
+        agent.delayMs = 1;
+        int ahead = agent.sentAhead;
+        int threads = 32;
+        int each = 120;
+        AtomicInteger acknowledged = new AtomicInteger();
+        AtomicInteger refused = new AtomicInteger();
+        List<CompletableFuture<Void>> calls = new ArrayList<>();
+        for (int thread = 0; thread < threads; thread++) {
+            String name = "k" + thread + ".";
+            calls.add(CompletableFuture.runAsync(() -> {
+                for (int number = 0; number < each; number++) {
+                    try {
+                        map.set(name + number, number);
+                        acknowledged.incrementAndGet();
+                        assertEquals(1, appended(name + number), () -> "seed " + seed);
+                    } catch (NotAppended e) {
+                        refused.incrementAndGet();
+                        assertEquals(0, appended(name + number), () -> "seed " + seed);
+                    } catch (OutcomeUnknown e) {
+                        assertTrue(appended(name + number) <= 1, () -> "seed " + seed);
+                    }
+                }
+            }, callers));
+        }
+        CompletableFuture<Void> all = CompletableFuture.allOf(calls.toArray(CompletableFuture[]::new));
+        FakeAgent.Mood[] moods = {FakeAgent.Mood.FULL_ONCE, FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE};
+        while (!all.isDone()) {
+            Thread.sleep(chance.nextInt(20));
+            agent.mood = moods[chance.nextInt(moods.length)];
+        }
+        all.get(60, TimeUnit.SECONDS);
+        assertTrue(acknowledged.get() > each && refused.get() > 0, acknowledged + " acknowledged, " + refused + " refused");
+        assertTrue(agent.sentAhead > ahead, "no message was ever sent ahead");
+        assertEquals(List.of(), agent.violations);
+    }
+}
