@@ -64,8 +64,8 @@ BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 MEMBERS_MAX = 1000
 """Metadata other than schemas that a manifest carries on; the oldest go first."""
 
-_ROWS = b"imap-wal.rows"
-_DICTIONARIES = ["map", "key_class", "value_class", "node"]
+ROWS = b"imap-wal.rows"
+DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
 
 # ---- rows and columns ----------------------------------------------------------------------------------------------
@@ -159,28 +159,32 @@ def batches(store: SegmentStore, path: str, columns: list[str] | None = None, ro
     Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
     with store.open_input(path) as source:
         try:
-            file = pq.ParquetFile(source, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
-            if file.schema not in _stored_schemas():
+            file = pq.ParquetFile(source, read_dictionary=DICTIONARIES, page_checksum_verification=True)
+            if file.schema not in stored_schemas():
                 raise CorruptLog(path, 0, f"this Parquet file has columns {file.schema.names}, or types, that are not ours", "restore it from a copy")
-            promised = (file.metadata.metadata or {}).get(_ROWS)
+            promised = (file.metadata.metadata or {}).get(ROWS)
             found = 0
             groups = range(file.num_row_groups)  # one after the other: a pass over all of them keeps in memory what it has read of the file
             for batch in (each for group in groups for each in file.iter_batches(rows_max, row_groups=[group], columns=columns)):
-                for column in batch.columns:
-                    if pa.types.is_dictionary(column.type):
-                        column.validate(full=True)  # a page that was read with another column's dictionary
+                validate(batch)
                 found += len(batch)
                 yield batch
         except (pa.ArrowException, OSError, EOFError, ValueError, LookupError, TypeError) as error:  # what pyarrow makes of a damaged footer
             raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
-        if promised is not None and promised != b"%d" % found:
-            raise CorruptLog(
-                path, 0, f"this Parquet file promises {promised.decode(errors='replace')} rows and holds {found}", "restore it from a copy"
-            )
+        if promised != b"%d" % found:
+            told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+            raise CorruptLog(path, 0, f"this Parquet file promises {told} and holds {found} rows", "restore it from a copy")
+
+
+def validate(batch: Any) -> None:
+    """An ArrowException for a page that was read with another column's dictionary."""
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            column.validate(full=True)
 
 
 @cache
-def _stored_schemas() -> tuple[Any, ...]:
+def stored_schemas() -> tuple[Any, ...]:
     """Our two schemas as Parquet has them."""
     found = []
     for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
@@ -252,7 +256,7 @@ class ParquetFile:
             self.local,
             schema,
             compression="zstd",
-            use_dictionary=_DICTIONARIES,
+            use_dictionary=DICTIONARIES,
             write_statistics=["map", "timestamp_ms"],
             store_schema=False,
             write_page_checksum=True,
@@ -300,7 +304,7 @@ class ParquetFile:
     def _close(self) -> None:
         self.flush()
         if self._writer.is_open:
-            self._writer.add_key_value_metadata({_ROWS: b"%d" % self.records})
+            self._writer.add_key_value_metadata({ROWS: b"%d" % self.records})
         self._writer.close()
 
 

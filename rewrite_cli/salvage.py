@@ -9,7 +9,20 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from imap_wal.archive import _DICTIONARIES, ARCHIVE_SCHEMA, SNAPSHOT_SCHEMA, ParquetFile, Published, nodes_of, to_batch, to_positions, to_rows
+from imap_wal.archive import (
+    ARCHIVE_SCHEMA,
+    DICTIONARIES,
+    ROWS,
+    SNAPSHOT_SCHEMA,
+    ParquetFile,
+    Published,
+    nodes_of,
+    stored_schemas,
+    to_batch,
+    to_positions,
+    to_rows,
+    validate,
+)
 from imap_wal.entry import DELETED, Row
 from imap_wal.format import Position
 from storage_backends import NotFound, SegmentStore
@@ -42,24 +55,32 @@ def readable(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Rows 
         return
     with source:
         try:
-            file = pq.ParquetFile(source, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
-            groups, names = file.num_row_groups, file.schema_arrow.names
+            file = pq.ParquetFile(source, read_dictionary=DICTIONARIES, page_checksum_verification=True)
+            groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
+            ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
         except Exception as error:  # noqa: BLE001  # damaged bytes make a parser fail in any way
             yield Damage(None, f"its index cannot be read ({error})")
             return
-        if set(names) != set(schema.names):
-            yield Damage(None, "it has other columns than an imap-wal file has")
+        if not ours or set(file.schema_arrow.names) != set(schema.names):
+            yield Damage(None, "it has other columns, or types, than an imap-wal file has")
             return
+        if promised != b"%d" % sum(sizes):
+            told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+            yield Damage(None, f"it promises {told}, and its index names {sum(sizes)} rows")
         for group in range(groups):
             done = 0
             try:
                 for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+                    validate(batch)
                     found = Rows(to_rows(batch), nodes_of(batch), to_positions(batch) if archive else None)
                     done += len(found.rows)
                     yield found
             except Exception as error:  # noqa: BLE001  # as above
                 yield Damage(sizes[group] - done, f"row group {group + 1} of {groups}: {error}")
+                continue
+            if done != sizes[group]:
+                yield Damage(max(sizes[group] - done, 0), f"row group {group + 1} of {groups}: it has {done} rows, its index says {sizes[group]}")
 
 
 class Salvaged(NamedTuple):

@@ -20,10 +20,11 @@ import java.util.concurrent.locks.ReentrantLock;
  *
  * <p>It has no thread of its own. A caller puts its changes in the queue; if nobody leads, it leads: it sends what is queued
  * as one {@code append}, waits for the ack, sends what was queued meanwhile, wakes those who are done and hands on to one
- * who is not. So one caller pays one round trip and no hand-off, and many callers share one.
+ * who is not. So one caller pays one round trip and no hand-off, and many callers share one. While the leader waits for an
+ * answer, a caller may send a second message ({@link #beginIfWorthwhile}, {@code docs/decisions/0013}).
  *
- * <p>Request numbers are given when a message is built, by the one leader, in queue order: contiguous inside a message,
- * a later message above the former one.
+ * <p>Request numbers are given when a message is built, by whoever holds the wire, in queue order: contiguous inside a
+ * message, a later message above the former one.
  *
  * <pre>
  * broken before a byte of the message left    connect again, send
@@ -31,6 +32,7 @@ import java.util.concurrent.locks.ReentrantLock;
  *                                             yes: acknowledged, no: send again under the same numbers
  * cannot connect again at once, or no answer  OutcomeUnknown for what was sent, NotAppended for what was not
  * in time
+ * refused                                     NotAppended for it; connect again, as for broken, for what was sent behind it
  * </pre>
  */
 final class AgentLink {
