@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from imap_wal.errors import (
     TooLarge,
     UnsupportedVersion,
 )
+from imap_wal.log import LogReader
 from imap_wal.manifest import cluster_manifests
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
@@ -370,6 +372,36 @@ def test_many_threads_on_one_map_lose_nothing_and_share_commits(url: str) -> Non
         assert store.statistics.commits.commits < store.statistics.commits.records
     with imap_wal.open(url, node="n") as store:
         assert dict(store.map("m").items()) == expected
+
+
+def test_changes_of_one_key_by_many_threads_go_through_one_queue_and_memory_ends_as_the_log_says(memory: MemoryStore) -> None:
+    """Each change has a number and a place of its own, both rise in the order in which memory was changed."""
+    threads, each, keys = 8, 120, 3
+    with embedded(memory, durability="os", ring_slots=16, segment_bytes=8000) as store:
+        m = store.map("m", raw=True)
+
+        def work(thread: int) -> None:
+            for number in range(each):
+                key = b"%d" % (number % keys)
+                if number % 5 == 4:
+                    m.update({b"%d" % other: b"%d.%d" % (thread, number) for other in range(keys)})
+                elif number % 7 == 6:
+                    with suppress(KeyError):  # another thread was first
+                        del m[key]
+                else:
+                    m[key] = b"%d.%d" % (thread, number)
+
+        Threads(*[lambda thread=thread: work(thread) for thread in range(threads)]).join()
+        held = dict(m.items())
+        assert store.statistics.commits.rotations > 3
+    records = list(LogReader(memory.url, cluster="embedded", node="n1", storage=memory).read())
+    assert len(records) > threads * each
+    assert [record.entry.order[3] for record in records] == list(range(1, len(records) + 1)), "every number once, in the log's order"
+    places = [record.position for record in records]
+    assert places == sorted(set(places))
+    replayed: dict[bytes, bytes | None] = {record.entry.key: record.entry.value for record in records}
+    assert held == {key: value for key, value in replayed.items() if value is not None}
+    assert contents(memory) == held
 
 
 def test_a_closed_store_says_so_and_closing_twice_is_fine(memory: MemoryStore) -> None:
