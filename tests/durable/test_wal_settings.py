@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,30 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import InvalidSetting
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, contents, copy_files, embedded, eventually, segments
+
+# ---- their names ---------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs/settings.md"
+
+
+def test_the_settings_that_users_of_rocksdb_know_have_their_names_and_the_defaults_that_the_page_says() -> None:
+    lines = [
+        line
+        for line in PAGE.read_text(encoding="utf-8").split("## Those that users of RocksDB know")[1].split("\n## ")[0].splitlines()
+        if "|" in line
+    ]
+    said = {name.strip(" `"): default.strip(" `") for _, name, default, *_ in (line.split("|") for line in lines[2:])}
+    assert said.keys() == {
+        "wal_dir", "wal_ttl_seconds", "wal_size_limit_mb", "max_total_wal_size", "manual_wal_flush", "disable_wal", "wal_filter",
+        "avoid_flush_during_recovery", "recovery_mode",
+    }  # fmt: skip
+    defaults = {field.name: field.default for field in fields(imap_wal.Settings)}
+    defaults |= {name: parameter.default for name, parameter in signature(imap_wal.open).parameters.items()}
+    defaults["disable_wal"] = signature(imap_wal.Store.map).parameters["disable_wal"].default
+    words = {"": "the root", None: "none"}
+    assert said == {name: words.get(defaults[name], str(defaults[name]).lower()) for name in said} | {"max_total_wal_size": "0 (bytes)"}
+    assert defaults["max_total_wal_size"] == 0
+
 
 # ---- manual_wal_flush ----------------------------------------------------------------------------------------------
 

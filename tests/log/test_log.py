@@ -34,6 +34,7 @@ from imap_wal.errors import (
     TooLarge,
     WriterLocked,
 )
+from imap_wal.layout import parse_wal_path
 from imap_wal.log import START, Change, Log, LogReader, Position, Record
 from imap_wal.manifest import Lifetime
 from imap_wal.reader import Bound
@@ -212,6 +213,24 @@ def test_positions_are_monotone_as_values_and_as_text_over_segments_reopens_and_
     assert [str(place) for place in places] == sorted(map(str, places))
     assert [Position.parse(str(place)) for place in places] == places
     assert [record.position for record in LogReader(url).read()] == places
+
+
+def test_a_log_has_no_end_segment_follows_segment_and_its_manifest_neither_grows_nor_is_published_again(memory: MemoryStore) -> None:
+    """Metadata by compare-and-swap, and a list of segments that is told by their names."""
+    with create(memory) as opened:
+        places = fill(opened, 0)
+        before = [file for file in memory.list("") if "/manifest/" in file.path]
+        places += fill(opened, *range(1, 1000))
+        assert [file for file in memory.list("") if "/manifest/" in file.path] == before
+        files = segments(memory)
+        assert len(files) > 200
+        assert [parse_wal_path(path) for path in files] == [(1, number) for number in range(1, len(files) + 1)]
+        assert all(memory.size(path) < 600 for path in files)
+        assert [record.position for record in opened.read()] == places
+    with reopen(memory) as opened:
+        places += fill(opened, "more")
+        assert [record.position for record in opened.read()] == places
+        assert places[-1][:2] == (2, len(files) + 1)
 
 
 def test_threads_append_and_each_gets_the_position_of_its_own_entry(memory: MemoryStore) -> None:

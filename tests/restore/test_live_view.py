@@ -23,6 +23,7 @@ from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import drop_map, rewrite
 from storage_backends import SegmentStore, open_store
+from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.support import FakeClock, overwrite, segments
@@ -266,6 +267,35 @@ def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: M
         prune(cluster(memory))
         made.catch_up()
         assert values(made) == expected == values(view(memory))
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_restore_begins_with_the_snapshot_and_replays_of_the_log_only_what_follows_it(memory: MemoryStore, pruned: bool) -> None:
+    log = node(memory)
+    for number in range(30):
+        append(log, put(f"k{number % 5}", f"old {number}", (1, 1, 1, number + 1)))
+    append(log, put("deleted later", "1", (1, 1, 1, 31)))
+    log.rotate()
+    archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    append(log, put("k1", "covered, and in the segment that is being written", (1, 1, 1, 32)), put("not rewritten", "1", (1, 1, 1, 33), "other"))
+    rewrite(cluster(memory), LocalEngine(SMALL), maps=["orders"])
+    append(log, put("k2", "after", (1, 1, 1, 34)), put("deleted later", None, (1, 1, 1, 35)), put("k3", "after", (1, 1, 1, 36)))
+    if pruned:
+        prune(cluster(memory))
+    old = [file.path for file in memory.list("") if "/archive/" in file.path]
+    assert len(old) == (0 if pruned else 1)
+    watched = FaultyStore(memory)
+    replayed = [row[9][3] for changes in cluster(watched).changes() for row in changes.rows if row[0] == "orders"]
+    assert sorted(replayed[:6]) == [26, 28, 29, 30, 31, 32], "the newest of every key, from the snapshot"
+    assert replayed[6:] == [34, 35, 36]
+    made = view(watched)
+    assert values(made) == {
+        "k0": "old 25", "k1": "covered, and in the segment that is being written", "k2": "after", "k3": "after", "k4": "old 29",
+    }  # fmt: skip
+    assert values(made, "other") == {"not rewritten": "1"}
+    touched = {operation.path for operation in watched.operations if operation.kind in ("read", "open_input", "size")}
+    assert not touched & set(old), "what the snapshot covers is not opened again"
+    assert any("/snapshot/orders/" in path for path in touched)
 
 
 def test_a_dropped_map_is_forgotten_by_a_view_that_had_merged_it_even_if_a_rewrite_followed(memory: MemoryStore) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from imap_wal import entry
 from imap_wal.archive import archive_sealed
 from imap_wal.errors import InvalidSetting, LostRace, MissingNode
+from imap_wal.format import ENTRIES, START, Position
 from imap_wal.manifest import Lifetime
 from imap_wal.restore import ClusterLog, pin_cuts
+from imap_wal.segment import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
 from imap_wal.writer import NodeLog
 from rewrite_cli import local
@@ -266,6 +269,59 @@ def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> No
     run(memory, maps=["orders"])
     assert len(prune(cluster(memory)).segments) == 1
     assert values(view(memory)) == {"a": "3"} and values(view(memory), "other") == {"x": "1"}
+
+
+def goes_now(store: MemoryStore) -> set[str]:
+    """What may go, told from the bytes of the files and the marks alone: an archive at or below its map's mark; a sealed segment of which every map is covered, if
+    none before it stays."""
+    state = cluster(store).state()
+    node_state, marks = state.nodes["n1"], state.covered("n1")
+    found = {archive.path for archive in node_state.manifest.archives if archive.last <= marks.get(archive.map, START)}
+    for segment in node_state.segments[:-1]:
+        lasts: dict[str, Position] = {}
+        for frame in SegmentReader(store, segment.path).frames():
+            for index, row in enumerate(entry.rows(frame.payload) if frame.kind == ENTRIES else ()):
+                lasts[row[0]] = Position(segment.epoch, segment.number, frame.offset, index)
+        if not lasts or any(last > marks.get(name, START) for name, last in lasts.items()):
+            break
+        found.add(segment.path)
+    return found
+
+
+@pytest.mark.parametrize("history", range(12))
+def test_a_file_of_the_log_goes_when_snapshots_cover_every_map_in_it_and_not_before(memory: MemoryStore, history: int, seed: int) -> None:
+    """Low-water marks are a map's: one that is rewritten often does not take the others' entries along, one that never is keeps its segments."""
+    chance = random.Random(seed + history)
+    log, request = node(memory), 0
+    expected: dict[str, dict[str, str]] = {name: {} for name in "abc"}
+    pruned = 0
+    for step in range(25):
+        rows = []
+        for name in chance.sample("abc", chance.choice((1, 1, 2, 3))):
+            request += 1
+            key = f"k{request % 4}"
+            rows.append(put(key, None if request % 7 == 0 else request, (1, 1, 1, request), name))
+            expected[name].pop(key, None)
+            if request % 7:
+                expected[name][key] = str(request)
+        append(log, *rows)
+        if chance.random() < 0.6:
+            log.rotate()
+        if chance.random() < 0.1:
+            archive(memory, log)
+        if chance.random() < 0.1:
+            log.close(clean=chance.random() < 0.5)
+            log = node(memory)
+        if chance.random() < 0.25 or step == 24:
+            known = {row[0] for changes in cluster(memory).changes() for row in changes.rows}
+            run(memory, maps=sorted(known) if step == 24 else chance.sample(sorted(known), chance.randrange(1, len(known) + 1)))
+            before, due = {file.path for file in memory.list("ns/c/nodes/n1") if file.path.endswith((".wal", ".parquet"))}, goes_now(memory)
+            prune(cluster(memory))
+            assert before - {file.path for file in memory.list("")} == due, f"step {step}"
+            pruned += len(due)
+            made = view(memory)
+            assert {name: values(made, name) for name in "abc"} == expected, f"step {step}"
+    assert pruned > 0
 
 
 def test_prune_leaves_a_rewrite_under_way_alone_and_removes_one_that_died(memory: MemoryStore) -> None:

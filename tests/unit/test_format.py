@@ -74,6 +74,29 @@ def test_a_stale_frame_of_a_recycled_segment_does_not_verify() -> None:
     assert format.decode_frame(other.checksum_seed, b"".join(chunks), 0, 200) == NoFrame("bad")
 
 
+@given(
+    ours=st.binary(min_size=16, max_size=16),
+    theirs=st.binary(min_size=16, max_size=16),
+    offset=st.integers(0, 2**40),
+    elsewhere=st.integers(0, 2**40),
+    kind=st.sampled_from(sorted(format.TYPES)),
+    payload=st.binary(max_size=200),
+)
+def test_a_whole_frame_is_accepted_in_its_segment_and_at_its_place_and_nowhere_else(
+    ours: bytes, theirs: bytes, offset: int, elsewhere: int, kind: int, payload: bytes
+) -> None:
+    """Whatever stood there before, in a segment that was recycled, copied, or moved by some bytes."""
+    seed, foreign = header(segment_id=ours).checksum_seed, header(segment_id=theirs).checksum_seed
+    data = b"".join(format.encode_frame(seed, offset, kind, 1, 0, [payload])[0])
+    for its_seed, place in ((seed, offset), (seed, elsewhere), (foreign, offset), (foreign, elsewhere)):
+        found = format.decode_frame(its_seed, data, 0, place)
+        if (its_seed, place) == (seed, offset):
+            assert isinstance(found, Frame)
+            assert (found.kind, found.payload) == (kind, payload)
+        else:
+            assert found == NoFrame("bad")
+
+
 @pytest.mark.parametrize(
     ("data", "reason", "needed"),
     [

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
+import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from imap_wal import format, layout
+from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, InvalidSetting, LogError, ShortLog, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest import node_manifests
 from imap_wal.segment import SegmentReader
+from imap_wal.settings import RecoveryMode
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
 from tests.support import IDENTITY, FakeClock, contents, copy_files, embedded, node_log, overwrite, row, segments
@@ -191,16 +197,7 @@ def test_whole_frames_behind_a_torn_one_that_was_never_synced_are_cut_off_with_i
 def test_a_newer_version_is_refused_in_every_mode(memory: MemoryStore, mode: str) -> None:
     history(memory)
     left = copy_files(memory)
-    path = segments(left)[1]
-    data = bytearray(left.read(path))
-    end = SegmentReader(left, path).first
-    data[8] += 1
-    import struct
-
-    import google_crc32c
-
-    data[end - 4 : end] = struct.pack("<I", google_crc32c.value(bytes(data[: end - 4])))
-    overwrite(left, path, bytes(data))
+    newer(left)
     with pytest.raises(UnsupportedVersion):
         node_log(left, recovery_mode=mode)
 
@@ -219,9 +216,55 @@ def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
     )
 
 
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("exchanged", range(3))
+def test_the_checksum_carried_from_segment_to_segment_shows_one_that_was_exchanged_for_a_whole_one_from_elsewhere(
+    memory: MemoryStore, exchanged: int, closed: bool
+) -> None:
+    """Of the same node, epoch and number, with whole frames: from an old copy of the log, or from another log. Its neighbours know that it is not theirs."""
+    history(memory)
+    left = copy_files(memory)
+    elsewhere = copy_files(MemoryStore("nothing"))
+    other = node_log(elsewhere, seed=2)
+    for number in range(12):
+        other.write(format.ENTRIES, 1, [row(f"foreign {number}", "v", number + 1)])
+        other.sync()
+        if number % 4 == 3 and number < 11:
+            other.rotate()
+    foreign = copy_files(elsewhere)
+    if closed:
+        for store in (left, foreign):
+            node_log(store).close()
+    path = segments(left)[exchanged]
+    whole = SegmentReader(foreign, path)
+    assert list(whole.frames()) and whole.tail().status == "clean"
+    overwrite(left, path, foreign.read(path))
+    for mode in ("absolute", "torn-tail"):
+        with pytest.raises(LogError, match=r"goes on from a later frame|names as the last good one"):
+            contents(left, recovery_mode=mode)
+
+
 def test_salvage_is_not_for_an_open() -> None:
     with pytest.raises(InvalidSetting, match="imap-wal repair"):
         embedded(MemoryStore("salvage"), recovery_mode="salvage")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", DAMAGES)
+def test_all_that_a_start_of_maps_loads_is_checked_by_its_checksums_whether_the_stop_was_clean_or_not(
+    memory: MemoryStore, name: str, mode: str
+) -> None:
+    """No setting turns that off. A clean stop makes the open quick, not the restore behind it credulous."""
+    history(memory)
+    node_log(copied := copy_files(memory)).close()
+    assert node_manifests(copied, FOLDER, FakeClock(), SeededRandomness(1)).read()[1].clean
+    damage, _, kept, _ = DAMAGES[name]
+    damage(copied)
+    if mode == "point-in-time":
+        assert contents(copied, recovery_mode=mode).keys() == {str(key).encode() for key in kept}
+    else:
+        with pytest.raises(LogError):
+            contents(copied, recovery_mode=mode)
 
 
 def test_damage_below_the_checkpoint_is_found_by_point_in_time_too(memory: MemoryStore) -> None:
@@ -233,6 +276,91 @@ def test_damage_below_the_checkpoint_is_found_by_point_in_time_too(memory: Memor
     with pytest.raises(CorruptLog, match="point-in-time"):
         contents(left)
     assert contents(left, recovery_mode="point-in-time").keys() == {b"0"}
+
+
+# ---- the table of docs/durability.md, cell by cell ----
+
+PAGE = Path(__file__).parents[2] / "docs/durability.md"
+
+
+def closed(store: MemoryStore) -> None:
+    node_log(store).close()
+
+
+def unsynced(store: MemoryStore) -> None:
+    """Six frames of which none is known to be synced; the third is damaged."""
+    for path in segments(store):
+        store.delete(path)
+    other = copy_files(MemoryStore("nothing"))
+    history(other, segments_=1, frames=6, sync=False)
+    for path in segments(other):
+        store.create(path, other.read(path))
+    flip(store, 0, 2)
+
+
+def newer(store: MemoryStore) -> None:
+    path = segments(store)[1]
+    data = bytearray(store.read(path))
+    end = SegmentReader(store, path).first
+    data[8] += 1
+    data[end - 4 : end] = struct.pack("<I", google_crc32c.value(bytes(data[: end - 4])))
+    overwrite(store, path, bytes(data))
+
+
+def those(wanted: Callable[[str], bool]) -> list[tuple[Damage, list[int]]]:
+    """Of the damages above, what is done and what is left."""
+    return [(damage, kept) for name, (damage, _, kept, _) in DAMAGES.items() if wanted(name)]
+
+
+# How a line of the page begins → what is done to the log, and what is left where the open does not refuse.
+LINES: dict[str, list[tuple[Damage, list[int]]]] = {
+    "a clean stop": [(closed, ALL)],
+    "an incomplete last commit": those(lambda name: DAMAGES[name][1]),
+    "damage above the last synced position": [(unsynced, [0, 1])],
+    "damage below the last synced position": those(lambda name: not DAMAGES[name][1] and ("flipped" in name or "bytes" in name)),
+    "a missing segment; a sealed segment that lost its end": those(lambda name: "missing" in name or "segment cut" in name),
+    "a segment of a newer format": [(newer, [])],
+}
+
+
+def table() -> Iterator[tuple[str, str, str]]:
+    """(line, mode, what the page says)."""
+    rows = [
+        re.split(r"\s*\|\s*", line.strip("| "))
+        for line in PAGE.read_text(encoding="utf-8").split("## What an open does")[1].splitlines()
+        if "|" in line
+    ]
+    (_, *heads), _, *lines = rows
+    for line, *cells in lines:
+        yield from ((line, re.findall(r"`([\w-]+)`", head)[0], cell) for head, cell in zip(heads, cells, strict=True))
+
+
+def test_the_page_has_every_mode_of_an_open_and_a_line_for_every_kind_of_damage() -> None:
+    assert {mode for _, mode, _ in table()} == set(RecoveryMode) - {RecoveryMode.SALVAGE}
+    assert len({line for line, *_ in table()}) == len(LINES)
+    assert all(any(line.startswith(begin) for line, *_ in table()) for begin in LINES)
+    tried = [damage for cases in LINES.values() for damage, _ in cases]
+    assert all(damage in tried for damage, *_ in DAMAGES.values())
+
+
+@pytest.mark.parametrize(("line", "mode", "said"), list(table()))
+def test_an_open_does_with_damage_what_the_page_says(memory: MemoryStore, line: str, mode: str, said: str) -> None:
+    (cases,) = [cases for begin, cases in LINES.items() if line.startswith(begin)]
+    history(memory)
+    for damage, kept in cases:
+        left = copy_files(memory)
+        damage(left)
+        if said == "refuses":
+            with pytest.raises(LogError):
+                node_log(left, recovery_mode=mode)
+            assert not lost_files(left)
+            continue
+        recovery = node_log(left, recovery_mode=mode).recovery
+        assert entries(left) == kept
+        assert (recovery.lost is not None) == ("put aside" in said) == bool(lost_files(left))
+        assert bool(recovery.torn_bytes) == said.startswith(("cut off", "given up"))
+        if said.startswith("opens"):
+            assert (recovery.frames == len(ALL)) == ("scan" in said)
 
 
 # ---- a recovery that dies ------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal.errors import CorruptLog, ShortLog
@@ -105,6 +107,32 @@ def test_a_frame_of_an_unknown_type_is_an_error_and_not_skipped(memory: MemorySt
     writer.close()
     with pytest.raises(CorruptLog, match="unknown type 9"):
         list(SegmentReader(memory, PATH).frames())
+
+
+_frames = st.lists(
+    st.tuples(st.sampled_from(sorted(format.TYPES)), st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.booleans()), max_size=12
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(written=_frames, preallocate=st.sampled_from([0, 4096]))
+def test_records_of_every_type_come_back_in_order_as_what_they_are(
+    memory: MemoryStore, written: list[tuple[int, list[bytes], bool]], preallocate: int
+) -> None:
+    memory.delete(PATH)
+    writer = SegmentWriter(memory, PATH, header(), preallocate)
+    for kind, payload, sync in written:
+        writer.append(kind, len(payload), payload)
+        if sync:
+            writer.sync()
+    writer.seal()
+    reader = SegmentReader(memory, PATH)
+    assert [(frame.kind, frame.count, frame.payload) for frame in reader.frames()] == [
+        (kind, len(parts), b"".join(parts)) for kind, parts, _ in written
+    ]
+    assert reader.tail().status == "clean"
+    assert writer.records == sum(len(parts) for kind, parts, _ in written if kind == format.ENTRIES), "only entries are counted as such"
+    assert set(format.TYPES.values()) == {"entries", "metadata", "clean shutdown", "low-water mark"}
 
 
 def test_reading_goes_on_at_any_frame_and_stops_before_any(memory: MemoryStore) -> None:
