@@ -472,8 +472,7 @@ def _archive_sealed(
         return carried(replace(now, archives=(*now.archives, *new)), archived, [work.summary])
 
     manifests.update(change)
-    for *_, path, _ in segments:
-        store.delete(path)
+    delete_segments(store, node_folder, manifest.epoch, (path for *_, path, _ in segments))
     return Archived(
         len(segments),
         sum(archive.records for archive in work.archives),
@@ -489,10 +488,16 @@ def _sweep(store: SegmentStore, node_folder: str, manifest: NodeManifest) -> Non
     for file in store.list(f"{node_folder}/archive"):
         if file.path not in known and file.path.endswith(".parquet"):
             store.delete(file.path)
-    for file in store.list(f"{node_folder}/wal"):
-        number = layout.parse_wal_path(file.path)
-        if number and number <= manifest.archived:
-            store.delete(file.path)
+    names = ((layout.parse_wal_path(file.path), file.path) for file in store.list(f"{node_folder}/wal"))
+    delete_segments(store, node_folder, manifest.epoch, [path for number, path in names if number and number <= manifest.archived])
+
+
+def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> None:
+    """Delete files of segments that the manifest has left behind, but for those that keep a replaced writer out. `epoch`: the node's present one."""
+    kept: set[str] = set() if store.capabilities.durable_append else layout.fences(store.list(f"{node_folder}/wal"), epoch)
+    for path in paths:
+        if path not in kept:
+            store.delete(path)
 
 
 def to_manifest(item: Metadata) -> Metadata:

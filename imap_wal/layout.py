@@ -4,7 +4,7 @@
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal        ({epoch}.fenced beside it after a takeover)
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal        ({epoch}.fenced beside it once its writer was replaced)
 {namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal      what the recovery of an epoch put aside
 {namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.parquet
 """
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.format import Position
+from imap_wal.format import Position, SegmentHeader
+from storage_backends import StoredFile
 
 _WAL = re.compile(r"(\d{8,})-(\d{8,})\.wal$")
 
@@ -70,6 +71,11 @@ def wal_path(node: str, epoch: int, segment: int) -> str:
     return f"{node}/wal/{epoch:08d}-{segment:08d}.wal"
 
 
+def home(header: SegmentHeader) -> str:
+    """Where the segment with this header belongs."""
+    return wal_path(Identity(header.namespace, header.cluster, header.node).node_folder, header.epoch, header.number)
+
+
 def parse_wal_path(path: str) -> tuple[int, int] | None:
     """(epoch, segment), or None for a foreign file."""
     found = _WAL.search(path)
@@ -89,8 +95,24 @@ def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def fence_path(node: str, epoch: int) -> str:
-    """The file whose existence tells the writer of `epoch` that it was replaced."""
+    """The file whose existence tells the writer of `epoch` that it was replaced. Where nothing can be appended, see `fences`."""
     return f"{node}/wal/{epoch:08d}.fenced"
+
+
+FENCE_BYTES_MAX = 4096
+"""A segment that holds nothing takes less."""
+
+
+def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
+    """On a storage that cannot append: paths that stay for ever, in the epochs before `epoch`. Who replaces a writer occupies the name it would create next with a segment
+    that holds nothing: while that stands, a writer that was stopped, replaced and resumed cannot create it and acknowledge what nobody will read. It is the last of its
+    epoch. (Of an epoch that ended cleanly the last one stays too where it is as small: telling them apart would take a request each.)"""
+    last: dict[int, tuple[int, StoredFile]] = {}
+    for file in files:
+        name = parse_wal_path(file.path)
+        if name is not None and name[0] < epoch and name[1] > last.get(name[0], (0, file))[0]:
+            last[name[0]] = name[1], file
+    return {file.path for _, file in last.values() if file.size <= FENCE_BYTES_MAX}
 
 
 def archive_path(node: str, map_name: str, first: Position, last: Position) -> str:

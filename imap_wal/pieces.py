@@ -10,6 +10,7 @@ Which entries count:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from imap_wal.segment import SegmentReader, unborn
 from storage_backends import NotFound, SegmentStore
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
+
+_log = logging.getLogger("imap_wal")
 
 ROWS_MAX = 8192
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
@@ -161,9 +164,7 @@ class _SegmentPass:
             if unborn(self._store, piece.path):
                 return None  # the newest: its writer is at its first commit, or died there
             reader = SegmentReader(self._store, piece.path)  # its header may have been written between the two looks
-        if (reader.header.epoch, reader.header.number) != (piece.epoch, piece.number):
-            found = f"{reader.header.epoch}-{reader.header.number}"
-            raise CorruptLog(piece.path, 0, f"this is segment {found} of node {reader.header.node!r} under another name", "give it back its name")
+        reader.check_place()
         return reader
 
     def _start(self, reader: SegmentReader) -> int | None:
@@ -221,11 +222,17 @@ class _SegmentPass:
             if not probe.strip(b"\0"):
                 return None  # read up to here before: nothing was appended since
         tail = reader.tail()
+        if tail.frames_after and tail.status == "torn-tail" and not piece.next_path:
+            _log.warning(
+                "%s at byte %d: a torn commit with %d whole frames behind it, none of which was synced; they are left out, as its node's next open will do",
+                piece.path, tail.end, tail.frames_after,
+            )  # fmt: skip
+        lost = Position(piece.epoch, piece.number, tail.end, 0)
         if tail.status == "corrupt" or (tail.status == "torn-tail" and piece.next_path):
             return CorruptLog(
                 piece.path,
                 tail.end,
-                f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed",
+                f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed; first lost position {lost}",
                 SEGMENT_ADVICE,
             )
         if piece.next_path and checksum and self._store.capabilities.durable_append:  # an object is never cut short
@@ -234,7 +241,8 @@ class _SegmentPass:
             except (LogError, NotFound):
                 return None  # told when that one is read
             if expected not in (0, checksum):
-                return ShortLog(piece.path, tail.end, "the next segment goes on from a later frame: the end of this one is missing", SEGMENT_ADVICE)
+                what = f"the next segment goes on from a later frame: the end of this one is missing; first lost position {lost}"
+                return ShortLog(piece.path, tail.end, what, SEGMENT_ADVICE)
         return None
 
 

@@ -1,11 +1,12 @@
 """What an open finds in a node's log, and what it makes of damage.
 
-    manifest says clean ─▶ the last frame only: is it there, is it whole?
-    else                ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn and damaged frames
+    manifest says clean  ─▶ the last frame only: is it there, is it whole?
+    else                 ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn and damaged frames
+    absolute             ─▶ scan all segments, whatever the manifest says
 
 | found                                         | absolute | torn-tail (default)     | point-in-time              |
 |-----------------------------------------------|----------|-------------------------|----------------------------|
-| clean stop                                    | opens    | opens                   | opens                      |
+| clean stop, no damage                         | opens    | opens                   | opens                      |
 | incomplete last commit, never acknowledged    | refuses  | cut off                 | cut off                    |
 | damage above the last synced position, with   | refuses  | cut off, and put aside  | cut off, and put aside     |
 | whole frames after it (power loss)            |          |                         |                            |
@@ -135,7 +136,7 @@ class Recoverer:
     def run(self) -> Recovered:
         """`CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
         manifest = self._manifest
-        if manifest.clean and self._mode is not RecoveryMode.POINT_IN_TIME:  # who asks for that has met damage, somewhere
+        if manifest.clean and self._mode is RecoveryMode.TORN_TAIL:  # who asks for another wants to know, or has met damage somewhere
             checksum = self._clean_end()
             if checksum is not None:
                 return Recovered(Recovery(True), manifest.requests, manifest.checkpoint, self._next_segment, checksum)
@@ -167,14 +168,15 @@ class Recoverer:
             return None
         try:
             reader = SegmentReader(self._store, newest.path)
+            reader.check_place()
             kinds = [frame.kind for frame in reader.frames(checkpoint.frame)]
             return reader.checksum if len(kinds) == 1 and reader.tail().status == "clean" else None
         except (LogError, NotFound):
             return None
 
     def _scan(self) -> _Damage | None:
-        """Read what follows the checkpoint (all there is, where damage may be stepped over: it may lie below). The first damage, or None."""
-        start = self._manifest.checkpoint
+        """Read what follows the checkpoint (all there is, where damage below it may not stay unseen, or may be stepped over). The first damage, or None."""
+        start = START if self._mode is RecoveryMode.ABSOLUTE else self._manifest.checkpoint
         if self._mode is RecoveryMode.POINT_IN_TIME:
             self._end = start = START
             self._requests = {}  # what is resent from below may be appended twice then: it has the same order
@@ -200,6 +202,7 @@ class Recoverer:
         before = self._checksum
         try:
             reader = SegmentReader(self._store, file.path)
+            reader.check_place()
         except UnsupportedVersion:
             raise
         except LogError as error:
@@ -209,6 +212,10 @@ class Recoverer:
             what = "the next segment goes on from a later frame: the end of this one is missing"
             return _Damage(index - 1, self._whole, what, Tail("clean", self._whole, self._whole), ShortLog)
         for frame in reader.frames(first_frame):
+            self._checksum = frame.checksum
+            end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
+            if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
+                continue  # looked at, and known
             self._frames += 1
             if frame.kind == format.ENTRIES:
                 self._records += frame.count
@@ -216,8 +223,7 @@ class Recoverer:
                     _, _, session, request = row[entry.ORDER]
                     if request > self._requests.get(session, 0):
                         self._requests[session] = request
-            self._end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
-            self._checksum = frame.checksum
+            self._end = end
         tail = reader.tail()
         self._whole = tail.end
         checkpoint = self._manifest.checkpoint
@@ -233,16 +239,19 @@ class Recoverer:
     def _refusal(self, damage: _Damage) -> LogError:
         if damage.missing:
             epoch = self._files[damage.file].epoch if damage.file < len(self._files) else self._manifest.checkpoint.epoch
-            return ShortLog(layout.wal_path(self._node.node_folder, epoch, damage.missing.start), 0, damage.what, SEGMENT_ADVICE)
+            path = layout.wal_path(self._node.node_folder, epoch, damage.missing.start)
+            return ShortLog(path, 0, self._stakes(damage, Position(epoch, damage.missing.start, 0, 0)), SEGMENT_ADVICE)
         file = self._files[damage.file]
         if damage.is_tail:
             advice = "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut off what was never acknowledged"
             return CorruptLog(file.path, damage.offset, f"an incomplete last commit ({damage.what})", advice)
-        first = Position(file.epoch, file.number, damage.offset, 0)
+        return damage.kind(file.path, damage.offset, self._stakes(damage, Position(file.epoch, file.number, damage.offset, 0)), SEGMENT_ADVICE)
+
+    def _stakes(self, damage: _Damage, first: Position) -> str:
         frames, records, last = self._count(damage, self._files[damage.file :])
         behind = "no whole frame stands behind it" if last is None else f"{frames} whole frames with {records} entries stand behind it, up to {last}"
         changed = ": bytes in the middle of the log have changed" if damage.kind is CorruptLog else ""
-        return damage.kind(file.path, damage.offset, f"{damage.what}{changed}; first lost position {first}, {behind}", SEGMENT_ADVICE)
+        return f"{damage.what}{changed}; first lost position {first}, {behind}"
 
     # ---- mending ----
 

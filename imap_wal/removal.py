@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from imap_wal.archive import Summary, carried, summarize
+from imap_wal.archive import Summary, carried, delete_segments, summarize
 from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
@@ -90,5 +90,6 @@ def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeMani
         return without(manifest, removal.archives, removal.segments, removal.summaries)
 
     manifests.update(change)
-    for path in [*(archive.path for archive in removal.archives), *(segment.path for segment in removal.segments)]:
-        store.delete(path)
+    for archive in removal.archives:
+        store.delete(archive.path)
+    delete_segments(store, node.folder, node.manifest.epoch, [segment.path for segment in removal.segments])

@@ -108,6 +108,13 @@ class SegmentReader:
         self.synced = 0
         """The highest last-synced offset that a frame carried."""
 
+    def check_place(self) -> None:
+        """`CorruptLog` for a segment of another node, or one with another's name."""
+        found = self.header
+        if layout.home(found) != self.path:
+            what = f"this is segment {found.epoch}-{found.number} of node {found.node!r} of {found.namespace}/{found.cluster}, under another name"
+            raise CorruptLog(self.path, 0, what, "give it back its place and its name, and bring what belongs here back from a copy")
+
     def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
         """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends without an error at the first place that is no frame;
         `tail` then tells why. A frame of a type this version does not know raises CorruptLog: it is never skipped."""

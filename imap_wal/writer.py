@@ -1,6 +1,6 @@
 """The log of one node, open for writing: lock, manifest, tail, segments, rotation, fencing, close.
 
-    open    lock ─▶ newest manifest ─▶ scan what follows its checkpoint, cut a torn tail ─▶ publish epoch + 1
+    open    lock ─▶ newest manifest ─▶ fence the old writer, unless it closed ─▶ scan what follows its checkpoint, cut a torn tail ─▶ publish epoch + 1
     write   frame ─▶ current segment (a new one when there is none or it is full)
     sync    segment sync ─▶ was this epoch fenced meanwhile? then nothing is acknowledged
     close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
@@ -14,20 +14,21 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import msgpack
 
 from imap_wal import format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import Fenced, InvalidSetting, MissingNode, StorageUnavailable, WriterLocked
+from imap_wal.errors import Fenced, InvalidSetting, LogError, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
 from imap_wal.recovery import Recoverer, Recovery
 from imap_wal.segment import SegmentWriter
 from imap_wal.settings import Durability, RecoveryPolicy, Settings
-from storage_backends import AlreadyExists, Lock, Locked, SegmentStore, StorageError
+from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
 
 PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
@@ -282,11 +283,14 @@ def open_node_log(
     try:
         _, before = manifests.read()
         # Not only for a takeover: an open that was stopped between lock and manifest, and taken over meanwhile, finds its successor here.
-        if before.epoch and (takeover or not before.clean) and store.capabilities.durable_append:
-            try:
-                store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
-            except AlreadyExists:
-                pass  # an earlier takeover stopped half-way
+        if before.epoch and (takeover or not before.clean):
+            if store.capabilities.durable_append:
+                try:
+                    store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
+                except AlreadyExists:
+                    pass  # an earlier takeover stopped half-way
+            else:
+                _occupy(store, identity, before, clock, randomness)
 
         def own(manifest: NodeManifest, epoch: int) -> None:
             if manifest.epoch != epoch:
@@ -305,9 +309,6 @@ def open_node_log(
             claimed = manifests.update(publish).epoch
 
         recovery, requests, end, next_segment, checksum = Recoverer(store, identity, before, settings.recovery_mode, clock, randomness, claim).run()
-        if before.epoch and not store.capabilities.durable_append:
-            # Occupies the name the old writer would create next: it then fails, and knows.
-            next_segment = _occupy(store, identity, before, next_segment, clock, randomness)
 
         def change(manifest: NodeManifest) -> NodeManifest:
             own(manifest, claimed)
@@ -337,16 +338,29 @@ def _register(clusters: ManifestLog[ClusterManifest], identity: Identity, direct
     clusters.update(change)
 
 
-def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, number: int, clock: Clock, randomness: Randomness) -> int:
-    while True:
+def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:
+    """Create the segment that the old writer would create next: it then fails, and knows. Before the log is scanned, so that whatever it acknowledged is scanned. One
+    segment, the last of its epoch, however often this is begun anew: `layout.fences` keeps that for ever."""
+    names = [name for file in store.list(f"{identity.node_folder}/wal") if (name := layout.parse_wal_path(file.path))]
+    number = max([manifest.archived[1], manifest.checkpoint.segment, *(segment for _, segment in names)])
+    path = layout.wal_path(identity.node_folder, manifest.epoch, number)
+    while not _holds_nothing(store, path):
+        number += 1
+        path = layout.wal_path(identity.node_folder, manifest.epoch, number)
         header = SegmentHeader(
             randomness.token(), identity.namespace, identity.cluster, identity.node, manifest.epoch, number, 0, clock.now_ms(), manifest.directory
         )
-        try:
-            store.create(layout.wal_path(identity.node_folder, manifest.epoch, number), header.encode())
-            return number + 1
-        except AlreadyExists:
-            number += 1  # the old writer committed once more since we looked: recovery of the next open reads it
+        with suppress(AlreadyExists):  # one more commit of the old writer, or an earlier takeover that stopped half-way
+            store.create(path, header.encode())
+
+
+def _holds_nothing(store: SegmentStore, path: str) -> bool:
+    """Whether a segment is there and ends with its header."""
+    try:
+        data = store.read(path)
+        return format.decode_header(data, path)[1] == len(data)
+    except (NotFound, LogError):
+        return False
 
 
 __all__ = ["Identity", "NodeLog", "Recovery", "holder_text", "open_node_log"]

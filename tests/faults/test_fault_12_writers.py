@@ -57,6 +57,8 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
         m = store.map("m")
         seen = dict(m.items())
         m["new0"] = 0
+        if chance.random() < 0.5:
+            store.archive()  # and the names that the old one was to write are gone
         os.kill(child.pid, signal.SIGCONT)
         for number in range(1, 20):  # while the old one tries to go on
             m[f"new{number}"] = number
@@ -95,13 +97,23 @@ def test_a_writer_stopped_replaced_by_another_process_and_resumed_acknowledges_n
         cases(1)
 
 
+def test_a_writer_stopped_replaced_and_resumed_where_every_commit_is_an_object_acknowledges_nothing_and_harms_nothing(
+    tmp_path: Path, cases: Cases, seed: int
+) -> None:
+    """Fault 12, on a storage that has exclusive create and nothing else."""
+    for more in range(12):
+        replace_a_stopped_writer(f"objects+file://{tmp_path}/log{more}", seed + more)
+        cases(1)
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_many_writers_stopped_replaced_and_resumed_acknowledge_nothing_and_harm_nothing(tmp_path: Path, cases: Cases, seed: int) -> None:
     """Fault 12, long."""
     for more in range(500):
-        replace_a_stopped_writer(f"file://{tmp_path}/log{more}", seed + more)
-        cases(1)
+        for scheme in ("file", "objects+file"):
+            replace_a_stopped_writer(f"{scheme}://{tmp_path}/{scheme}{more}", seed + more)
+            cases(1)
 
 
 class Interrupted(FaultyStore):

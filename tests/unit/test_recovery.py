@@ -13,6 +13,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
+import imap_wal
 from imap_wal import format, layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, InvalidSetting, LogError, ShortLog, UnsupportedVersion
@@ -318,7 +319,7 @@ LINES: dict[str, list[tuple[Damage, list[int]]]] = {
     "an incomplete last commit": those(lambda name: DAMAGES[name][1]),
     "damage above the last synced position": [(unsynced, [0, 1])],
     "damage below the last synced position": those(lambda name: not DAMAGES[name][1] and ("flipped" in name or "bytes" in name)),
-    "a missing segment; a sealed segment that lost its end": those(lambda name: "missing" in name or "segment cut" in name),
+    "a missing segment; a sealed segment that lost its end; a segment of another log": those(lambda name: "missing" in name or "segment cut" in name),
     "a segment of a newer format": [(newer, [])],
 }
 
@@ -361,6 +362,43 @@ def test_an_open_does_with_damage_what_the_page_says(memory: MemoryStore, line: 
         assert bool(recovery.torn_bytes) == said.startswith(("cut off", "given up"))
         if said.startswith("opens"):
             assert (recovery.frames == len(ALL)) == ("scan" in said)
+
+
+def test_a_refusal_for_a_missing_segment_names_what_is_at_stake(memory: MemoryStore) -> None:
+    history(memory)
+    left = copy_files(memory)
+    left.delete(segments(left)[1])
+    stakes = r"first lost position 00000001\.00000002\..* 4 whole frames with 4 entries stand behind it, up to 00000001\.00000003"
+    with pytest.raises(ShortLog, match=stakes):
+        node_log(left)
+
+
+def test_absolute_looks_at_all_there_is_also_after_a_clean_stop(memory: MemoryStore) -> None:
+    history(memory)
+    left = copy_files(memory)
+    node_log(left).close()
+    node_log(left, recovery_mode="absolute").close()
+    flip(left, 0, 1)
+    node_log(copy_files(left)).close()  # who does not ask is told by a restore, or by `imap-wal verify`
+    with pytest.raises(CorruptLog, match="first lost position"):
+        node_log(left, recovery_mode="absolute")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("whose", [{"cluster": "other"}, {"namespace": "other"}, {"node": "other"}])
+def test_a_segment_of_another_log_is_refused_though_it_is_whole(memory: MemoryStore, tmp_path: Path, clean: bool, whose: dict[str, str]) -> None:
+    history(memory, segments_=1)
+    about = {"node": IDENTITY.node, "cluster": IDENTITY.cluster, "namespace": IDENTITY.namespace, **whose}
+    with imap_wal.open(tmp_path.as_uri(), preallocate=False, **about) as other:  # type: ignore[arg-type]
+        other.map("m")["theirs"] = 1
+    left = copy_files(memory)
+    if clean:
+        node_log(left).close()
+    overwrite(left, segments(left)[-1], next(tmp_path.rglob("*.wal")).read_bytes())
+    with pytest.raises(LogError, match="under another name"):
+        contents(copy_files(left))
+    with pytest.raises(LogError, match="under another name"):
+        node_log(left)
 
 
 # ---- a recovery that dies ------------------------------------------------------------------------------------------

@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import imap_wal
-from imap_wal import format, layout
+from imap_wal import format, layout, writer
 from imap_wal.errors import CorruptLog, Fenced, InvalidSetting, MissingNode, NotAppended, OutcomeUnknown, ShortLog, WriterLocked
 from imap_wal.manifest import node_manifests
 from imap_wal.segment import SegmentReader
 from imap_wal.writer import NodeLog
+from rewrite_cli.cli import group
 from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
@@ -116,6 +119,82 @@ def test_on_a_storage_that_cannot_append_takeover_occupies_the_next_name(tmp_pat
     second.close()
     with embedded(LocalObjects(str(tmp_path), clock_ms=lambda: clock[0])) as third:
         assert dict(third.map("m").items()) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("gone", ["archived", "rewritten and pruned"])
+def test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long(tmp_path: Path, gone: str) -> None:
+    clock = [0]
+
+    def objects() -> LocalObjects:
+        return LocalObjects(str(tmp_path), clock_ms=lambda: clock[0])
+
+    first = embedded(objects())
+    first.map("m")["a"] = 1
+    second = embedded(objects(), takeover=True)
+    second.map("m")["b"] = 2
+    if gone == "archived":
+        second.archive()
+    else:
+        for words in (["rewrite", f"objects+file://{tmp_path}"], ["prune", f"objects+file://{tmp_path}", "--yes"]):
+            assert CliRunner().invoke(group, words).exit_code == 0
+    for number in range(3):
+        with pytest.raises((OutcomeUnknown, NotAppended)):
+            first.map("m")[f"zombie{number}"] = 1
+    second.map("m")["c"] = 3
+    second.archive()
+    second.close()
+    with embedded(objects()) as third:
+        assert dict(third.map("m").items()) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_log_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def objects() -> LocalObjects:
+        return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
+
+    first = embedded(objects())
+    first.map("m").update({"a": 1})
+    real = writer._occupy
+
+    def late(*arguments: Any) -> None:
+        first.map("m")["late"] = 1
+        real(*arguments)
+        with pytest.raises(OutcomeUnknown):
+            first.map("m")["too late"] = 1
+
+    monkeypatch.setattr(writer, "_occupy", late)
+    second = embedded(objects(), takeover=True)
+    monkeypatch.undo()
+    assert dict(second.map("m").items()) == {"a": 1, "late": 1}
+    second.map("m")["b"] = 2
+    with embedded(objects(), takeover=True) as third:  # the second was killed
+        assert dict(third.map("m").items()) == {"a": 1, "late": 1, "b": 2}
+
+
+def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def objects() -> LocalObjects:
+        return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    first = embedded(objects())
+    first.map("m")["a"] = 1
+    monkeypatch.setattr("imap_wal.writer.Recoverer", die)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            embedded(objects(), takeover=True)
+    monkeypatch.undo()
+    names = sorted(path.name for path in tmp_path.rglob("*.wal"))
+    assert names == ["00000001-00000001.wal", "00000001-00000002.wal"]
+    for number in range(3):
+        with embedded(objects(), takeover=True) as store:
+            store.map("m")[f"b{number}"] = number
+            store.archive()
+    assert (tmp_path / IDENTITY.node_folder / "wal/00000001-00000002.wal").exists()
+    with pytest.raises((OutcomeUnknown, NotAppended)):
+        first.map("m")["zombie"] = 1
+    with embedded(objects()) as store:
+        assert dict(store.map("m").items()) == {"a": 1, "b0": 0, "b1": 1, "b2": 2}
 
 
 def test_closing_a_writer_that_was_taken_over_does_not_mark_the_log_clean(memory: MemoryStore) -> None:

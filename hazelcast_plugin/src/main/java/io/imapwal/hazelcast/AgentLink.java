@@ -182,10 +182,10 @@ final class AgentLink {
             if (second != null) {
                 send(second, false);
             }
-            while (!lead && !ticket.done()) {
+            // Looked at before each park: a lock on the way may have swallowed the permit.
+            while (!lead && !(lead = ticket.leads()) && !ticket.done()) {
                 LockSupport.park(this);
                 interrupted |= Thread.interrupted();
-                lead = ticket.leads();
             }
             if (lead) {
                 interrupted |= Thread.interrupted();
