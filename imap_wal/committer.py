@@ -71,8 +71,8 @@ class CommitStatistics:
 
 
 class Committer:
-    """Owns the node's log and the ring's committing consumer. `on_rotate` is called after a segment was sealed; `before_ack` with the batches of a
-    commit, between sync and acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
+    """Owns the node's log and the ring's committing consumer. `on_commit` is called with the log after each commit, so it must be quick; `before_ack` with the
+    batches of a commit, between sync and acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Committer:
         log: NodeLog,
         settings: Settings,
         clock: Clock,
-        on_rotate: Callable[[], None] | None = None,
+        on_commit: Callable[[NodeLog], None] | None = None,
         before_ack: Callable[[Sequence[Batch]], None] | None = None,
     ) -> None:
         self.ring, self.log = ring, log
         self._settings, self._clock = settings, clock
-        self._on_rotate, self._before_ack = on_rotate, before_ack
+        self._on_commit, self._before_ack = on_commit, before_ack
         self._consumer = ring.consumer()
         self._lock = threading.Lock()
         self._failure: ImapWalError | None = None
@@ -226,8 +226,11 @@ class Committer:
                 batch.done = True
                 batch.wake()
             self._consumer.advance(len(batches))
-            if self._failure is None and self.log.full:
-                self._rotate()
+            if self._failure is None:
+                if self.log.full:
+                    self._rotate()
+                if self._on_commit is not None:
+                    self._on_commit(self.log)
 
     def _commit(self, batches: list[Batch]) -> None:
         before = self.log.bytes_written
@@ -320,9 +323,6 @@ class Committer:
             self._failure = error
         except StorageError as error:
             self._poison(error, "seal")
-        else:
-            if self._on_rotate is not None:
-                self._on_rotate()
 
     def _poison(self, error: StorageError, doing: str) -> None:
         self._failure = NotAppended(

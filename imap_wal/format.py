@@ -23,6 +23,7 @@ The first twelve bytes of the header and the place of its CRC stay the same in e
 from __future__ import annotations
 
 import struct
+from string import ascii_lowercase
 from typing import NamedTuple, Self
 
 import google_crc32c
@@ -48,9 +49,29 @@ SYNCED_BYTES = 8
 _PREFIX = struct.Struct("<8sHH")
 
 
+_WIDTHS = (8, 8, 12, 8)
+"""Digits of a position's fields."""
+
+
+def _field(value: int, width: int) -> str:
+    """A number as text that sorts as the number does, whatever its size: one with more digits than `width` has a letter before them, `a` for one more, `b` for two (a
+    letter sorts behind every digit), and `z` before that letter for every 26 more."""
+    digits = f"{value:0{width}d}"
+    more = len(digits) - width
+    return digits if not more else f"{'z' * ((more - 1) // 26)}{chr(ord('a') + (more - 1) % 26)}{digits}"
+
+
+def _value(part: str, width: int) -> int:
+    """The number of such a text, or of digits alone, however many: people leave zeros out."""
+    value = int(part.lstrip(ascii_lowercase))
+    if not part[0].isalpha() or _field(value, width) == part:
+        return value
+    raise ValueError(part)
+
+
 class Position(NamedTuple):
     """A place in a node's log: which entry of which frame of which segment. Monotone: a later entry has the greater position,
-    as a tuple and as text. `frame` is the frame's byte offset in its segment."""
+    as a tuple and as text, see `_field`. `frame` is the frame's byte offset in its segment."""
 
     epoch: int
     segment: int
@@ -58,15 +79,15 @@ class Position(NamedTuple):
     index: int  # type: ignore[assignment]  # the field's word; nobody asks a position for tuple.index
 
     def __str__(self) -> str:
-        return f"{self.epoch:08d}.{self.segment:08d}.{self.frame:012d}.{self.index:08d}"
+        return ".".join(map(_field, self, _WIDTHS))
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The position a text stands for; ValueError where it is none."""
-        parts = text.split(".")
-        if len(parts) != 4:
-            raise ValueError(f"{text!r} is not a position: expected epoch.segment.frame.index")
-        return cls(*(int(part) for part in parts))
+        try:
+            return cls(*(_value(part, width) for part, width in zip(text.split("."), _WIDTHS, strict=True)))
+        except ValueError as error:
+            raise ValueError(f"{text!r} is not a position: expected epoch.segment.frame.index") from error
 
     def after(self) -> Self:
         """The place right behind this entry: where to go on reading once it was taken care of."""

@@ -1,21 +1,29 @@
-"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, rotate by time, archive by time and size. Threads are started only
-if a setting wants them."""
+"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, rotate by time, archive by time and size, remove what has outlived
+its time or its room. Threads are started only if a setting wants them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
+from imap_wal import layout
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
+from imap_wal.format import SegmentHeader
 from imap_wal.settings import Durability, Settings
+from imap_wal.writer import NodeLog
 from storage_backends import StorageError
 
 ASYNC_TICK_S = 0.005
 ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
 RENEW_S = 10.0
 """A third of a lease's term."""
+RETAIN_S = 600.0
+"""What has outlived its time or its room is looked for at least this often, as RocksDB does."""
+PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
+"""An archive that failed is tried again after a pause, which doubles each time: it reads all that is not archived."""
 
 
 class Keeper:
@@ -25,33 +33,46 @@ class Keeper:
         self._settings, self._clock = settings, clock
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._sealed_bytes = 0
+        self._header_bytes = 0
+        self._full_at: float = inf
+        """What `written` is when `max_total_wal_size` is reached."""
         self._threads: list[threading.Thread] = []
         self.archive_error = ""
-        """Why the last archive failed; its segments stay, nothing is lost, the next one tries again."""
+        """Why the last archive failed; its segments stay, nothing is lost, it is tried again."""
+        self.retention_error = ""
+        """Why what has outlived its time or its room could not be removed the last time; it is tried again."""
 
-    def start(self, committer: Committer, archive: Callable[[], int]) -> None:
-        """Begin. `archive` seals the current segment, archives what is sealed and returns the number of entries."""
+    def start(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]) -> None:
+        """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has outlived its time or its room."""
         settings = self._settings
         works: list[tuple[str, Callable[[], None]]] = []
         drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
         if drains or settings.durability is Durability.INTERVAL or settings.rotate_interval_s or committer.log.leased:
             works.append(("imap-wal-keeper", lambda: self._keep(committer)))
-        if settings.archive_interval_s or settings.max_total_wal_size:  # a thread of its own: syncs and leases must not wait for an archive
-            self._sealed_bytes = sum(file.size for file in committer.log.store.list(f"{committer.log.identity.node_folder}/wal"))
-            if self._sealed_bytes and not settings.avoid_flush_during_recovery:
-                self._wake.set()
-            works.append(("imap-wal-archiver", lambda: self._archive(committer, archive)))
+        archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
+        if archives or _retain_every(settings):  # a thread of its own: syncs and leases must not wait for an archive
+            left = _bytes_left(committer.log) if archives else 0
+            self._header_bytes = _header_bytes(committer.log)
+            self._full_at = self.written(committer.log) - left + settings.max_total_wal_size if settings.max_total_wal_size else inf
+            at_once = left > 0 and not settings.avoid_flush_during_recovery
+            works.append(("imap-wal-archiver", lambda: self._archive(committer, archive, retain, at_once)))
         for name, work in works:
             thread = threading.Thread(target=work, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def sealed(self) -> None:
-        """A segment was sealed; the committer says so."""
-        self._sealed_bytes += self._settings.segment_bytes
-        if self._settings.max_total_wal_size and self._sealed_bytes >= self._settings.max_total_wal_size:
+    def written(self, log: NodeLog) -> int:
+        """A number that grows by every byte that goes into segments, with their headers."""
+        return log.bytes_written + log.end.segment * self._header_bytes
+
+    def committed(self, log: NodeLog) -> None:
+        """Something was written; the committer says so, after every commit."""
+        if self._settings.max_total_wal_size and self.written(log) >= self._full_at and not self._wake.is_set():
             self._wake.set()
+
+    def count_from(self, written: int) -> None:
+        """All is archived that was in segments when `written` was this much: `max_total_wal_size` is counted from there."""
+        self._full_at = max(self._full_at, written + self._settings.max_total_wal_size)
 
     def stop(self) -> None:
         """End the thread after what it is doing."""
@@ -78,21 +99,54 @@ class Keeper:
                 with suppress(StorageError):  # tried again before the lease runs out; if not, the next writer's first object fences this one
                     committer.renew_lease()
 
-    def _archive(self, committer: Committer, archive: Callable[[], int]) -> None:
-        archived_at = self._clock.monotonic()
-        while True:
+    def _archive(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object], at_once: bool) -> None:
+        log, now = committer.log, self._clock.monotonic
+        archive_every, retain_every = self._settings.archive_interval_s or inf, _retain_every(self._settings)
+        archive_at = now() if at_once else now() + archive_every
+        retain_at = now() if retain_every else inf
+        pause = 0.0
+        while not self._stop.is_set():
+            if committer.failure is None:
+                if now() >= archive_at or self.written(log) >= self._full_at:
+                    tried = self.written(log)
+                    self.archive_error = _failure(archive)
+                    pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.archive_error else 0
+                    archive_at = now() + min(archive_every, pause or inf)
+                    if self.archive_error:
+                        self.count_from(tried)  # else every commit would wake this thread until it succeeds
+                    elif retain_every:
+                        retain_at = now()
+                if now() >= retain_at:
+                    retain_at = now() + retain_every
+                    self.retention_error = _failure(retain)
             self._wake.wait(ARCHIVE_TICK_S)
-            if self._stop.is_set():
-                return
-            by_time = self._settings.archive_interval_s and self._clock.monotonic() - archived_at >= self._settings.archive_interval_s
-            if not (by_time or self._wake.is_set()) or committer.failure is not None:
-                self._wake.clear()
-                continue
             self._wake.clear()
-            self._sealed_bytes = 0
-            archived_at = self._clock.monotonic()
-            try:
-                archive()
-                self.archive_error = ""
-            except Exception as error:  # noqa: BLE001  # whatever it is, its segments stay, and the next archive tries again
-                self.archive_error = f"{type(error).__name__}: {error}"
+
+
+def _failure(work: Callable[[], object]) -> str:
+    """Do it, and say what went wrong: nobody waits for it."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  # whatever it is, nothing was lost by it, and it is tried again
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _retain_every(settings: Settings) -> float:
+    """Seconds between two looks for what has outlived its time or its room; 0 where nothing does."""
+    if not settings.wal_ttl_seconds:
+        return RETAIN_S if settings.wal_size_limit_mb else 0
+    return min(settings.wal_ttl_seconds / 2, RETAIN_S)
+
+
+def _bytes_left(log: NodeLog) -> int:
+    """What an earlier run left in segments that are not archived. Their reserved space is given back by now."""
+    archived = log.manifests.read()[1].archived
+    names = ((layout.parse_wal_path(file.path), file.size) for file in log.store.list(f"{log.identity.node_folder}/wal"))
+    return sum(size for name, size in names if name and name > archived)
+
+
+def _header_bytes(log: NodeLog) -> int:
+    """What a segment takes beside its frames; where every commit is a segment of its own, that is much."""
+    who, number = log.identity, log.end.segment + 1
+    return len(SegmentHeader(bytes(16), who.namespace, who.cluster, who.node, log.epoch, number, 2**31, log.clock.now_ms(), log.directory).encode())

@@ -62,9 +62,9 @@ class Log:
         self._acknowledged = _Acknowledged(self, log.end)
         self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
         self._keeper = Keeper(settings, self._clock)
-        self.committer = Committer(self.ring, log, settings, self._clock, self._keeper.sealed)
+        self.committer = Committer(self.ring, log, settings, self._clock, self._keeper.committed)
         self.closed = False
-        self._keeper.start(self.committer, self.archive)
+        self._keeper.start(self.committer, self._archive, self._remove_outlived)
 
     # ---- writing ----
 
@@ -113,15 +113,26 @@ class Log:
     def archive(self) -> int:
         """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved. Readers do not notice. What a snapshot covers
         goes when `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
-        from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
-        from imap_wal.retention import remove_outlived
+        moved = self._archive()
+        self._remove_outlived()
+        return moved
 
-        self.rotate()
+    def _archive(self) -> int:
+        from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
+
         log = self._log
+        written = self._keeper.written(log)
+        self.rotate()
         with self._archive_lock, storage_errors(f"archiving {self}; nothing is lost, its segments stay"):
             done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
-            remove_outlived(self._cluster, log.identity.node, self._settings, log.unsealed)
-            return done.records
+        self._keeper.count_from(written)
+        return done.records
+
+    def _remove_outlived(self) -> None:
+        from imap_wal.retention import remove_outlived  # as above
+
+        with self._archive_lock, storage_errors(f"removing covered files of {self}; what is left of them goes the next time"):
+            remove_outlived(self._cluster, self._log.identity.node, self._settings, self._log.unsealed)
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
         """Remove whole archives and sealed segments with nothing above `upto` (None: all there are); returns the oldest readable position after it. Only what

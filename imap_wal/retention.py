@@ -5,13 +5,14 @@
     size only   the oldest covered files go until the rest takes no more
     both        first those that are too old, then the oldest until the rest takes no more
 
-What no snapshot covers is never removed, whatever its age or size.
+What no snapshot covers is never removed, whatever its age or size. When the node's owner looks, `imap_wal.keeper` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from imap_wal.format import START, Position
 from imap_wal.manifest import node_manifests
 from imap_wal.removal import Removal, plan_covered, remove
 from imap_wal.restore import ClusterLog, NodeState
@@ -52,7 +53,20 @@ def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing
     covered = state.covered(node_name) if node is not None else {}
     if node is None or not covered:
         return Removal()
+    writing = _first_that_stays(log, node, covered, settings, writing)
     plan = plan_covered(log.store, node, covered, writing)
     removal = only_outlived(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
     remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal)
     return removal
+
+
+def _first_that_stays(log: ClusterLog, node: NodeState, covered: Mapping[str, Position], settings: Settings, writing: int) -> int:
+    """Number of the first segment that need not be read to know that it stays: what a segment holds is told by reading it, and this is asked again and again."""
+    last = max(covered.values())
+    sealed = {segment.path: segment.number for segment in node.segments if segment.number < writing and (segment.epoch, segment.number) <= last[:2]}
+    archives = {archive.path for archive in node.manifest.archives if archive.last <= covered.get(archive.map, START)}
+    files = [file for part in ("archive", "wal") for file in log.store.list(f"{node.folder}/{part}") if file.path in archives or file.path in sealed]
+    gone = outlived(files, log.clock.now_ms(), settings.wal_ttl_seconds, settings.wal_size_limit_mb)
+    if settings.wal_size_limit_mb and gone:
+        return writing  # what takes how much is told by what is covered
+    return min((number for path, number in sealed.items() if path not in gone), default=writing)

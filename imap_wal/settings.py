@@ -81,9 +81,9 @@ class Settings:
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL
     recovery_mode: RecoveryMode = RecoveryMode.TORN_TAIL
     archive_interval_s: float = 0
-    """Archive sealed segments this often; 0: only by size, or by hand."""
+    """Seal and archive this often; 0: only by size, or by hand."""
     max_total_wal_size: int = 0
-    """Bytes: archive when the segments that are not archived take this much; 0: only by time, or by hand."""
+    """Bytes: archive when what was written and is not archived takes this much, the segment being written with it; 0: only by time, or by hand."""
     wal_ttl_seconds: int = 0
     """Remove archives and segments that a snapshot covers when they are this old; 0: not by age. With `wal_size_limit_mb` 0 too: only by `imap-wal prune`."""
     wal_size_limit_mb: int = 0

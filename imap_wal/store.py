@@ -61,7 +61,7 @@ class Store:
         self._maps: dict[str, MapState] = {}
         self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
         self.keeper = Keeper(settings, self._clock)
-        self.committer = Committer(self.ring, log, settings, self._clock, self.keeper.sealed)
+        self.committer = Committer(self.ring, log, settings, self._clock, self.keeper.committed)
         self._some_unlogged = False
         self._archive_lock = threading.Lock()
         self.closed = False
@@ -69,7 +69,7 @@ class Store:
         self._all_logs = cluster
         self._load(cluster, wal_filter)
         self._restore_seconds = self._clock.monotonic() - start
-        self.keeper.start(self.committer, self.archive)
+        self.keeper.start(self.committer, self._archive, self._remove_outlived)
 
     # ---- maps ----
 
@@ -120,20 +120,38 @@ class Store:
             raise self.committer.failure
 
     def archive(self) -> int:
-        """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved."""
+        """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved. What a snapshot covers goes when
+        `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
+        moved = self._archive()
+        self._remove_outlived()
+        return moved
+
+    def _archive(self) -> int:
         from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
-        from imap_wal.retention import remove_outlived
 
         self.check_open()
-        self.committer.rotate()
         log = self._log
-        with self._archive_lock:
-            try:
+        written = self.keeper.written(log)
+        self.committer.rotate()
+        try:
+            with self._archive_lock:
                 done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+        except StorageError as error:
+            raise StorageUnavailable(f"archiving the log of node {log.identity.node!r}: {error}; nothing is lost, its segments stay") from error
+        self.keeper.count_from(written)
+        return done.records
+
+    def _remove_outlived(self) -> None:
+        from imap_wal.retention import remove_outlived  # as above
+
+        log = self._log
+        try:
+            with self._archive_lock:
                 remove_outlived(self._all_logs, log.identity.node, self._settings, log.unsealed)
-                return done.records
-            except StorageError as error:
-                raise StorageUnavailable(f"archiving the log of node {log.identity.node!r}: {error}; nothing is lost, its segments stay") from error
+        except StorageError as error:
+            raise StorageUnavailable(
+                f"removing covered files of node {log.identity.node!r}: {error}; what is left of them goes the next time"
+            ) from error
 
     @property
     def statistics(self) -> StoreStatistics:

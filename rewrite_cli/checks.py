@@ -93,6 +93,8 @@ def agent(endpoint: str) -> Iterator[Check]:
         yield Check("agent", PROBLEM, f"{where}: {health.get('failure')}", "mend what the text names; the agent then goes on by itself")
     if health.get("archive_error"):
         yield Check("agent's archive", WARNING, str(health["archive_error"]), "segments stay until it works; nothing is lost")
+    if health.get("retention_error"):
+        yield Check("agent's retention", WARNING, str(health["retention_error"]), "covered files stay until it works; nothing is lost")
 
 
 def storage(url: str) -> Iterator[Check]:

@@ -38,6 +38,8 @@ TICK_MS = 200
 REOPEN_S = 1.0
 """How long a poisoned log rests before it is opened again with a new epoch."""
 
+READS = ("keys", "load", "schemas")
+
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What reading a request that is not as `docs/protocol.md` draws it can raise."""
 
@@ -46,13 +48,14 @@ _log = structlog.get_logger("imap_wal.agent")
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An append that is in the ring: whom to answer, and how."""
+    """An append that is in the ring: whom to answer, and how. Or, without a batch, an answer that must not overtake those before it."""
 
     sender: bytes
     number: int
-    first: int
-    count: int
-    batch: Batch
+    first: int = 0
+    count: int = 0
+    batch: Batch | None = None
+    refusal: tuple[str, str] = ("", "")
 
 
 class Agent:
@@ -90,8 +93,8 @@ class Agent:
             raise
         self._ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
         self._keeper = Keeper(settings, self._clock)
-        self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._keeper.sealed, self._sessions.check_newest)
-        self._keeper.start(self._committer, self._archive)
+        self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._keeper.committed, self._sessions.check_newest)
+        self._keeper.start(self._committer, self._archive, self._remove_outlived)
         recovery = self._node_log.recovery
         lost = recovery.lost
         _log.info(
@@ -145,6 +148,7 @@ class Agent:
 
     def _handle(self, message: Message, pending: list[Pending]) -> None:
         if message.header is None:
+            self._sessions.shut(message.sender)
             self._router.send(message.sender, ["error", 0, "bad-request", "a message has a header [kind, number, ...] and a payload"])
             return
         kind, number, *fields = message.header
@@ -155,21 +159,21 @@ class Agent:
                 self._router.send(message.sender, ["stat", number, self.statistics()])
             elif kind in ("append", "metadata"):
                 self._append(message, kind, pending)
-            elif kind not in ("keys", "load", "schemas"):
-                self._error(message.sender, number, "bad-request", f"unknown request {kind!r}")
+            elif kind not in READS:
+                self._refuse(message, "bad-request", f"unknown request {kind!r}", pending)
             elif not self._sessions.knows(message.sender):
                 self._error(message.sender, number, "not-ready", "say hello first")
             else:
                 self._reads.ask(message)
         except TooLarge as error:
-            self._refuse(message.sender, number, kind, "too-large", str(error))
+            self._refuse(message, "too-large", str(error), pending)
         except VoidIncarnation as error:
-            self._refuse(message.sender, number, kind, "void-incarnation", str(error))
+            self._refuse(message, "void-incarnation", str(error), pending)
         except MALFORMED as error:
-            self._refuse(message.sender, number, kind, "bad-request", f"{kind}: {error!r}")
+            self._refuse(message, "bad-request", f"{kind}: {error!r}", pending)
         except (ImapWalError, StorageError) as error:
             _log.error("request failed", kind=kind, error=str(error))
-            self._refuse(message.sender, number, kind, "not-ready", str(error))
+            self._refuse(message, "not-ready", str(error), pending)
 
     def _hello(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
         if about.get("protocol") != PROTOCOL:
@@ -213,7 +217,7 @@ class Agent:
         if refusal is None and self._committer.failure is not None:
             refusal = "not-ready", str(self._committer.failure)
         if refusal is not None:
-            self._refuse(message.sender, number, kind, *refusal)
+            self._refuse(message, *refusal, pending)
             return
         if count < 1 or (kind == "append" and first < 1):
             raise ValueError(f"{count} changes from request {first}; both begin at 1")
@@ -227,7 +231,7 @@ class Agent:
             known = self._node_log.requests.get(session, 0)
             if last <= known:
                 self._duplicates += count
-                self._router.send(message.sender, ["ack", number, first, count])
+                pending.append(Pending(message.sender, number, first, count))
                 return
             _check_entries(message.payload, count, (self._sessions.session(session).incarnation, session, first), self.config.log.max_value_bytes)
             payload, entries = message.payload, count
@@ -241,17 +245,23 @@ class Agent:
 
     def _answer(self, pending: list[Pending]) -> None:
         for each in pending:
-            error = each.batch.error
-            if error is None:
+            error = None if each.batch is None else each.batch.error
+            if each.refusal[0]:
+                self._error(each.sender, each.number, *each.refusal)
+            elif error is None:
                 self._router.send(each.sender, ["ack", each.number, each.first, each.count])
             else:
-                self._refuse(each.sender, each.number, "append", "full" if isinstance(error, NotAppended) else "outcome-unknown", str(error))
+                self._sessions.shut(each.sender)
+                self._error(each.sender, each.number, "full" if isinstance(error, NotAppended) else "outcome-unknown", str(error))
 
-    def _refuse(self, to: bytes, number: int, kind: str, code: str, text: str) -> None:
-        """Answer an error. Of the changes of a session the log has a prefix, always: after an append was refused nothing more comes from that connection."""
-        if kind in ("append", "metadata"):
-            self._sessions.shut(to)
-        self._error(to, number, code, text)
+    def _refuse(self, message: Message, code: str, text: str, pending: list[Pending]) -> None:
+        """Answer an error, behind what is answered before it. Of the changes of a session the log has a prefix, always: after an append was refused nothing more comes
+        from that connection."""
+        assert message.header is not None
+        kind, number, *_ = message.header
+        if kind not in READS:
+            self._sessions.shut(message.sender)
+        pending.append(Pending(message.sender, number, refusal=(code, text)))
 
     def _error(self, to: bytes, number: int, code: str, text: str) -> None:
         self._router.send(to, ["error", number, code, f"{text} (agent of node {self.config.node!r} at {self.config.endpoint})"])
@@ -281,13 +291,20 @@ class Agent:
             return
         self._failed_at = None
 
-    def _archive(self) -> int:
+    def _archive(self) -> None:
         """Seal, and turn what is sealed into archives; on the keeper's thread."""
+        written = self._keeper.written(self._node_log)
         self._committer.rotate()
         done = archive_sealed(self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.unsealed)
+        self._keeper.count_from(written)
+        _log.info("archived", records=done.records)
+
+    def _remove_outlived(self) -> None:
+        """Remove what is covered and has outlived its time or its room; on the keeper's thread."""
         removed = remove_outlived(self._all_logs, self.config.node, self.config.log, self._node_log.unsealed)
-        _log.info("archived", records=done.records, covered_files_removed=len(removed.archives) + len(removed.segments))
-        return done.records
+        files = len(removed.archives) + len(removed.segments)
+        if files:
+            _log.info("covered files removed", files=files, bytes=removed.bytes)
 
     def statistics(self) -> dict[str, Any]:
         """What `stat` answers: plain values, a snapshot."""
@@ -303,6 +320,7 @@ class Agent:
             "reads": self._reads.served,
             "position": str(self._node_log.end),
             "archive_error": self._keeper.archive_error,
+            "retention_error": self._keeper.retention_error,
             "commit": asdict(self._committer.statistics),
             "ring": asdict(self._ring.statistics),
         }

@@ -57,6 +57,9 @@ class Sessions:
             session = Session(self._log.new_session(f"{plugin}/{incarnation}"), incarnation, cluster_id, plugin)
             self._by_plugin[plugin, incarnation] = self._by_number[session.number] = session
         if purpose == "write":
+            if session.writer != sender:
+                self._connections.pop(session.writer, None)
+                self._shut.discard(session.writer)
             session.writer = sender
         self._connections[sender] = plugin
         self._shut.discard(sender)
@@ -65,7 +68,8 @@ class Sessions:
     def shut(self, sender: bytes) -> None:
         """Refuse whatever the connection sends from now on, until its next hello: a plug-in may have sent a second append before it hears that the first was refused,
         and `last_request` must not tell it one day that both are in the log."""
-        self._shut.add(sender)
+        if sender in self._connections:
+            self._shut.add(sender)
 
     def knows(self, sender: bytes) -> bool:
         return sender in self._connections
@@ -73,7 +77,7 @@ class Sessions:
     def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
         """Why this connection may not append for the session, as (code, text); None when it may."""
         session = self._by_number.get(number)
-        if session is None or not self.knows(sender):
+        if session is None:
             return "not-ready", "say hello first"
         if session.writer != sender:
             return "superseded", "a later connection of this plug-in has taken over"

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import click
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, PARTITION, TIMESTAMP_MS, VALUE_CLASS, Row
-from imap_wal.format import Position
-from imap_wal.restore import ClusterLog
+from imap_wal.format import START, Position
+from imap_wal.restore import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli import output as out
 from rewrite_cli.decode import Decoder, plain, text
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.survey import ClusterView
 from rewrite_cli.times import Moment, iso
-from storage_backends import SegmentStore
+from storage_backends import NotFound, SegmentStore
 
 
 class Line(NamedTuple):
@@ -82,6 +82,9 @@ def command(
 ) -> None:
     """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON one line each.
 
+    All entries that are in the files are shown, also those that a snapshot covers, until their files are removed; what a snapshot holds of them stands
+    in it a second time, without a position. What a later lifetime of the cluster made void is left out.
+
     \b
     Examples:
       imap-wal dump /var/lib/maps --map orders --key 42
@@ -122,17 +125,29 @@ def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Positio
     nodes = [node.name for node in view.nodes if scope.wants_node(node.name)]
 
     def lines(**which: Any) -> Iterator[Line]:
-        for changes in log.changes(maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, **which):
+        for changes in log.changes(maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, covered=True, **which):
             decoder.add_metadata(changes.metadata)
             places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
             for row, place in zip(changes.rows, places, strict=True):
                 yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
 
+    def lines_of_node(node: str) -> Iterator[Line]:
+        shown: dict[str, Position] = {}
+        for attempt in range(ATTEMPTS):
+            try:
+                # By position as far as files can be left out; the rest is the caller's.
+                for line in lines(nodes=[node], snapshots=False, until=None if stop is None else {node: stop}):
+                    if line.position is not None and line.position > shown.get(line.row[MAP], START):
+                        shown[line.row[MAP]] = line.position
+                        yield line
+                return
+            except NotFound:  # what is covered may be pruned while it is read: look again, what is there now
+                if attempt == ATTEMPTS - 1:
+                    raise
+
     if snapshots:
         yield iter(sorted((line for line in lines(nodes=nodes, until={})), key=lambda line: line.timestamp_ms))
-    for node in nodes:
-        # By position as far as files can be left out; the rest is the caller's.
-        yield lines(nodes=[node], snapshots=False, until=None if stop is None else {node: stop})
+    yield from map(lines_of_node, nodes)
 
 
 def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

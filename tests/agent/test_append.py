@@ -275,6 +275,20 @@ def test_what_is_under_way_behind_a_refused_append_is_not_appended_until_the_nex
     assert [(key, value) for key, value, _ in logged(settings)] == [("a", "1"), ("b", "3")]
 
 
+def test_answers_come_in_the_order_of_the_requests_also_when_one_is_refused_at_once(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        ask = member.client
+        for _ in range(20):
+            first = member.hello()["last_request"] + 1
+            large = {f"k{number}": "v" * 2000 for number in range(400)}  # the two behind it are there when its turn is over
+            numbers = [
+                ask.post("append", member.session, first, len(large), payload=member.payload(first, large)),
+                ask.post("append", member.session, first + 400, 1, payload=member.payload(first + 400, {"a": "1"})),
+                ask.post("append", member.session, first + 401, 1, payload=b"\xc1"),
+            ]
+            assert [ask.answer(number)[0][0] for number in numbers] == ["ack", "ack", "error"]  # it passes over what came too early
+
+
 @pytest.mark.parametrize("kind", ["append", "sync"])
 def test_two_appends_under_way_when_the_storage_fails_are_both_answered_and_neither_is_counted_in_by_mistake(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -5,11 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import pytest
+from click.testing import CliRunner
 
 import imap_wal
+from imap_wal import restore
+from imap_wal.format import START
+from imap_wal.pieces import Changes, Piece
+from rewrite_cli.cli import group
+from storage_backends import SegmentStore
 from tests.cli.conftest import Run
 
 LIVE = {**{f"o{n}": {"state": "new"} for n in (0, 5, 6, 7, 8, 9)}, "o1": {"state": "paid"}, "o3": {"state": "sent"}, "o4": {"state": "back"}}
@@ -82,6 +91,49 @@ def test_dump_filters_by_map_bytes_time_and_range(run: Run, url: str) -> None:
         for last in (first, 11, len(of_n1) - 1):
             found = run("dump", url, "--node", "n1", "--from", of_n1[first]["position"], "--to", of_n1[last]["position"], "-o", "json").lines
             assert found == of_n1[first : last + 1]
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_dump_shows_raw_entries_that_are_still_there_although_a_snapshot_covers_them(run: Run, tmp_path: Path, archived: bool) -> None:
+    with imap_wal.open(tmp_path.as_uri(), node="n1") as store:
+        for number in range(5):
+            store.map("m")["k"] = number
+        if archived:
+            store.archive()
+    before = run("dump", tmp_path, "-o", "json").lines
+    assert [line["value"] for line in before] == list(range(5))
+    assert run("rewrite", tmp_path).code == 0
+    after = run("dump", tmp_path, "-o", "json").lines
+    assert [line for line in after if line["position"]] == before
+    assert [line["value"] for line in after if not line["position"]] == [4], "the snapshot's"
+    assert run("dump", tmp_path, "-o", "json", "--from", before[0]["position"]).lines == before
+    assert run("dump", tmp_path, "-o", "json", "--from", before[2]["position"], "--to", before[3]["position"]).lines == before[2:4]
+    assert run("prune", tmp_path, "--yes").code == 0
+    left = [line for line in after if not line["position"]] if archived else after
+    assert run("dump", tmp_path, "-o", "json").lines == left, "the newest segment stays, for it may be being written"
+    assert run("drop", tmp_path, "--map", "m", "--yes").code == 0
+    assert run("dump", tmp_path, "-o", "json").lines == ([] if archived else before)
+
+
+def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with imap_wal.open(tmp_path.as_uri(), node="n1") as store:
+        for number in range(6):
+            store.map("ab"[number % 2])["k"] = number
+            if number % 2:
+                store.archive()
+        store.map("c")["k"] = 6
+    assert run("rewrite", tmp_path, "--map", "a", "--map", "b").code == 0
+    read, seen = restore.read_piece, []
+
+    def read_and_prune(store: SegmentStore, piece: Piece, *arguments: Any, **options: Any) -> Iterator[Changes]:
+        seen.append(piece.kind)
+        if seen.count("archive") == 3:
+            assert CliRunner().invoke(group, ["prune", str(tmp_path), "--yes"]).exit_code == 0
+        yield from read(store, piece, *arguments, **options)
+
+    monkeypatch.setattr(restore, "read_piece", read_and_prune)
+    lines = run("dump", tmp_path, "-o", "json", "--from", str(START)).lines
+    assert [line["value"] for line in lines] == [0, 1, 6], "what was read before it was pruned, and what stays"
 
 
 def test_export_gives_the_live_entries_in_every_format(run: Run, url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TypeVar
 import pytest
 
 import imap_wal
-from storage_backends.faults import FaultyStore
+from imap_wal import keeper
+from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.support import contents, copy_files, embedded, eventually, overwrite
 
@@ -43,6 +45,70 @@ def test_sealed_segments_are_archived_by_size_and_not_before(tmp_path: Path) -> 
         eventually(lambda: len(archives(tmp_path)) >= 1, "an archive")
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
         assert len(store.map("m", raw=True)) == 3
+
+
+def segment_bytes(root: Path) -> int:
+    """What segments take; nobody archives meanwhile."""
+    return sum(path.stat().st_size for path in root.rglob("*.wal"))
+
+
+def test_max_total_wal_size_forces_an_archive_where_every_commit_is_an_object(tmp_path: Path) -> None:
+    with imap_wal.open(f"objects+file://{tmp_path}", node="n", max_total_wal_size=20_000) as store:
+        entries = store.map("m", raw=True)
+        number = 0
+        while segment_bytes(tmp_path) < 19_000:
+            entries[b"key%d" % number] = b"x" * 100
+            number += 1
+        assert number > 50 and archives(tmp_path) == []
+        for _ in range(5):  # headers count: they are nearly half of it
+            entries[b"key%d" % number] = b"x" * 100
+            number += 1
+        eventually(lambda: archives(tmp_path), "an archive")
+    with imap_wal.open(f"objects+file://{tmp_path}", node="n") as store:
+        assert len(store.map("m", raw=True)) == number
+
+
+def test_max_total_wal_size_counts_bytes_and_not_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=4 << 20, segment_bytes=1 << 20) as store:
+        for number in range(8):
+            store.map("m")[number] = 1
+            store.committer.rotate()
+        time.sleep(0.1)
+        assert archives(tmp_path) == [], "eight segments of a few hundred bytes"
+
+
+def test_max_total_wal_size_counts_the_segment_being_written_and_the_archive_seals_it(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
+        store.map("m", raw=True)[b"a"] = b"x" * 9_000
+        assert not store.keeper._wake.is_set()
+        store.map("m", raw=True)[b"b"] = b"x" * 900
+        eventually(lambda: archives(tmp_path) and not list(tmp_path.rglob("*.wal")), "an archive of all")
+
+
+def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
+        for number in range(4):
+            store.map("m", raw=True)[b"%d" % number] = b"x" * 8_000
+            store.archive()
+            assert len(archives(tmp_path)) == number + 1
+        store.map("m", raw=True)[b"4"] = b"x" * 8_000
+        time.sleep(0.05)
+        assert len(archives(tmp_path)) == 4
+        store.map("m", raw=True)[b"5"] = b"x" * 8_000
+        eventually(lambda: len(archives(tmp_path)) == 5, "an archive by size")
+
+
+def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.02)
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.05)
+    faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
+    with embedded(faulty, max_total_wal_size=1000) as store:
+        store.map("m", raw=True)[b"a"] = b"x" * 1000
+        eventually(lambda: store.keeper.archive_error, "an archive fails")
+        eventually(lambda: archives_in(memory) and not store.keeper.archive_error, "a later one succeeds")
+        assert len(faulty.fired) == 2
 
 
 def test_a_tail_that_may_stand_in_the_page_cache_alone_is_written_anew_before_it_counts(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 from random import Random
 
@@ -10,9 +12,21 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal import keeper, retention
+from imap_wal.removal import plan_covered
+from imap_wal.restore import ClusterLog
 from imap_wal.retention import MB, outlived
+from imap_wal.settings import Settings
+from rewrite_cli import checks
 from rewrite_cli.cli import group
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.rewriter import rewrite
+from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.interface import StoredFile
+from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore
+from tests.agent.harness import config, plugin, serving
+from tests.support import FakeClock, contents, embedded, eventually
 
 NOW = 1_763_720_000_000
 
@@ -104,3 +118,124 @@ def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
         store.archive()
     assert len(archives(tmp_path, "m")) == 3
+
+
+# ---- by itself -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["file", "objects+file"])
+@pytest.mark.parametrize("settings", [{"wal_ttl_seconds": 1}, {"wal_size_limit_mb": 1}])
+def test_what_is_covered_goes_by_age_or_size_also_where_nothing_is_archived_by_itself(tmp_path: Path, scheme: str, settings: dict[str, int]) -> None:
+    url = f"{scheme}://{tmp_path}"
+    for values in ({b"a": Random(1).randbytes(MB)}, {b"b": b"2"}):
+        with imap_wal.open(url, node="n") as store:
+            store.map("m", raw=True).update(values)
+            store.archive()
+    run("rewrite", url)
+    before = archives(tmp_path, "m")
+    for path in before:
+        os.utime(path, (1, 1))
+    with imap_wal.open(url, node="n", **settings):
+        eventually(lambda: archives(tmp_path, "m") == ([] if "wal_ttl_seconds" in settings else before[1:]), "the covered archives go")
+
+
+def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
+    with serving(config(tmp_path)) as agent, plugin(agent.config) as member:
+        member.put(a="1")
+        agent._archive()
+    (path,) = tmp_path.rglob("*.parquet")
+    run("rewrite", f"{tmp_path}/log")
+    os.utime(path, (1, 1))
+    with serving(config(tmp_path, wal_ttl_seconds=1)) as agent, plugin(agent.config) as member:
+        eventually(lambda: not path.exists(), "the covered archive goes")
+        assert member.values() == {"a": "1"}
+        assert member.stat()["retention_error"] == ""
+        agent._keeper.retention_error = "Unavailable: the storage is away"
+        told = {check.name: check for check in checks.agent(agent.config.endpoint)}
+        assert "the storage is away" in told["agent's retention"].what
+
+
+def test_what_is_covered_is_looked_for_at_the_start_and_every_half_of_its_time(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    clock = FakeClock()
+
+    def fill(store: imap_wal.Store, key: str) -> None:
+        """An archive that is covered; this storage knows of no times, so it is old."""
+        store.map("m")[key] = 1
+        store.archive()
+        rewrite(ClusterLog(memory, "default", "embedded", clock), LocalEngine(Settings()))
+
+    with embedded(memory) as store:
+        fill(store, "a")
+    for settings, seconds in (
+        ({"wal_ttl_seconds": 100}, 50),
+        ({"wal_ttl_seconds": 10_000}, 600),
+        ({"wal_size_limit_mb": 1, "wal_ttl_seconds": 8}, 4),
+    ):
+        with embedded(memory, clock=clock, **settings) as store:
+            eventually(lambda: not parquet(memory), "what is covered goes at the start")
+            for key in ("b", "c"):
+                fill(store, key)
+                clock.advance(seconds - 1)
+                time.sleep(0.05)
+                assert parquet(memory), f"{settings}: too early"
+                clock.advance(1)
+                eventually(lambda: not parquet(memory), f"{settings}: gone after {seconds} s")
+            fill(store, "d")
+    assert contents(memory) == dict.fromkeys("abcd", 1)
+
+
+def parquet(storage: MemoryStore) -> list[str]:
+    return [file.path for file in storage.list("") if "/archive/" in file.path]
+
+
+def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with embedded(memory) as store:
+        store.map("m")["a"] = 1
+        store.archive()
+    rewrite(ClusterLog(memory, "default", "embedded", FakeClock()), LocalEngine(Settings()))
+    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.1)
+    faulty = FaultyStore(memory, Plan((Fault("error", kind="list", path="*/archive", times=1),)))
+    with embedded(faulty, wal_ttl_seconds=1) as store:
+        eventually(lambda: store.keeper.retention_error, "it fails")
+        assert "planned fault" in store.keeper.retention_error and not store.keeper.archive_error
+        eventually(lambda: not parquet(memory) and not store.keeper.retention_error, "it is tried again")
+
+
+def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_those_that_may_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "MB", 1000)
+    chance = Random(7)
+    with imap_wal.open(f"{tmp_path.as_uri()}/log", node="n", preallocate=False) as store:
+        for number in range(14):
+            store.map("m", raw=True)[b"%d" % number] = chance.randbytes(chance.randrange(1000))
+            if number in (9, 12):
+                store.map("other")[number] = number
+            store.committer.rotate()
+            if number in (1, 4):
+                store.archive()
+            if number == 12:
+                run("rewrite", f"{tmp_path}/log", "--map", "m")
+            if number == 10:
+                run("rewrite", f"{tmp_path}/log", "--map", "other")
+    now = FakeClock().now_ms() // 1000
+    for age, path in enumerate(sorted([*tmp_path.rglob("archive/*/*.parquet"), *tmp_path.rglob("*.wal")], key=lambda path: path.stat().st_mtime_ns)):
+        os.utime(path, (now - 1000 + 10 * age, now - 1000 + 10 * age))
+    seen = set()
+    for ttl, limit in [(ttl, 0) for ttl in (1, 890, 930, 970, 2000)] + [(ttl, limit) for ttl in (0, 930) for limit in (1, 2, 3, 4, 9)]:
+        shutil.copytree(tmp_path / "log", tmp_path / "copy")
+        storage = FaultyStore(LocalStore(str(tmp_path / "copy")))
+        log = ClusterLog(storage, "default", "embedded", FakeClock())
+        state = log.state()
+        node, covered = state.nodes["n"], state.covered("n")
+        expected = retention.only_outlived(log, node, plan_covered(storage, node, covered, 2**62), ttl, limit)
+        storage.operations.clear()
+        removed = retention.remove_outlived(log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62)
+        assert removed == expected, (ttl, limit)
+        reads = {operation.path for operation in storage.operations if operation.kind == "read" and operation.path.endswith(".wal")}
+        if not limit:
+            assert len(reads) <= len(removed.segments) + 2, "young segments are not read again and again"
+        seen.add((len(removed.archives), len(removed.segments)))
+        shutil.rmtree(tmp_path / "copy")
+    assert len(seen) > 4

@@ -8,10 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import imap_wal
 from imap_wal import archive, log, reader
@@ -40,6 +42,7 @@ from imap_wal.manifest import Lifetime
 from imap_wal.reader import Bound
 from imap_wal.restore import ClusterLog
 from imap_wal.settings import Settings
+from rewrite_cli.cli import group
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import rewrite
@@ -213,6 +216,33 @@ def test_positions_are_monotone_as_values_and_as_text_over_segments_reopens_and_
     assert [str(place) for place in places] == sorted(map(str, places))
     assert [Position.parse(str(place)) for place in places] == places
     assert [record.position for record in LogReader(url).read()] == places
+
+
+@pytest.mark.parametrize("scheme", ["file", "objects+file"])
+def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, scheme: str) -> None:
+    url, at = f"{scheme}://{tmp_path}", 99_999_996
+    with log.create(url, **SMALL) as opened:
+        opened._log.manifests.update(lambda manifest: replace(manifest, archived=(1, at), checkpoint=Position(1, at, 0, 0)))
+        opened._log._next_segment = at + 1
+        places = []
+        for number in range(8):
+            places += [*fill(opened, number), *fill(opened, number, name="other")]
+            opened.rotate()
+            if number == 4:
+                opened.archive()
+    with log.open(url, takeover=True, **SMALL) as opened:
+        places += fill(opened, "later")
+        assert places[0].segment < 10**8 < places[-1].segment
+        assert places == sorted(places) and [str(place) for place in places] == sorted(map(str, places))
+        for place in places:
+            assert [record.position for record in opened.read(str(place))] == places[places.index(place) :]
+        opened.archive()
+        assert [record.position for record in opened.read()] == places
+        assert opened.shrink(str(places[9]), uncovered=True) > places[0]
+    with log.open(url, **SMALL) as opened:
+        assert opened.read().__next__().position == places[10]
+    for command in ("verify", "dump", "stat", "rewrite"):
+        assert CliRunner().invoke(group, [command, url]).exit_code == 0
 
 
 def test_a_log_has_no_end_segment_follows_segment_and_its_manifest_neither_grows_nor_is_published_again(memory: MemoryStore) -> None:
@@ -663,6 +693,17 @@ def test_what_a_snapshot_covers_goes_when_it_has_outlived_its_time(memory: Memor
         places += fill(opened, "new")
         opened.archive()
         assert told(opened.read()) == ["new"] and opened.shrink(START) == places[-2].after()
+
+
+def test_a_log_removes_what_a_snapshot_covers_by_itself(memory: MemoryStore) -> None:
+    with create(memory) as opened:
+        fill(opened, *range(12))
+        opened.archive()
+    covered(memory)
+    with reopen(memory, wal_ttl_seconds=1) as opened:
+        eventually(lambda: not any("/archive/" in file.path for file in memory.list("")), "the covered archive goes")
+        fill(opened, "new")
+        assert told(opened.read()) == ["new"]
 
 
 def test_a_reader_at_a_position_that_prune_removed_is_told_the_oldest(memory: MemoryStore) -> None:

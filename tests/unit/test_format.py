@@ -151,7 +151,9 @@ def test_a_newer_version_is_not_taken_for_damage_and_a_flipped_version_not_for_a
     assert raised.value.file == "f"
 
 
-_position = st.builds(Position, st.integers(0, 10**8 - 1), st.integers(0, 10**8 - 1), st.integers(0, 10**12 - 1), st.integers(0, format.COUNT_MAX))
+# Of every number of digits, up to more than letters count; and side by side where the digits get one more.
+_number = st.integers(0, 45).flatmap(lambda digits: st.integers(0, 10**digits) | st.integers(-2, 2).map(lambda near: max(10**digits + near, 0)))
+_position = st.builds(Position, _number, _number, _number, _number)
 
 
 @given(_position, _position)
@@ -160,12 +162,45 @@ def test_positions_order_alike_as_tuples_and_as_text(first: Position, second: Po
     assert (first == second) == (str(first) == str(second))
 
 
+@given(_position, st.integers(0, 3), _number)
+def test_positions_that_differ_in_one_field_order_alike_as_tuples_and_as_text(first: Position, field: int, other: int) -> None:
+    second = Position(*first[:field], other, *first[field + 1 :])
+    assert (first < second, first == second) == (str(first) < str(second), str(first) == str(second))
+
+
+def test_positions_sort_as_text_behind_a_hundred_million_segments() -> None:
+    assert (
+        str(Position(1, 99_999_999, 0, 0)) < str(Position(1, 100_000_000, 0, 0)) < str(Position(1, 1_000_000_000, 0, 0)) < str(Position(2, 1, 0, 0))
+    )
+
+
 @given(_position)
 def test_a_position_comes_back_from_its_text(position: Position) -> None:
     assert Position.parse(str(position)) == position
+    assert Position.parse(".".join(map(str, position))) == position, "without zeros in front, and without letters"
 
 
-@pytest.mark.parametrize("text", ["", "1.2.3", "1.2.3.4.5", "a.b.c.d"])
+@pytest.mark.parametrize(
+    ("position", "text"),
+    [
+        (Position(2, 7, 4096, 3), "00000002.00000007.000000004096.00000003"),
+        (Position(99_999_999, 99_999_999, 999_999_999_999, 99_999_999), "99999999.99999999.999999999999.99999999"),
+        (Position(1, 100_000_000, 0, 0), "00000001.a100000000.000000000000.00000000"),
+        (Position(1, 9_999_999_999, 10**12, 0), "00000001.b9999999999.a1000000000000.00000000"),
+        (Position(10**33, 10**34, 10**38, 10**60), f"z{10**33}.za{10**34}.za{10**38}.zza{10**60}"),
+    ],
+)
+def test_the_text_of_a_position(position: Position, text: str) -> None:
+    assert str(position) == text and Position.parse(text) == position
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "1.2.3", "1.2.3.4.5", "a.b.c.d", "1.2..4", "1.a.3.4", "1.a2.3.4", "1.a00000002.3.4", "1.b100000000.3.4", "1.A100000000.3.4", "1.100000000a.3.4",
+        "1.2.a100000000.4", "a100000000.2.3",
+    ],
+)  # fmt: skip
 def test_a_text_that_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Position.parse(text)

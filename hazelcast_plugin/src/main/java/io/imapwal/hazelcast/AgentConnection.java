@@ -7,7 +7,10 @@ import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
-/** One greeted connection to an agent: hello said, welcome heard, one request and its answer at a time. */
+/**
+ * One greeted connection to an agent: hello said, welcome heard. One thread may send the next request while another waits for the oldest answer;
+ * {@link #ask} is for a connection with nothing unanswered.
+ */
 final class AgentConnection implements Closeable {
     static final int PROTOCOL = 1;
     private static final byte[] NO_PAYLOAD = {};

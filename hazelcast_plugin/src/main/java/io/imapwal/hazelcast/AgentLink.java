@@ -166,28 +166,29 @@ final class AgentLink {
     }
 
     private void run(Ticket ticket) {
-        boolean lead;
-        Message second;
         // An interrupt would close the channel under the feet of everybody in the message.
         boolean interrupted = Thread.interrupted();
+        boolean lead;
         synchronized (lock) {
             queue.add(ticket);
             queuedBytes += ticket.queuedBytes();
             queuedChanges += ticket.changes.size();
             lead = !led;
             led = true;
-            second = lead ? null : beginIfWorthwhile();
         }
         try {
-            if (second != null) {
-                send(second, false);
+            if (!lead) {
+                try {
+                    sendIfWorthwhile();
+                } catch (Throwable e) {  // the message says so to all who are in it, and this caller may be told to lead
+                    logger.severe("imap-wal: sending changes failed", e);
+                }
             }
-            // Looked at before each park: a lock on the way may have swallowed the permit.
-            while (!lead && !(lead = ticket.leads()) && !ticket.done()) {
+            while (!lead && !ticket.leads() && !ticket.done()) {
                 LockSupport.park(this);
                 interrupted |= Thread.interrupted();
             }
-            if (lead) {
+            if (lead || ticket.leads()) {
                 interrupted |= Thread.interrupted();
                 lead(ticket);
             }
@@ -206,24 +207,34 @@ final class AgentLink {
                 collect(oldest(), finished);
             }
             // The agent works on the next message while those of this one wake up.
-            Message next;
-            synchronized (lock) {
-                next = beginIfWorthwhile();
-            }
-            if (next != null) {
-                send(next, false);
-            }
+            sendIfWorthwhile();
             whole = true;
         } finally {
-            if (!whole) {
-                abandon(own, finished);
-            }
-            handOn(finished);
-            for (Ticket ticket : finished) {
-                if (ticket != own) {
-                    LockSupport.unpark(ticket.caller);
+            try {
+                if (!whole) {
+                    abandon(own, finished);
+                }
+            } finally {
+                try {
+                    handOn(finished);
+                } finally {
+                    for (Ticket ticket : finished) {
+                        if (ticket != own) {
+                            ticket.unpark();
+                        }
+                    }
                 }
             }
+        }
+    }
+
+    private void sendIfWorthwhile() {
+        Message next;
+        synchronized (lock) {
+            next = beginIfWorthwhile();
+        }
+        if (next != null) {
+            send(next, false);
         }
     }
 
@@ -235,7 +246,7 @@ final class AgentLink {
             if (message != null) {
                 return message;
             }
-            wire.lock();  // free: who writes has a message under way
+            wire.lock();  // free, or about to be: who writes has a message under way until it is done with writing
             message = begin();
         }
         send(message, true);
@@ -257,22 +268,47 @@ final class AgentLink {
                 || !wire.tryLock()) {
             return null;
         }
-        if (connection == null || !connection.welcome().clusterId().equals(guard.clusterId()) || !logged.missing().isEmpty()) {
-            wire.unlock();
-            return null;
+        boolean sound = false;
+        try {
+            // Behind one that could not be sent nothing may go: it has the lower numbers.
+            sound = connection != null && connection.welcome().clusterId().equals(guard.clusterId()) && logged.missing().isEmpty()
+                    && (ahead == null || ahead.failure == null);
+        } finally {
+            if (!sound) {
+                wire.unlock();
+            }
         }
-        return begin();
+        return sound ? begin() : null;
     }
 
     /** With both locks held. {@link #send} lets the wire go. */
     private Message begin() {
-        Message message = new Message();
-        take(message);
-        if (underWay.isEmpty()) {
-            begunNanos = System.nanoTime();
+        Message message = null;
+        boolean whole = false;
+        try {
+            message = new Message();
+            if (underWay.isEmpty()) {
+                begunNanos = System.nanoTime();
+            }
+            underWay.add(message);
+            take(message);
+            whole = true;
+            return message;
+        } finally {
+            if (!whole) {
+                if (message != null) {
+                    spoil(message);
+                }
+                wire.unlock();
+            }
         }
-        underWay.add(message);
-        return message;
+    }
+
+    /** An Error while it was made: those in it are told when its turn comes. */
+    private static void spoil(Message message) {
+        message.numbered = message.changes;
+        message.failure = new IllegalStateException("the sending thread failed");
+        message.posted = true;
     }
 
     /** Sends a message that was begun. {@code alone}: no answer is outstanding, so that a connection may be opened and schemas be logged for it. */
@@ -295,8 +331,7 @@ final class AgentLink {
             whole = true;
         } finally {
             if (!whole) {
-                message.numbered = message.changes;
-                message.failure = new IllegalStateException("the sending thread failed");
+                spoil(message);
             }
             message.posted = true;
             wire.unlock();
@@ -355,7 +390,8 @@ final class AgentLink {
         while ((ticket = queue.peek()) != null) {
             if (ticket.changes.isEmpty()) {
                 message.greetings = message.greetings.isEmpty() ? new ArrayList<>() : message.greetings;
-                message.greetings.add(queue.poll());
+                message.greetings.add(ticket);
+                queue.poll();
                 continue;
             }
             while (ticket.taken < ticket.changes.size()) {
@@ -364,11 +400,11 @@ final class AgentLink {
                         && (message.changes.size() == MAX_MESSAGE_ENTRIES || message.bytes + change.head.length > MAX_MESSAGE_BYTES)) {
                     return;
                 }
+                message.changes.add(change);
+                ticket.taken++;
                 queuedBytes -= change.head.length;
                 queuedChanges--;
                 message.bytes += change.head.length;
-                message.changes.add(change);
-                ticket.taken++;
             }
             queue.poll();
         }
@@ -386,18 +422,21 @@ final class AgentLink {
         }
         for (Ticket greeting : message.greetings) {
             greeting.finish(failure == null ? null : unreachable(failure));
+            greeting.unpark();
         }
         List<Change> numbered = new ArrayList<>(message.changes.size());
         for (Change change : message.changes) {
             if (failure != null) {
-                change.ticket.fail(notAppended(map(change), failure));
-            } else if (!guard.holds(change.stamp)) {
-                change.ticket.fail(OrderGuard.moved(change.stamp.partition()));
-            } else if (!change.stamp.clusterId().equals(connection.welcome().clusterId())) {
-                change.ticket.fail(OrderGuard.moved(change.stamp.partition()));
+                change.ticket.fail(change, notAppended(map(change), failure));
+            } else if (!guard.holds(change.stamp) || !change.stamp.clusterId().equals(connection.welcome().clusterId())) {
+                change.ticket.fail(change, OrderGuard.moved(change.stamp.partition()));
             } else {
                 change.request = ++lastRequest;
                 numbered.add(change);
+                continue;
+            }
+            if (change.ticket.done()) {
+                change.ticket.unpark();
             }
         }
         message.numbered = numbered;
@@ -437,7 +476,8 @@ final class AgentLink {
                 // A request that was in doubt before and is refused now is still in doubt.
                 fail(message, message.sent || (message.sending && !e.certain()), e);
                 // The agent refuses what comes behind a refused append, until the next hello.
-                again(new IOException("what was sent before it was refused: " + reason(e)), true);
+                // Superseded, by whom? What that one appended must not be taken for ours.
+                again(new IOException("what was sent before it was refused: " + reason(e)), !e.code().equals("superseded"));
             } finally {
                 wire.unlock();
             }
@@ -466,6 +506,12 @@ final class AgentLink {
             }
         }
         disconnect();
+        for (Message message : open) {
+            if (message.broken()) {
+                fail(message, message.sent, new IOException(message.failure));
+            }
+        }
+        open.removeIf(Message::over);
         if (open.isEmpty()) {
             return;
         }
@@ -498,7 +544,7 @@ final class AgentLink {
                 message.succeed();
                 continue;
             }
-            message.sending = false;
+            message.sending = message.sent = false;
             message.failure = failure;
             if (failure == null) {
                 try {
@@ -584,16 +630,15 @@ final class AgentLink {
 
     private void fail(Message message, boolean sent, IOException cause) {
         for (Change change : message.numbered) {
-            if (change.ticket.done()) {
+            if (change.over) {
                 continue;
             }
             if (sent) {
-                Welcome session = welcome;
-                settler.add(this, change, welcomes, session == null ? 0 : session.session());
-                change.ticket.fail(new OutcomeUnknown(map(change) + "no acknowledgement by " + agent() + ": " + reason(cause)
+                settler.add(this, change, welcomes, message.session == null ? 0 : message.session.session());
+                change.ticket.fail(change, new OutcomeUnknown(map(change) + "no acknowledgement by " + agent() + ": " + reason(cause)
                         + ". The change may be in the log; " + settling(), cause));
             } else {
-                change.ticket.fail(notAppended(map(change), cause));
+                change.ticket.fail(change, notAppended(map(change), cause));
             }
         }
         message.numbered = List.of();
@@ -645,24 +690,24 @@ final class AgentLink {
             Message message;
             synchronized (lock) {
                 message = underWay.peek();
-                if (message == null) {
-                    next = queue.peek();
+                if (message == null || (message.posted && !message.over())) {
+                    next = message == null ? queue.peek() : message.numbered.stream().filter(change -> !change.over).findFirst().orElseThrow().ticket;
                     led = next != null;
-                    if (closed && next == null) {
+                    if (next != null) {
+                        next.lead();
+                    } else if (closed) {
                         disconnect();
                     }
                     break;
                 }
             }
             awaitPosted(message);
-            if (!message.over()) {
-                next = message.numbered.get(0).ticket;
-                break;
+            if (message.over()) {
+                collect(message, finished);
             }
-            collect(message, finished);
         }
         if (next != null) {
-            next.lead();
+            next.unpark();
         }
     }
 }

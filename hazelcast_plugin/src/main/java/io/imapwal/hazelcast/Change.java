@@ -17,6 +17,8 @@ final class Change {
     final OrderGuard.Stamp stamp;
     Ticket ticket;
     long request;
+    /** It has its outcome; the ticket's. */
+    boolean over;
 
     Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp) {
         this.map = map;

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 
@@ -30,9 +31,14 @@ final class Message {
         return numbered.get(numbered.size() - 1).request;
     }
 
+    /** No number was given, or not all: it cannot be sent again. */
+    boolean broken() {
+        return failure != null && !(failure instanceof IOException);
+    }
+
     void succeed() {
         for (Change change : numbered) {
-            change.ticket.succeed();
+            change.ticket.succeed(change);
         }
         numbered = List.of();
     }

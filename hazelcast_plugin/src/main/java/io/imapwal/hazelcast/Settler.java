@@ -66,9 +66,10 @@ final class Settler {
         doubts.put(key, new Doubt(link, former == null ? welcomes : Math.max(welcomes, former.welcomes), session,
                 former == null ? change.request : 0));
         if (thread == null) {
-            thread = new Thread(this::run, "imap-wal-settler");
-            thread.setDaemon(true);
-            thread.start();
+            Thread started = new Thread(this::run, "imap-wal-settler");
+            started.setDaemon(true);
+            started.start();
+            thread = started;
         }
     }
 

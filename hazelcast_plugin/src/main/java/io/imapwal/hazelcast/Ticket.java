@@ -7,9 +7,10 @@ import java.util.concurrent.locks.LockSupport;
 final class Ticket {
     final List<Change> changes;
     final Thread caller = Thread.currentThread();
-    /** How many of the changes were sent already; the leader's. */
+    /** How many of the changes were taken from the queue already; with the link's lock held. */
     int taken;
-    /** Changes without an outcome yet; the leader's. */
+    /** Changes without an outcome yet. Whoever has their message under way: all of a ticket's changes that are under way at one time are in one message
+     * (a second one is never sent behind one of {@link AgentLink#MAX_MESSAGE_ENTRIES}). */
     private int open;
     private int appended;
     private RuntimeException failure;
@@ -50,17 +51,23 @@ final class Ticket {
         return failure;
     }
 
-    void succeed() {
+    void succeed(Change change) {
+        if (change.over) {
+            return;
+        }
         appended++;
-        close();
+        close(change);
     }
 
     /** OutcomeUnknown outweighs NotAppended: of a batch that failed both ways the caller must not hear that nothing happened. */
-    void fail(RuntimeException cause) {
+    void fail(Change change, RuntimeException cause) {
+        if (change.over) {
+            return;
+        }
         if (failure == null || cause instanceof OutcomeUnknown) {
             failure = cause;
         }
-        close();
+        close(change);
     }
 
     /** For a ticket without changes. */
@@ -69,15 +76,19 @@ final class Ticket {
         done = true;
     }
 
-    private void close() {
+    private void close(Change change) {
+        change.over = true;
         if (--open == 0) {
             done = true;
         }
     }
 
-    /** Makes the waiting caller the leader. */
+    /** Makes the waiting caller the leader; with the link's lock held, so that nobody can see it done before. It is to be unparked then. */
     void lead() {
         leads = true;
+    }
+
+    void unpark() {
         LockSupport.unpark(caller);
     }
 }

@@ -203,11 +203,6 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private Change upsert(Object key, MetadataAwareValue<Object> value) {
         Object object = value.getValue();
         byte[] bytes = serialization.toData(object).toByteArray();
-        Welcome welcome = link.welcome();
-        if (welcome != null && welcome.maxValueBytes() > 0 && bytes.length > welcome.maxValueBytes()) {
-            throw new NotAppended("map \"" + map + "\": a value of " + bytes.length + " bytes is more than the " + welcome.maxValueBytes()
-                    + " that " + link.agent() + " takes. Nothing was changed", null);
-        }
         long expires = value.getExpirationTime();
         return change(key, bytes, className(object), expires == MetadataAwareValue.NO_TIME_SET ? 0 : expires);
     }
@@ -219,7 +214,13 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private Change change(Object key, byte[] value, byte[] valueClass, long expiresAtMs) {
         Data data = keyData(key);
         int partition = plugin.nodeEngine().getPartitionService().getPartitionId(data);
-        byte[] head = Change.head(mapUtf8, data.toByteArray(), className(key), value, valueClass, System.currentTimeMillis(),
+        byte[] keyBytes = data.toByteArray();
+        Welcome welcome = link.welcome();
+        if (value != null && welcome != null && welcome.maxValueBytes() > 0 && keyBytes.length + (long) value.length > welcome.maxValueBytes()) {
+            throw new NotAppended("map \"" + map + "\": a key of " + keyBytes.length + " and a value of " + value.length + " bytes are more than the "
+                    + welcome.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
+        }
+        byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass, System.currentTimeMillis(),
                 expiresAtMs, partition);
         // As late as can be: the stamp says who owns the partition when the change is queued.
         return new Change(map, data, head, plugin.guard().take(partition));

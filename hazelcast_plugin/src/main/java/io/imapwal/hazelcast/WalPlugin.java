@@ -31,7 +31,7 @@ final class WalPlugin {
     private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
-    private final AgentConnection.Identity identity;
+    private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
     private volatile boolean closed;
 
     private WalPlugin(HazelcastInstanceImpl instance) {
@@ -42,9 +42,6 @@ final class WalPlugin {
         this.schemas = new SchemaLog(nodeEngine);
         this.settler = new Settler(this);
         PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
-        // One for all connections to all agents: an agent gives one session per plug-in start.
-        this.identity = new AgentConnection.Identity(nodeEngine.getLocalMember().getUuid(), UUID.randomUUID(), VERSION,
-                nodeEngine.getPartitionService().getPartitionCount());
         instance.getLifecycleService().addLifecycleListener(event -> {
             if (event.getState() == LifecycleState.SHUTDOWN) {
                 close();
@@ -103,7 +100,7 @@ final class WalPlugin {
     /** Maps with the same agent share one link; the first one's timeouts hold for all. */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(),
-                agent -> new AgentLink(settings, identity, guard, schemas, settler, logger, member()));
+                agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member()));
     }
 
     /** The shared reader, for single keys. */
@@ -113,7 +110,13 @@ final class WalPlugin {
 
     /** A reader of its own, for what takes long. */
     AgentReader newReader(AgentSettings settings) {
-        return new AgentReader(settings, identity, guard);
+        return new AgentReader(settings, identity(settings), guard);
+    }
+
+    /** One for all connections to one endpoint: an agent gives a session to each, and two endpoints may be two names of one agent. */
+    private AgentConnection.Identity identity(AgentSettings settings) {
+        return identities.computeIfAbsent(settings.agent(), agent -> new AgentConnection.Identity(nodeEngine.getLocalMember().getUuid(),
+                UUID.randomUUID(), VERSION, nodeEngine.getPartitionService().getPartitionCount()));
     }
 
     MapState state(String map) {

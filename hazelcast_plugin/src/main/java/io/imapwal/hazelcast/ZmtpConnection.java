@@ -45,7 +45,12 @@ final class ZmtpConnection implements Closeable {
         this.channel = channel;
         channel.configureBlocking(false);
         this.reader = new Waiter(channel);
-        this.writer = new Waiter(channel);
+        try {
+            this.writer = new Waiter(channel);
+        } catch (IOException e) {
+            reader.close();
+            throw e;
+        }
     }
 
     /** One thread's waiting for the socket. */

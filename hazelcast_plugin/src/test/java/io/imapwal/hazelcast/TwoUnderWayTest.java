@@ -39,6 +39,7 @@ class TwoUnderWayTest {
         log = new FakeAgent.Log();
         agent = new FakeAgent(log).start();
         Config config = Members.config("two", Members.port(), agent.endpoint());
+        config.addMapConfig(Members.map("elsewhere", agent.endpoint().replace("/agent.sock", "/./agent.sock")));
         member = Members.start(config);
         callers = Executors.newCachedThreadPool();
     }
@@ -152,6 +153,49 @@ class TwoUnderWayTest {
         calls.get(1).join();
         eventually(() -> Integer.valueOf(1).equals(map.get("first")));
         assertEquals(2, map.get("second"));
+    }
+
+    @Test
+    void twoNamesOfOneAgentAreTwoSessions() throws Exception {
+        IMap<String, Integer> elsewhere = member.getMap("elsewhere");
+        List<CompletableFuture<Void>> calls = new ArrayList<>();
+        for (int thread = 0; thread < 16; thread++) {
+            IMap<String, Integer> target = thread % 2 == 0 ? map : elsewhere;
+            String name = "two" + thread + ".";
+            calls.add(CompletableFuture.runAsync(() -> {
+                for (int number = 0; number < 100; number++) {
+                    target.set(name + number, number);
+                    assertEquals(1, appended(name + number));
+                }
+            }, callers));
+        }
+        for (CompletableFuture<Void> call : calls) {
+            call.get(30, TimeUnit.SECONDS);
+        }
+    }
+
+    @Test
+    void membersThatComeAndAskForMapsUnderLoadStopNobody() throws Exception {
+        // Greetings are taken from the queue by whoever sends next: nobody may be told to lead who has gone by then.
+        List<CompletableFuture<Void>> calls = new ArrayList<>();
+        long until = System.nanoTime() + 3_000_000_000L;
+        AgentLink link = WalPlugin.of(member).link(AgentSettings.of(map.getName(), member.getConfig().findMapConfig(map.getName()).getMapStoreConfig().getProperties()));
+        for (int thread = 0; thread < 24; thread++) {
+            String name = "g" + thread + ".";
+            boolean greets = thread % 3 == 0;
+            calls.add(CompletableFuture.runAsync(() -> {
+                for (int number = 0; System.nanoTime() < until; number++) {
+                    if (greets) {
+                        link.connect();
+                    } else {
+                        map.set(name + number % 50, number);
+                    }
+                }
+            }, callers));
+        }
+        for (CompletableFuture<Void> call : calls) {
+            call.get(30, TimeUnit.SECONDS);
+        }
     }
 
     @Test
