@@ -54,8 +54,8 @@ _WIDTHS = (8, 8, 12, 8)
 
 
 def _field(value: int, width: int) -> str:
-    """A number as text that sorts as the number does, whatever its size: one with more digits than `width` has a letter before them, `a` for one more, `b` for two (a
-    letter sorts behind every digit), and `z` before that letter for every 26 more."""
+    """A number as text that sorts as the number does, whatever its size: one with more digits than `width` has a letter before them, `a` for one more, `b` for
+    two (a letter sorts behind every digit), and `z` before that letter for every 26 more."""
     digits = f"{value:0{width}d}"
     more = len(digits) - width
     return digits if not more else f"{'z' * ((more - 1) // 26)}{chr(ord('a') + (more - 1) % 26)}{digits}"

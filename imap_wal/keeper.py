@@ -1,5 +1,5 @@
-"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, rotate by time, archive by time and size, remove what has outlived
-its time or its room. Threads are started only if a setting wants them."""
+"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, rotate by time, archive by time and size, remove what has
+outlived its time or its room. Threads are started only if a setting wants them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Keeper:
         """Why what has outlived its time or its room could not be removed the last time; it is tried again."""
 
     def start(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]) -> None:
-        """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has outlived its time or its room."""
+        """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has outlived its time or room."""
         settings = self._settings
         works: list[tuple[str, Callable[[], None]]] = []
         drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
@@ -53,7 +53,8 @@ class Keeper:
         if archives or _retain_every(settings):  # a thread of its own: syncs and leases must not wait for an archive
             left = _bytes_left(committer.log) if archives else 0
             self._header_bytes = _header_bytes(committer.log)
-            self._full_at = self.written(committer.log) - left + settings.max_total_wal_size if settings.max_total_wal_size else inf
+            if settings.max_total_wal_size:
+                self._full_at = self.written(committer.log) + max(settings.max_total_wal_size - left, 1)  # by size not before something is written
             at_once = left > 0 and not settings.avoid_flush_during_recovery
             works.append(("imap-wal-archiver", lambda: self._archive(committer, archive, retain, at_once)))
         for name, work in works:

@@ -61,7 +61,7 @@ def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing
 
 
 def _first_that_stays(log: ClusterLog, node: NodeState, covered: Mapping[str, Position], settings: Settings, writing: int) -> int:
-    """Number of the first segment that need not be read to know that it stays: what a segment holds is told by reading it, and this is asked again and again."""
+    """Number of the first segment that need not be read to know that it stays: only reading tells what a segment holds, and this is asked again and again."""
     last = max(covered.values())
     sealed = {segment.path: segment.number for segment in node.segments if segment.number < writing and (segment.epoch, segment.number) <= last[:2]}
     archives = {archive.path for archive in node.manifest.archives if archive.last <= covered.get(archive.map, START)}

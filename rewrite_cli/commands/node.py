@@ -104,6 +104,7 @@ def start(
         takeover=takeover,
         hazelcast_jar=hazelcast_jar,
     )
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, _leave)
     running = Cluster(plan, SystemClock())
     try:
@@ -113,9 +114,13 @@ def start(
     except KeyboardInterrupt:
         out.note("stopping")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        running.stop()
-        running.remove_folder()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave members behind
+        try:
+            running.stop()
+            running.remove_folder()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

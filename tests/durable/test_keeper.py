@@ -100,6 +100,19 @@ def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_han
         eventually(lambda: len(archives(tmp_path)) == 5, "an archive by size")
 
 
+def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_with_avoid_flush_during_recovery(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    with embedded(memory) as store:
+        store.map("m", raw=True)[b"a"] = b"x" * 5000
+    with embedded(memory, max_total_wal_size=1000, avoid_flush_during_recovery=True) as store:
+        time.sleep(0.05)
+        assert not archives_in(memory)
+        store.map("m", raw=True)[b"b"] = b"x"
+        eventually(lambda: archives_in(memory), "an archive by size")
+
+
 def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.02)
     monkeypatch.setattr(keeper, "PAUSE_S", 0.05)
