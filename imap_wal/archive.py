@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -298,7 +299,8 @@ class ParquetFile:
         self._close()
         with self.local.open("rb") as file:
             published = Published(self.local.stat().st_size, checksum(file))
-        self.local.unlink()
+        with suppress(OSError):  # its folder goes soon
+            self.local.unlink()
         return published
 
     def _close(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -19,7 +20,7 @@ import google_crc32c
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import START, Position
-from storage_backends import AlreadyExists, NotFound, SegmentStore
+from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 FORMAT = 1
 KEEP = 64
@@ -88,7 +89,8 @@ class ManifestLog(Generic[C]):
                 numbers = self._numbers()  # cleaned meanwhile: there is a newer one
         for old in numbers:
             if old < floor:
-                self._store.delete(self._path(old))
+                with suppress(StorageError):  # ours is published; the next one cleans up
+                    self._store.delete(self._path(old))
         return True
 
     def next_path(self, number: int) -> str:

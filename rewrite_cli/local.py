@@ -11,6 +11,7 @@ from pathlib import Path
 
 from imap_wal.archive import SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.entry import Row
+from imap_wal.errors import StorageUnavailable
 from imap_wal.index import NewestIndex
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.restore import ClusterLog, MergeProgress, no_garbage_collection, snapshot_pieces
@@ -37,6 +38,9 @@ class LocalEngine:
         try:
             with no_garbage_collection():
                 return self._run(job, log, index)
+        except OSError as error:  # of this machine: those of the store are StorageErrors
+            room = self._settings.scratch or tempfile.gettempdir()
+            raise StorageUnavailable(f"rewriting needs room for Parquet files in {room}: {error}; nothing was published") from error
         finally:
             index.close()
 
@@ -67,7 +71,7 @@ class LocalEngine:
                     index.add(changes.node, changes.rows, changes.bytes)
             touched.add(name)
         for name in sorted(touched):
-            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch) as folder:
+            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True) as folder:
                 writer = PartWriter(log.store, job, name, Path(folder))
                 for rows, nodes in index.batches_with_nodes(name, ordered=True):
                     writer.add(rows, nodes, tally.late)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Protocol
@@ -29,7 +30,7 @@ from imap_wal.pieces import Changes
 from imap_wal.restore import ClusterLog, ClusterState
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.report import DropReport, MapRewrite, RewriteReport, memory_max_bytes
-from storage_backends import NotFound
+from storage_backends import NotFound, StorageError
 
 GRACE_MS = 3_600_000
 ATTEMPTS = 3
@@ -231,9 +232,10 @@ def rewrite(
     if not dry_run:
         try:
             publish(log, job, merged)
-        except BaseException:
+        except LostRace:
             discard(log, job)
             raise
+        # After any other error nobody knows whether the manifest names the new files: they stay. If it does not, prune takes them as orphans one day.
     changed = tuple(_report(job, item) for item in sorted(merged, key=lambda item: item.map))
     return RewriteReport(
         namespace=job.namespace,
@@ -270,11 +272,12 @@ def publish(log: ClusterLog, job: Job, merged: Collection[Merged]) -> ClusterMan
 
 
 def discard(log: ClusterLog, job: Job) -> None:
-    """Delete what a rewrite that was not published wrote."""
+    """Delete what a rewrite wrote that was certainly not published; what cannot be deleted now, prune takes as orphans."""
     if job.generation:
-        for file in log.store.list(f"{job.folder}/snapshot"):
-            if file.path.split("/")[-2] == f"{job.generation:08d}":
-                log.store.delete(file.path)
+        with suppress(StorageError):
+            for file in log.store.list(f"{job.folder}/snapshot"):
+                if file.path.split("/")[-2] == f"{job.generation:08d}":
+                    log.store.delete(file.path)
 
 
 def marks(job: Job, name: str) -> dict[str, Mark]:

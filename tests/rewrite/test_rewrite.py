@@ -12,9 +12,9 @@ import pytest
 
 from imap_wal import entry
 from imap_wal.archive import archive_sealed
-from imap_wal.errors import InvalidSetting, LostRace, MissingNode
+from imap_wal.errors import ImapWalError, InvalidSetting, LostRace, MissingNode
 from imap_wal.format import ENTRIES, START, Position
-from imap_wal.manifest import Lifetime
+from imap_wal.manifest import KEEP, Lifetime
 from imap_wal.restore import ClusterLog, pin_cuts
 from imap_wal.segment import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
@@ -24,10 +24,12 @@ from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import ORPHAN_MS, prune
 from rewrite_cli.report import RewriteReport
 from rewrite_cli.rewriter import GRACE_MS, Job, Merged, drop_map, rewrite
+from storage_backends import SegmentStore, StorageError
+from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
-from tests.support import FakeClock, segments
+from tests.support import FakeClock, contents, embedded, segments
 
 ENGINE = LocalEngine(SMALL)
 
@@ -368,3 +370,35 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
     tight = LocalEngine(Settings(restore_memory_bytes=500_000, scratch=tmp_path))
     rewrite(cluster(memory), tight)
     assert len(values(view(memory))) == 5000 and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
+def test_a_rewrite_whose_publishing_fails_at_any_operation_leaves_a_log_that_restores(kind: str, when: Any) -> None:
+    """Whether the manifest names the new files is not known then: they must stay, or a published snapshot would name files that are gone."""
+    at = 0
+    while True:
+        at += 1
+        memory = MemoryStore(f"publishing-{kind}-{when}-{at}")
+        for name in list(memory._medium.files):
+            memory.delete(name)
+        with embedded(memory) as store:
+            store.map("m").update({"a": 1, "b": 2})
+            store.archive()
+        for _ in range(KEEP + 1):  # old manifests stand there to be cleaned
+            rewrite(cluster_of(memory), LocalEngine(Settings()))
+        faulty = FaultyStore(memory, Plan((Fault("error", at=at, kind=kind, path="default/embedded/manifest*", when=when),)))
+        try:
+            rewrite(cluster_of(faulty), LocalEngine(Settings()))
+            failed = False
+        except (StorageError, ImapWalError):
+            failed = True
+        assert contents(memory) == {"a": 1, "b": 2}, f"operation {at}"
+        if not faulty.fired:
+            break
+        assert not (failed and kind == "delete"), "a clean-up that fails is nobody's concern"
+    assert at > 1
+
+
+def cluster_of(store: SegmentStore) -> ClusterLog:
+    return ClusterLog(store, "default", "embedded", FakeClock())
