@@ -387,13 +387,15 @@ def test_a_rewrite_whose_publishing_fails_at_any_operation_leaves_a_log_that_res
             store.archive()
         for _ in range(KEEP + 1):  # old manifests stand there to be cleaned
             rewrite(cluster_of(memory), LocalEngine(Settings()))
+        with embedded(memory) as store:
+            store.map("m")["c"] = 3
         faulty = FaultyStore(memory, Plan((Fault("error", at=at, kind=kind, path="default/embedded/manifest*", when=when),)))
         try:
             rewrite(cluster_of(faulty), LocalEngine(Settings()))
             failed = False
         except (StorageError, ImapWalError):
             failed = True
-        assert contents(memory) == {"a": 1, "b": 2}, f"operation {at}"
+        assert contents(memory) == {"a": 1, "b": 2, "c": 3}, f"operation {at}"
         if not faulty.fired:
             break
         assert not (failed and kind == "delete"), "a clean-up that fails is nobody's concern"
