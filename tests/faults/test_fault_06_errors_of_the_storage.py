@@ -92,6 +92,9 @@ def fail_at(at: int, fault: Fault, seed: int, **options: Any) -> None:
     life.play_through(WORK)
     life.reopen_when_it_can()
     assert faulty.fired, f"operation {at}"
+    for more in range(fault.times - 1):  # what is left of the fault: of some kinds of operation each of these has one only
+        life.play_through((("put", f"left{more}", 1), ("rotate",), ("archive",), ("rewrite",), ("prune",), ("reopen",)))
+        life.reopen_when_it_can()
     life.play((("put", "more", 1), ("archive",), ("rewrite",), ("prune",), ("reopen",)))
     life.close()
     reference.settle(contents(inner, clock=reference.clock), faulty.plan)
@@ -134,6 +137,8 @@ def test_any_operation_that_fails_once_or_four_times_is_told_and_loses_nothing(c
     seen: dict[str, int] = {}
     for kind in operations():
         seen[kind] = seen.get(kind, 0) + 1
+        if kind == "lock" and when == "after":
+            continue  # a lock that is held by nobody: that of a process ends with it, a lease runs out
         fail_at(seen[kind], Fault("error", at=seen[kind], kind=kind, error=error, when=when, times=times), seed)
         cases(1)
 
