@@ -8,6 +8,8 @@ import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInfo;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 import java.util.ArrayList;
 import java.util.List;
@@ -116,20 +118,13 @@ class TwoUnderWayTest {
         assertEquals(2, map.get("second"));
     }
 
-    @Test
-    void whenTheConnectionBreaksBothAreSentAgain() throws Exception {
+    /** Before the first was appended: both are sent again. After: the second alone. */
+    @ParameterizedTest
+    @ValueSource(strings = {"BREAK_BEFORE", "BREAK_AFTER"})
+    void whenTheConnectionBreaksEachIsAppendedOnce(FakeAgent.Mood mood) throws Exception {
         long first = appended("first");
         long second = appended("second");
-        twoUnderWay(FakeAgent.Mood.BREAK_BEFORE).forEach(CompletableFuture::join);
-        assertEquals(first + 1, appended("first"));
-        assertEquals(second + 1, appended("second"));
-    }
-
-    @Test
-    void whenTheConnectionBreaksBehindTheFirstOnlyTheSecondIsSentAgain() throws Exception {
-        long first = appended("first");
-        long second = appended("second");
-        twoUnderWay(FakeAgent.Mood.BREAK_AFTER).forEach(CompletableFuture::join);
+        twoUnderWay(mood).forEach(CompletableFuture::join);
         assertEquals(first + 1, appended("first"));
         assertEquals(second + 1, appended("second"));
     }
