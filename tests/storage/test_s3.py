@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from services import free_port, go_program, running
 
+import imap_wal
+from imap_wal.errors import NotAppended, OutcomeUnknown
 from storage_backends import AlreadyExists, Locked, SegmentStore, StorageError, Unavailable, Unsupported, open_store
 from storage_backends.lease import Lease
 from storage_backends.objects import ObjectStore
@@ -27,7 +29,8 @@ class S3:
     options: dict[str, Any]
 
     def open(self, root: str = "bucket/some/root", **options: Any) -> SegmentStore:
-        return open_store(f"s3://{root}", {**self.options, **options})
+        """The backend alone: `open_store` asks the storage already whether the log has a `wal_dir`."""
+        return ObjectStore(f"s3://{root}", {**self.options, **options})
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,10 @@ def test_wrong_credentials_and_a_missing_bucket_are_told(s3: S3) -> None:
     for call in calls:
         with pytest.raises(Unavailable, match="bucket or container is missing"):
             call(misspelt)
+    with pytest.raises(Unavailable, match="credentials"):
+        open_store("s3://bucket/some/root", {**s3.options, "secret": "wrong-secret"})
+    with pytest.raises(Unavailable, match="bucket or container is missing"):
+        open_store("s3://bukcet/root", s3.options)
 
 
 def test_service_that_is_away_is_unavailable_and_never_looks_empty(s3: S3) -> None:
@@ -178,3 +185,20 @@ def test_service_that_ignores_the_condition_is_refused_before_it_overwrites_anyt
 def test_missing_local_file_is_not_a_missing_bucket(s3: S3, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="local file"):
         s3.open().create_from("1", str(tmp_path / "missing"))
+
+
+def test_a_writer_replaced_on_s3_acknowledges_nothing_also_after_an_archive(s3: S3) -> None:
+    def embedded(**options: Any) -> imap_wal.Store:
+        return imap_wal.open("s3://bucket/taken-over", node="n", storage=s3.open("bucket/taken-over"), **options)
+
+    first = embedded()
+    first.map("m")["a"] = 1
+    second = embedded(takeover=True)
+    second.map("m")["b"] = 2
+    second.archive()
+    for number in range(3):
+        with pytest.raises((OutcomeUnknown, NotAppended)):
+            first.map("m")[f"zombie{number}"] = 1
+    second.close()
+    with embedded() as third:
+        assert dict(third.map("m").items()) == {"a": 1, "b": 2}
