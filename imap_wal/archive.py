@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -26,12 +27,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from imap_wal import layout
+from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.entry import Row
-from imap_wal.errors import CorruptLog, StorageUnavailable
+from imap_wal.errors import CorruptLog, Fenced, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
 from imap_wal.pieces import SEGMENT, Changes, Metadata, Piece, read_piece, void_below
-from storage_backends import AlreadyExists, NotFound, SegmentStore
+from imap_wal.segments import SegmentFile, sorted_out, wal_folder
+from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 _ENTRY_FIELDS = [
     pa.field("map", pa.string(), nullable=False),
@@ -59,8 +62,8 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 """A row group is about this much: what a reader or writer holds in memory of one file."""
 OPEN_FILES_MAX = 128
 """Maps that one pass over the segments writes; a log of more maps takes more passes."""
-ATTEMPTS = 3
-"""How often an archive run begins anew because segments went while it read them."""
+ATTEMPTS = 8
+"""How often an archive run begins anew because segments went while it read them, or the manifest moved."""
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 MEMBERS_MAX = 1000
 """Metadata other than schemas that a manifest carries on; the oldest go first."""
@@ -285,13 +288,16 @@ class ParquetFile:
         self._batches, self._rows, self.buffered = [], 0, 0
 
     def publish(self, store: SegmentStore, path: str) -> Published:
-        """Close, and show it under its name."""
+        """Close, and show it under its name, which nobody else chooses. `AlreadyExists` where another file has it."""
         self._close()
         try:
             store.create_from(path, str(self.local))
         except AlreadyExists:
-            store.delete(path)  # left behind by a run that died before its manifest
-            store.create_from(path, str(self.local))
+            published = self.discard()
+            with store.open_input(path) as there:
+                if checksum(there) != published.checksum:
+                    raise
+            return published  # our own create, whose answer was lost
         return self.discard()
 
     def discard(self) -> Published:
@@ -373,8 +379,9 @@ class _MapFile:
 class _Pass:
     """One run of `archive_sealed`: what it learns from the segments while it writes the Parquet files."""
 
-    def __init__(self, store: SegmentStore, node_folder: str, node: str, pieces: list[Piece], folder: Path) -> None:
+    def __init__(self, store: SegmentStore, node_folder: str, node: str, pieces: list[Piece], folder: Path, epoch: int, nonce: str) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = store, node_folder, node, pieces, folder
+        self._epoch, self._nonce = epoch, nonce
         self.archives: list[Archive] = []
         self.summary = Summary()
 
@@ -395,7 +402,7 @@ class _Pass:
                 if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
                     max(files.values(), key=lambda file: file.file.buffered).file.flush()
         for name, file in sorted(files.items()):
-            path = layout.archive_path(self._node_folder, name, file.first, file.last)
+            path = layout.archive_path(self._node_folder, name, file.first, file.last, self._epoch, f"{self._nonce}{len(self.archives):x}")
             size, crc = file.file.publish(self._store, path)
             self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size, crc))
         return set(files)
@@ -423,82 +430,122 @@ def archive_sealed(
     node: str,
     manifests: ManifestLog[NodeManifest],
     *,
+    epoch: int | None = None,
     writing: int | None = None,
     scratch: Path | None = None,
+    randomness: Randomness | None = None,
 ) -> Archived:
     """Turn sealed segments into archives. Only for who owns the node's log, or holds its lock.
 
-    `writing`: number of the segment being written, or that will be written next: only those below it are taken. None: nobody writes, all are taken.
-    Damage in a sealed segment stops the run before anything is changed: `CorruptLog`, `ShortLog`."""
-    for _ in range(ATTEMPTS - 1):
+    `epoch`: that of the caller's log (default: the present one); `Fenced` where the node is at another one by the time the archives
+    are published: then nothing of them counts. `writing`: number of the segment being written, or that will be written next: only
+    those below it are taken. None: nobody writes, all are taken. Damage in a sealed segment stops the run before anything is changed:
+    `CorruptLog`, `ShortLog`."""
+    nonce = (randomness or SystemRandomness()).token().hex()
+    for _ in range(ATTEMPTS):
+        number, manifest = manifests.read()
+        if manifest.epoch != (manifest.epoch if epoch is None else epoch):
+            raise Fenced(f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to {epoch}: another process took over")
+        run = _Run(store, node_folder, node, manifests, number, manifest, writing, f"{nonce[:16]}")
         try:
-            return _archive_sealed(store, node_folder, node, manifests, writing, scratch)
-        except NotFound:
-            continue  # a prune removed a covered segment while it was read, and the manifest says so by now
-    return _archive_sealed(store, node_folder, node, manifests, writing, scratch)
+            return run.archive(scratch)
+        except (NotFound, LostRace):
+            continue  # a prune removed a covered segment while it was read, or the manifest moved otherwise: it says so by now
+    raise LostRace(f"archiving node {node!r}: files went or manifests came {ATTEMPTS} times in a row; it is tried again later")
 
 
-def _archive_sealed(
-    store: SegmentStore, node_folder: str, node: str, manifests: ManifestLog[NodeManifest], writing: int | None, scratch: Path | None
-) -> Archived:
-    _, manifest = manifests.read()
-    _sweep(store, node_folder, manifest)
-    segments: list[tuple[int, int, str, int]] = []
-    for file in store.list(f"{node_folder}/wal"):
-        number = layout.parse_wal_path(file.path)
-        if number and number > manifest.archived and (writing is None or number[1] < writing):
-            segments.append((*number, file.path, file.size))
-    segments.sort(key=lambda item: item[1])
-    counting = layout.without_replaced(item[:2] for item in segments)
-    segments = [item for item in segments if item[:2] in counting]
-    if not segments:
-        return Archived()
-    pieces = [
-        Piece(SEGMENT, node, path, epoch=epoch, number=number, next_path=segments[index + 1][2] if index + 1 < len(segments) else "")
-        for index, (epoch, number, path, _) in enumerate(segments)
-    ]
-    archived = segments[-1][0], segments[-1][1]
-    try:
-        with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:
-            work = _Pass(store, node_folder, node, pieces, Path(folder))
-            work.run()
-    except OSError as error:  # of this machine: those of the store are StorageErrors
-        raise StorageUnavailable(
-            f"archiving the log of node {node!r} needs room for Parquet files in {scratch or tempfile.gettempdir()}: {error}; "
-            "nothing is lost, its segments stay"
-        ) from error
+class _Run:
+    """One run of `archive_sealed`, which rests on one manifest."""
 
-    def change(now: NodeManifest) -> NodeManifest:
-        known = {archive.path for archive in now.archives}
-        new = (archive for archive in work.archives if archive.path not in known)
-        return carried(replace(now, archives=(*now.archives, *new)), archived, [work.summary])
+    def __init__(
+        self,
+        store: SegmentStore,
+        node_folder: str,
+        node: str,
+        manifests: ManifestLog[NodeManifest],
+        number: int,
+        manifest: NodeManifest,
+        writing: int | None,
+        nonce: str,
+    ) -> None:
+        self._store, self._folder, self._node, self._manifests, self._nonce = store, node_folder, node, manifests, nonce
+        self._number, self._manifest = number, manifest
+        self._wal = wal_folder(store, node_folder, manifest.archived)
+        self._segments = [each for each in self._wal.segments if writing is None or each.number < writing]
 
-    manifests.update(change)
-    delete_segments(store, node_folder, manifest.epoch, (path for *_, path, _ in segments))
-    return Archived(
-        len(segments),
-        sum(archive.records for archive in work.archives),
-        sum(size for *_, size in segments),
-        sum(archive.bytes for archive in work.archives),
-        tuple(work.archives),
-    )
+    def archive(self, scratch: Path | None) -> Archived:
+        self._sweep()
+        segments = self._segments
+        if not segments:
+            return Archived()
+        pieces = [
+            Piece(SEGMENT, self._node, each.path, epoch=each.epoch, number=each.number, next_path=segments[index + 1].path)
+            if index + 1 < len(segments)
+            else Piece(SEGMENT, self._node, each.path, epoch=each.epoch, number=each.number)
+            for index, each in enumerate(segments)
+        ]
+        try:
+            with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:
+                work = _Pass(self._store, self._folder, self._node, pieces, Path(folder), self._manifest.epoch, self._nonce)
+                work.run()
+        except OSError as error:  # of this machine: those of the store are StorageErrors
+            raise StorageUnavailable(
+                f"archiving the log of node {self._node!r} needs room for Parquet files in {scratch or tempfile.gettempdir()}: {error}; "
+                "nothing is lost, its segments stay"
+            ) from error
+        self._publish(work)
+        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
+        return Archived(
+            len(segments),
+            sum(archive.records for archive in work.archives),
+            sum(each.bytes for each in segments),
+            sum(archive.bytes for archive in work.archives),
+            tuple(work.archives),
+        )
 
+    def _publish(self, work: _Pass) -> None:
+        """Name the archives in the manifest. Their paths are of this run only: where they certainly are not named, they are deleted;
+        after any other failure they stay, and the writer of a later epoch deletes them if no manifest names them."""
+        before, last = self._manifest, self._segments[-1].name
 
-def _sweep(store: SegmentStore, node_folder: str, manifest: NodeManifest) -> None:
-    """Delete what an earlier run left behind when it died."""
-    known = {archive.path for archive in manifest.archives}
-    for file in store.list(f"{node_folder}/archive"):
-        if file.path not in known and file.path.endswith(".parquet"):
-            store.delete(file.path)
-    names = ((layout.parse_wal_path(file.path), file.path) for file in store.list(f"{node_folder}/wal"))
-    delete_segments(store, node_folder, manifest.epoch, [path for number, path in names if number and number <= manifest.archived])
+        def change(now: NodeManifest) -> NodeManifest:
+            if now.epoch != before.epoch:
+                raise Fenced(f"node {self._node!r} is at epoch {now.epoch}, this archive run began in {before.epoch}: another process took over")
+            if (now.directory, now.archived) != (before.directory, before.archived):
+                raise LostRace(f"the log of node {self._node!r} was archived or pruned by another process meanwhile")
+            newest = max(now.newest, self._wal.newest, key=itemgetter(1))
+            return carried(replace(now, archives=(*now.archives, *work.archives), newest=newest), last, [work.summary])
+
+        try:
+            self._manifests.update(change)
+        except (Fenced, LostRace):
+            with suppress(StorageError):  # a later epoch sweeps
+                for archive in work.archives:
+                    self._store.delete(archive.path)
+            raise
+
+    def _sweep(self) -> None:
+        """Delete what an earlier run left behind when it died: archives of earlier epochs that the manifest does not name, which no
+        manifest will ever name. Those of this epoch may be another run's that is about to publish them."""
+        known = {archive.path for archive in self._manifest.archives}
+        for file in self._store.list(f"{self._folder}/archive"):
+            name = layout.parse_archive_path(file.path)
+            if name is not None and file.path not in known and name.epoch < self._manifest.epoch:
+                self._store.delete(file.path)
+        self._delete(self._wal.archived)
+
+    def _delete(self, files: Iterable[SegmentFile]) -> None:
+        delete_segments(self._store, self._folder, self._manifest.epoch, [each.path for each in files])
 
 
 def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> None:
-    """Delete files of segments that the manifest has left behind, but for those that keep a replaced writer out. `epoch`: the node's present one."""
-    kept: set[str] = set() if store.capabilities.durable_append else layout.fences(store.list(f"{node_folder}/wal"), epoch)
+    """Delete files of segments that the manifest has left behind, but for the newest of the folder, by which a copy of it is known to be
+    whole, and for those that keep a replaced writer out. `epoch`: the node's present one."""
+    listed = store.list(f"{node_folder}/wal")
+    kept: set[str] = set() if store.capabilities.durable_append else layout.fences(listed, epoch)
+    newest = sorted_out(listed).newest
     for path in paths:
-        if path not in kept:
+        if path not in kept and layout.parse_wal_path(path) != newest:
             store.delete(path)
 
 

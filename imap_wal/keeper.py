@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
-from imap_wal import layout
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
 from imap_wal.format import SegmentHeader
+from imap_wal.segments import wal_folder
 from imap_wal.settings import Durability, Settings
 from imap_wal.writer import NodeLog
 from storage_backends import StorageError
@@ -143,8 +143,7 @@ def _retain_every(settings: Settings) -> float:
 def _bytes_left(log: NodeLog) -> int:
     """What an earlier run left in segments that are not archived. Their reserved space is given back by now."""
     archived = log.manifests.read()[1].archived
-    names = ((layout.parse_wal_path(file.path), file.size) for file in log.store.list(f"{log.identity.node_folder}/wal"))
-    return sum(size for name, size in names if name and name > archived)
+    return sum(each.bytes for each in wal_folder(log.store, log.identity.node_folder, archived).segments)
 
 
 def _header_bytes(log: NodeLog) -> int:

@@ -4,9 +4,12 @@
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal        ({epoch}.fenced beside it once its writer was replaced)
-{namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal      what the recovery of an epoch put aside
-{namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.parquet
+{namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says whose segments these are
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}.writer            the writer of this epoch acknowledges only while it exists
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the recovery of epoch {by} made
+{namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal  what the recovery of an epoch put aside
+{namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position, SegmentHeader
 from storage_backends import StoredFile
 
-_WAL = re.compile(r"(\d{8,})-(\d{8,})\.wal$")
+_WAL = re.compile(r"(\d{8,})-(\d{8,})(?:\.(\d{8,}))?\.wal$")
+_WRITER = re.compile(r"/wal/(\d{8,})\.writer$")
+_ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
 
 
 def encode(name: str) -> str:
@@ -71,8 +77,19 @@ def wal_path(node: str, epoch: int, segment: int) -> str:
     return f"{node}/wal/{epoch:08d}-{segment:08d}.wal"
 
 
+def recovered_path(wal: str, by: int) -> str:
+    """Where the recovery of epoch `by` puts its copy of the segment `wal`, which may be such a copy itself. The writer before it
+    does not know this name: what it still appends by name goes into a file that nothing reads."""
+    return f"{original_path(wal).removesuffix('.wal')}.{by:08d}.wal"
+
+
+def original_path(wal: str) -> str:
+    """The name of a segment without the mark of a recovery."""
+    return re.sub(r"\.\d{8,}\.wal$", ".wal", wal)
+
+
 def home(header: SegmentHeader) -> str:
-    """Where the segment with this header belongs."""
+    """Where the segment with this header belongs, see `original_path`."""
     return wal_path(Identity(header.namespace, header.cluster, header.node).node_folder, header.epoch, header.number)
 
 
@@ -80,6 +97,12 @@ def parse_wal_path(path: str) -> tuple[int, int] | None:
     """(epoch, segment), or None for a foreign file."""
     found = _WAL.search(path)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def recovered_by(path: str) -> int:
+    """The epoch whose recovery made this copy of a segment; 0 for an original."""
+    found = _WAL.search(path)
+    return int(found[3] or 0) if found else 0
 
 
 def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -94,9 +117,20 @@ def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     return kept
 
 
-def fence_path(node: str, epoch: int) -> str:
-    """The file whose existence tells the writer of `epoch` that it was replaced. Where nothing can be appended, see `fences`."""
-    return f"{node}/wal/{epoch:08d}.fenced"
+def log_path(node: str, log_id: str) -> str:
+    """The file that says whose segments are in this folder. A `wal_dir` on another machine's disk has none, or another's."""
+    return f"{node}/wal/{log_id}.log"
+
+
+def writer_path(node: str, epoch: int) -> str:
+    """The file whose absence tells the writer of `epoch` that it was replaced. Where nothing can be appended, see `fences`."""
+    return f"{node}/wal/{epoch:08d}.writer"
+
+
+def parse_writer_path(path: str) -> int | None:
+    """The epoch of such a file, or None."""
+    found = _WRITER.search(path)
+    return int(found[1]) if found else None
 
 
 FENCE_BYTES_MAX = 4096
@@ -115,8 +149,26 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
     return {file.path for _, file in last.values() if file.size <= FENCE_BYTES_MAX}
 
 
-def archive_path(node: str, map_name: str, first: Position, last: Position) -> str:
-    return f"{node}/archive/{encode(map_name)}/{first}-{last}.parquet"
+def archive_path(node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str) -> str:
+    """A name that no other run ever chooses: `epoch` is that of the node when the archive was made."""
+    return f"{node}/archive/{encode(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
+
+
+class ArchiveName(NamedTuple):
+    """What the name of an archive says. `epoch`: that of the node when it was made; 0 of a name of version 1."""
+
+    first: Position
+    last: Position
+    epoch: int
+
+
+def parse_archive_path(path: str) -> ArchiveName | None:
+    """None for a foreign file."""
+    found = _ARCHIVE.search(path)
+    try:
+        return ArchiveName(Position.parse(found[1]), Position.parse(found[2]), int(found[3] or 0)) if found else None
+    except ValueError:
+        return None
 
 
 def snapshot_folder(cluster: str, map_name: str, generation: int) -> str:

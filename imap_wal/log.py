@@ -26,7 +26,7 @@ from imap_wal.entry import DataEntry, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES, START, Position
 from imap_wal.keeper import Keeper
-from imap_wal.manifest import LOG, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.manifest import LOG, NOTHING_SEEN, NodeManifest, cluster_manifests, node_manifests
 from imap_wal.pieces import END
 from imap_wal.reader import Bound, LogReader, Record, storage_errors
 from imap_wal.restore import ClusterLog
@@ -124,7 +124,7 @@ class Log:
         written = self._keeper.written(log)
         self.rotate()
         with self._archive_lock, storage_errors(f"archiving {self}; nothing is lost, its segments stay"):
-            done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+            done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
         self._keeper.count_from(written)
         return done.records
 
@@ -143,10 +143,13 @@ class Log:
         limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto
         log = self._log
         with self._archive_lock, storage_errors(f"shrinking {self}"):
-            node = self._cluster.node(log.identity.node)
-            covered = None if uncovered else self._cluster.state().covered(log.identity.node)
+            node, covered, seen = self._cluster.node(log.identity.node), None, NOTHING_SEEN
+            if not uncovered:
+                state = self._cluster.state()
+                node, covered, seen = state.nodes[log.identity.node], state.covered(log.identity.node), state.seen
             if covered is None or covered:
-                remove(log.store, node, log.manifests, plan_removal(log.store, node, upto=limit, covered=covered, writing=log.unsealed))
+                removal = plan_removal(log.store, node, upto=limit, covered=covered, writing=log.unsealed)
+                remove(log.store, node, log.manifests, removal, seen)
             removed = log.manifests.read()[1].removed
         return removed.after() if removed > START else START
 

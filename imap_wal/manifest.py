@@ -10,7 +10,7 @@ below a floor that the newest one names: below it, the writer lost; above it, it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -20,11 +20,13 @@ import google_crc32c
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import START, Position
-from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
+from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
 
 FORMAT = 1
 KEEP = 64
 """How many manifests stay for readers that are slow, and for people who look."""
+READ_ATTEMPTS = 100
+MANIFEST_ADVICE = "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 
 
 class Content(Protocol):
@@ -38,22 +40,32 @@ C = TypeVar("C", bound=Content)
 
 
 class ManifestLog(Generic[C]):
-    """The manifests of one folder. Thread-safe as far as its store is: all state is on storage."""
+    """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only the manifest it read last, and that
+    is asked for again when the listing shows another file."""
 
     def __init__(self, store: SegmentStore, folder: str, kind: type[C], empty: C, clock: Clock, randomness: Randomness) -> None:
         self.folder = f"{folder}/manifest"
         self._store, self._kind, self._empty, self._clock, self._randomness = store, kind, empty, clock, randomness
+        self._known: tuple[StoredFile, C] | None = None
 
     def read(self) -> tuple[int, C]:
         """The newest manifest and its number; (0, the empty one) where there is none yet."""
-        while True:
-            numbers = self._numbers()
-            if not numbers:
+        for _ in range(READ_ATTEMPTS):
+            files = self._files()
+            if not files:
                 return 0, self._empty
+            number = max(files)
+            known = self._known
+            if known is not None and known[0] == files[number]:
+                return number, known[1]
             try:
-                return numbers[-1], self._decode(numbers[-1])[1]
+                content = self._decode(number)[1]
             except NotFound:
                 continue  # cleaned between listing and reading: a newer one is there
+            if files[number].modified_ms:  # else nothing tells a file from another of its name
+                self._known = files[number], content
+            return number, content
+        raise NotFound("its newest manifest is listed and cannot be read", self.folder)
 
     def update(self, change: Callable[[C], C | None], attempts: int = 50) -> C:
         """Publish `change(newest)` as the next manifest, again with the newer one whenever another writer was first. `change` may run several times; it returns
@@ -63,23 +75,26 @@ class ManifestLog(Generic[C]):
             wanted = change(current)
             if wanted is None or (wanted == current and number > 0):
                 return current
-            if self._publish(number + 1, wanted):
+            if self.publish(number, wanted):
                 return wanted
         raise LostRace(f"{self.folder}: other writers published first {attempts} times in a row; try again when they are done")
 
-    def _publish(self, number: int, content: C) -> bool:
+    def publish(self, after: int, content: C) -> bool:
+        """Publish `content` as the successor of manifest `after`; False when another one has come after that. For who acted on the
+        manifest `after` and on nothing else. After a StorageError it is not known whether it was published."""
+        number = after + 1
         nonce = self._randomness.token().hex()
         floor = max(1, number - KEEP)
         body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
         text = json.dumps({"checksum": _checksum(body), **body}, indent=1).encode()
         try:
             self._store.create(self._path(number), text)
-        except AlreadyExists:
-            try:
-                if self._decode(number)[0]["nonce"] != nonce:  # ours is there if our create succeeded and only its answer was lost
+        except StorageError as error:
+            # Ours is there if our create succeeded and only its answer was lost, or was sent twice.
+            if not self._is_ours(number, nonce):
+                if isinstance(error, AlreadyExists):
                     return False
-            except NotFound:
-                return False
+                raise
         numbers = self._numbers()
         while numbers[-1:] != [number]:
             try:
@@ -93,13 +108,26 @@ class ManifestLog(Generic[C]):
                     self._store.delete(self._path(old))
         return True
 
+    def _is_ours(self, number: int, nonce: str) -> bool:
+        try:
+            return bool(self._decode(number)[0]["nonce"] == nonce)
+        except (NotFound, CorruptLog, UnsupportedVersion):
+            return False
+
     def next_path(self, number: int) -> str:
         """The file whose existence says that manifest `number` is no longer the newest."""
         return self._path(number + 1)
 
+    def _files(self) -> dict[int, StoredFile]:
+        found = {}
+        for file in self._store.list(self.folder):
+            name = file.path.removeprefix(f"{self.folder}/")
+            if name.endswith(".json") and name[:-5].isdigit():
+                found[int(name[:-5])] = file
+        return found
+
     def _numbers(self) -> list[int]:
-        names = (file.path.removeprefix(f"{self.folder}/") for file in self._store.list(self.folder))
-        return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+        return sorted(self._files())
 
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number:010d}.json"
@@ -111,17 +139,13 @@ class ManifestLog(Generic[C]):
             if not isinstance(data, dict):
                 raise ValueError("not an object")
         except ValueError as error:
-            raise CorruptLog(
-                path, 0, f"this manifest is not JSON ({error})", "restore it from a copy, or remove it to fall back on the number before"
-            ) from error
+            raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE) from error
         if data.get("format", FORMAT) != FORMAT and data.pop("checksum", None) == _checksum(data):
             raise UnsupportedVersion(
                 path, 0, f"manifest format {data['format']}; this imap-wal reads {FORMAT}", "upgrade imap-wal; the file was not touched"
             )
         if data.pop("checksum", None) != _checksum(data):
-            raise CorruptLog(
-                path, 0, "this manifest does not match its checksum", "restore it from a copy, or remove it to fall back on the number before"
-            )
+            raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
         return data, self._kind.from_json(data)
 
 
@@ -132,6 +156,26 @@ def _checksum(body: Mapping[str, Any]) -> str:
 # ---- a node's manifest ---------------------------------------------------------------------------------------------
 
 LOG = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How far a cluster's manifest was: its number, the last snapshot generation and the last incarnation given."""
+
+    number: int = 0
+    generation: int = 0
+    incarnation: int = 0
+
+    def up_to(self, other: Seen) -> Seen:
+        """The newer of both, field by field."""
+        return Seen(max(self.number, other.number), max(self.generation, other.generation), max(self.incarnation, other.incarnation))
+
+    def newer_than(self, other: Seen) -> bool:
+        """Whether this was seen of a cluster that `other` does not know yet."""
+        return self.up_to(other) != other
+
+
+NOTHING_SEEN = Seen()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +224,17 @@ class NodeManifest:
     """LOG of a log made by `imap_wal.log.create`; "" of maps' logs."""
     removed: Position = START
     """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some. Reading in order is whole only above it."""
+    wal_id: str = ""
+    """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a log of version 1 until its next open."""
+    newest: tuple[int, int] = (0, 0)
+    """(epoch, segment): `wal/` held a segment at least this new when this was published. The newest one is never removed."""
+    cluster: Seen = NOTHING_SEEN
+    """The newest of the cluster that whoever published this had seen, or had acted on. An older one is not to be read beside it."""
 
     def to_json(self) -> dict[str, Any]:
         document = {**asdict(self), "requests": {str(session): request for session, request in self.requests.items()}}
-        for name, usual in (("kind", ""), ("removed", START)):  # written where they say something: a node's manifest of version 1 had neither
-            if document[name] == usual:
+        for name in ("kind", "removed", "wal_id", "newest", "cluster"):  # written where they say something: version 1 had none of them
+            if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
 
@@ -203,7 +253,13 @@ class NodeManifest:
             metadata=tuple(tuple(item) for item in data["metadata"]),
             kind=data.get("kind", ""),
             removed=Position(*data.get("removed", START)),
+            wal_id=data.get("wal_id", ""),
+            newest=tuple(data.get("newest", (0, 0))),
+            cluster=Seen(**data.get("cluster", {})),
         )
+
+
+_NO_NODE = NodeManifest()
 
 
 # ---- the cluster's manifest ----------------------------------------------------------------------------------------
@@ -290,6 +346,10 @@ class ClusterManifest:
             generation=data["generation"],
         )
 
+    def seen(self, number: int) -> Seen:
+        """What who read this as manifest `number` has seen."""
+        return Seen(number, self.generation, self.incarnation)
+
     def with_snapshot(self, name: str, snapshot: Snapshot) -> ClusterManifest:
         return replace(self, snapshots={**self.snapshots, name: snapshot}, generation=max(self.generation, snapshot.generation))
 
@@ -300,3 +360,38 @@ def cluster_manifests(store: SegmentStore, cluster_folder: str, clock: Clock, ra
 
 def node_manifests(store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[NodeManifest]:
     return ManifestLog(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)
+
+
+# ---- manifests and what is beside them --------------------------------------------------------------------------------
+
+MISSING_ADVICE = "bring the log back, or go on without what only it holds: recovery_policy='partial'"
+
+
+def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
+    """What to say where the segments beside a node's manifest are not those it speaks of."""
+    there = f"those of {', '.join(sorted(found))}" if found else "no log's"
+    return (
+        f"{folder}/wal should hold the segments {manifest.wal_id} and holds {there}: its disk is not mounted here, was replaced, "
+        "or wal_dir is on another machine"
+    )
+
+
+def older_manifest(path: str, evidence: str) -> CorruptLog:
+    """The error for a manifest that was put back from an older copy."""
+    what = f"the manifests here are older than the files beside them ({evidence})"
+    return CorruptLog(path, 0, what, MANIFEST_ADVICE)
+
+
+def current_cluster(
+    store: SegmentStore, cluster_folder: str, clusters: ManifestLog[ClusterManifest], clock: Clock, randomness: Randomness
+) -> ClusterManifest:
+    """The cluster's manifest. `CorruptLog` where a node has seen more of its cluster than is in it: then it was put back from an older
+    copy, and would give generations and incarnations a second time."""
+    nodes = {}
+    for folder in store.folders(f"{cluster_folder}/nodes"):  # before the cluster's: it then knows all that they have seen
+        nodes[folder] = node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness).read()[1].cluster
+    number, cluster = clusters.read()
+    for folder, seen in nodes.items():
+        if seen.newer_than(cluster.seen(number)):
+            raise older_manifest(clusters.folder, f"node folder {folder} has seen {seen}, here is {cluster.seen(number)}")
+    return cluster

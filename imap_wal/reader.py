@@ -28,11 +28,11 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
-from imap_wal.layout import parse_wal_path, without_replaced
-from imap_wal.manifest import LOG, Archive, NodeManifest
+from imap_wal.manifest import LOG, MISSING_ADVICE, Archive, NodeManifest
 from imap_wal.pieces import ARCHIVE, SEGMENT, Piece, read_piece
-from imap_wal.restore import ATTEMPTS, ClusterLog, NodeState, SegmentFile
+from imap_wal.restore import ATTEMPTS, ClusterLog, NodeState
 from imap_wal.segment import SegmentReader
+from imap_wal.segments import SegmentFile, wal_folder
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16
@@ -168,12 +168,7 @@ class LogReader:
         current = place.segment
         if current is None:
             return None
-        files = {}
-        for file in self._store.list(f"{self._log.node_folder(self.node)}/wal"):
-            name = parse_wal_path(file.path)
-            if name is not None and name[1] >= current.number:
-                files[name] = SegmentFile(*name, file.path, file.size)
-        found = [files[name] for name in sorted(without_replaced(files), key=lambda name: name[1])]
+        found = [each for each in wal_folder(self._store, self._log.node_folder(self.node)).segments if each.number >= current.number]
         if not found or [each.number for each in found] != list(range(current.number, current.number + len(found))):
             return None
         return found if (found[0].epoch, found[0].number) == (current.epoch, current.number) else None
@@ -186,6 +181,8 @@ class LogReader:
                 f"in {state.folder} stands log directory {manifest.directory} by now, {place.directory} was being read: its log was replaced"
             )
         place.directory = manifest.directory
+        if state.missing:
+            raise MissingNode(f"{state.missing}; {MISSING_ADVICE}")
         if START < manifest.removed >= place.wanted:
             raise PositionGone(str(place.wanted), str(manifest.removed.after()))
         if manifest.kind != LOG:  # a log that is only a log has no cluster lifetimes, and can do without the cluster's manifest

@@ -32,6 +32,7 @@ from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import NodeManifest
 from imap_wal.segment import SegmentReader, Tail, unborn
+from imap_wal.segments import wal_folder
 from imap_wal.settings import RecoveryMode
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
@@ -95,16 +96,6 @@ class _Damage(NamedTuple):
     """Numbers of segments that are not there, before `file`."""
 
 
-def segment_files(store: SegmentStore, folder: str, archived: tuple[int, int] = (0, 0)) -> list[tuple[int, int, str]]:
-    """(epoch, segment, path) of a node folder's segments above `archived`, in order; foreign files are left out."""
-    found = []
-    for file in store.list(f"{folder}/wal"):
-        name = layout.parse_wal_path(file.path)
-        if name and name > archived:
-            found.append((*name, file.path))
-    return sorted(found, key=lambda item: item[1])
-
-
 class Recoverer:
     """One recovery: `run` makes the log fit to be written again, as the module's table says. `claim` is called before the first file is changed: it makes sure that
     the log is the caller's, and raises if it is not."""
@@ -121,10 +112,11 @@ class Recoverer:
     ) -> None:
         self._store, self._node, self._manifest, self._mode, self._claim = store, node, manifest, mode, claim
         self._clock, self._randomness = clock, randomness
-        found = segment_files(store, node.node_folder, manifest.archived)
-        self._next_segment = max(found[-1][1] if found else 0, manifest.archived[1], manifest.checkpoint.segment) + 1
-        counting = layout.without_replaced(file[:2] for file in found)
-        self._files = [_File(*file) for file in found if file[:2] in counting]
+        found = wal_folder(store, node.node_folder, manifest.archived)
+        numbers = [each.number for each in (*found.segments, *found.void)]
+        self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment]) + 1
+        self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]
+        self._copied = [each.path for each in found.copied]
         self._requests = dict(manifest.requests)
         self._end = manifest.checkpoint
         self._checksum = self._frames = self._records = 0
@@ -259,6 +251,8 @@ class Recoverer:
         if not self._files and self._manifest.checkpoint == START:
             return  # nothing was ever written
         self._claim()
+        for path in self._copied:  # an earlier recovery died after it had made its copy
+            self._store.delete(path)
         if self._store.capabilities.durable_append:
             for path, end in self._loose:
                 self._store.truncate(path, end)
@@ -269,7 +263,18 @@ class Recoverer:
         it appends to a file that nobody reads."""
         if self._files and self._store.capabilities.durable_append:
             path = self._files[-1].path
-            self._store.replace(path, self._store.read(path, 0, size))
+            self._put(path, self._store.read(path, 0, size))
+
+    def _put(self, wal: str, data: bytes) -> None:
+        """Have `data` take the place of the segment `wal`, under a name that the writer before this one does not know: where a
+        file is appended to by its name, as on HDFS, what that writer still appends would else come after what is recovered."""
+        path = layout.recovered_path(wal, self._manifest.epoch + 1)
+        try:
+            self._store.create(path, data)
+        except AlreadyExists:
+            if self._store.read(path) != data:  # else our own create, whose answer was lost
+                raise
+        self._store.delete(wal)
 
     def _cut(self, file: _File, damage: _Damage) -> Recovered:
         size = self._store.size(file.path)
@@ -299,9 +304,9 @@ class Recoverer:
         lost = Lost(path, damage.offset, damage.what, Position(epoch, number, damage.offset, 0), last, frames, records, size, kept)
         # The damaged file last: until then, a crash leaves a log that is damaged at the same place.
         for file in reversed(files[1:] if damage.tail is not None else files):
-            self._store.replace(file.path, self._empty(file))
+            self._put(file.path, self._empty(file))
         if damage.tail is not None:
-            self._store.replace(path, self._store.read(path, 0, damage.offset))
+            self._put(files[0].path, self._store.read(files[0].path, 0, damage.offset))
         for missing in reversed(damage.missing):
             file = _File(epoch, missing, layout.wal_path(self._node.node_folder, epoch, missing))
             self._store.create(file.path, self._empty(file))

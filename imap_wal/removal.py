@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from imap_wal.archive import Summary, carried, delete_segments, summarize
 from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
-from imap_wal.manifest import Archive, ManifestLog, NodeManifest
+from imap_wal.manifest import NOTHING_SEEN, Archive, ManifestLog, NodeManifest, Seen
 from imap_wal.pieces import END, SEGMENT, Piece
 from imap_wal.restore import NodeState
 from storage_backends import NotFound, SegmentStore
@@ -79,15 +79,17 @@ def without(manifest: NodeManifest, archives: Collection[Archive], segments: Seq
     return left
 
 
-def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeManifest], removal: Removal) -> None:
-    """Do it. `LostRace` when another log directory stands there by now."""
+def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeManifest], removal: Removal, justified: Seen = NOTHING_SEEN) -> None:
+    """Do it. `justified`: the manifest of the cluster whose snapshots cover what is removed; an older one is not to be read beside this
+    node from then on. `LostRace` when another log directory is there by now."""
     if not removal.archives and not removal.segments:
         return
 
     def change(manifest: NodeManifest) -> NodeManifest:
         if manifest.directory != node.manifest.directory:
             raise LostRace(f"another log directory appeared under node {node.name!r}; look again what may be removed")
-        return without(manifest, removal.archives, removal.segments, removal.summaries)
+        left = without(manifest, removal.archives, removal.segments, removal.summaries)
+        return replace(left, cluster=left.cluster.up_to(justified))
 
     manifests.update(change)
     for archive in removal.archives:

@@ -22,8 +22,18 @@ from imap_wal.entry import Row
 from imap_wal.errors import MissingNode, OrderConflict, ShortLog
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.index import KeyConflict, NewestIndex
-from imap_wal.manifest import ClusterManifest, NodeManifest, Snapshot, cluster_manifests, node_manifests
+from imap_wal.manifest import (
+    ClusterManifest,
+    NodeManifest,
+    Seen,
+    Snapshot,
+    cluster_manifests,
+    foreign_wal,
+    node_manifests,
+    older_manifest,
+)
 from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Piece, read_piece
+from imap_wal.segments import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound, SegmentStore
 
@@ -34,23 +44,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFile:
-    """A segment as the listing has it; `bytes` with preallocated space."""
-
-    epoch: int
-    number: int
-    path: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node's log as it stood when it was looked at. `segments` are those that are not archived, in order, without gaps."""
+    """One node's log as it was when it was looked at. `segments` are those that are not archived, in order, without gaps. `missing`:
+    why its segments cannot be read here; "" where they can."""
 
     name: str
     folder: str
     manifest: NodeManifest
     segments: tuple[SegmentFile, ...]
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,13 @@ class ClusterState:
     manifest: ClusterManifest
     nodes: Mapping[str, NodeState]
     missing: Mapping[str, str]
+    number: int = 0
+    """Of the cluster's manifest."""
+
+    @property
+    def seen(self) -> Seen:
+        """What whoever acts on this state has seen of the cluster."""
+        return self.manifest.seen(self.number)
 
     def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
         """(incarnation, position) of each cluster lifetime: what an older incarnation has behind the position is void. A node that a lifetime does not
@@ -102,19 +111,38 @@ class ClusterLog:
         return layout.node_folder(self.folder, node)
 
     def state(self) -> ClusterState:
-        """Look at all manifests and listings. `ShortLog` names a segment that is missing."""
-        manifest = self.manifest()
-        nodes: dict[str, NodeState] = {}
-        missing: dict[str, str] = {}
-        for name, directory in sorted(manifest.nodes.items()):
-            found = self.node(name)
-            if not found.manifest.directory:
-                missing[name] = f"no log stands in {found.folder}"
-            elif found.manifest.directory != directory:
-                missing[name] = f"in {found.folder} stands log directory {found.manifest.directory}, registered was {directory}"
-            else:
-                nodes[name] = found
-        return ClusterState(manifest, nodes, missing)
+        """Look at all manifests and listings. `ShortLog` names a segment that is missing, `CorruptLog` a cluster's manifest that is older
+        than what a node has seen of it.
+
+        The nodes first, the cluster's manifest after them: whatever was removed from a node by the time it was looked at is then in a
+        snapshot that this manifest names. Each removal leaves in its node's manifest which manifest of the cluster justified it; an
+        older one, from a stale listing, is not taken."""
+        evidence = ""
+        registered = self.manifest().nodes
+        for _ in range(ATTEMPTS):
+            found = {name: self.node(name) for name in sorted(registered)}
+            number, manifest = self.manifests.read()
+            if manifest.nodes != registered:
+                registered = manifest.nodes
+                continue
+            seen = manifest.seen(number)
+            ahead = [name for name, node in found.items() if node.manifest.cluster.newer_than(seen)]
+            if ahead:
+                evidence = f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
+                continue
+            missing = {name: why for name, directory in sorted(registered.items()) if (why := self._missing(found[name], directory))}
+            return ClusterState(manifest, {name: node for name, node in found.items() if name not in missing}, missing, number)
+        if evidence:
+            raise older_manifest(self.manifests.folder, evidence)
+        raise NotFound("nodes join and leave this cluster faster than it can be looked at", self.folder)
+
+    @staticmethod
+    def _missing(found: NodeState, directory: str) -> str:
+        if not found.manifest.directory:
+            return f"there is no log in {found.folder}"
+        if found.manifest.directory != directory:
+            return f"in {found.folder} is log directory {found.manifest.directory}, registered was {directory}"
+        return found.missing
 
     def node(self, name: str) -> NodeState:
         """One node's log; an empty manifest where there is none."""
@@ -125,15 +153,12 @@ class ClusterLog:
             # Listing first: what is archived in between is then known to the manifest, and never seems to be missing.
             listed = self.store.list(f"{folder}/wal")
             _, manifest = manifests.read()
-            found: dict[tuple[int, int], SegmentFile] = {}
-            for file in listed:
-                number = layout.parse_wal_path(file.path)
-                if number is not None and number > manifest.archived:
-                    found[number] = SegmentFile(*number, file.path, file.size)
-            segments = [found[name] for name in sorted(layout.without_replaced(found), key=lambda name: name[1])]
-            gap = self._gap(folder, manifest, segments)
+            wal = sorted_out(listed, manifest.archived)
+            if manifest.wal_id and manifest.wal_id not in wal.logs:
+                return NodeState(name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs))
+            gap = self._gap(folder, manifest, wal.segments)
             if not gap:
-                return NodeState(name, folder, manifest, tuple(segments))
+                return NodeState(name, folder, manifest, wal.segments)
         raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", "bring the file back from a copy")
 
     @staticmethod
@@ -143,7 +168,7 @@ class ClusterLog:
             if segment.number != expected:
                 return f"{folder}/wal/*-{expected:08d}.wal"
             expected += 1
-        if manifest.checkpoint.segment >= expected:
+        if max(manifest.checkpoint.segment, manifest.newest[1]) >= expected:
             return f"{folder}/wal/*-{expected:08d}.wal"
         return ""
 

@@ -56,7 +56,7 @@ def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing
     writing = _first_that_stays(log, node, covered, settings, writing)
     plan = plan_covered(log.store, node, covered, writing)
     removal = only_outlived(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
-    remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal)
+    remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
     return removal
 
 

@@ -111,7 +111,7 @@ class SegmentReader:
     def check_place(self) -> None:
         """`CorruptLog` for a segment of another node, or one with another's name."""
         found = self.header
-        if layout.home(found) != self.path:
+        if layout.home(found) != layout.original_path(self.path):
             what = f"this is segment {found.epoch}-{found.number} of node {found.node!r} of {found.namespace}/{found.cluster}, under another name"
             raise CorruptLog(self.path, 0, what, "give it back its place and its name, and bring what belongs here back from a copy")
 

@@ -22,14 +22,14 @@ from imap_wal.changes import Changes, MapState, apply
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
-from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
+from imap_wal.errors import Closed, InvalidSetting, MissingNode, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES
 from imap_wal.keeper import Keeper
-from imap_wal.manifest import ClusterManifest
+from imap_wal.manifest import ClusterManifest, node_manifests
 from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
-from imap_wal.settings import Settings
+from imap_wal.settings import RecoveryPolicy, Settings
 from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
@@ -135,7 +135,7 @@ class Store:
         self.committer.rotate()
         try:
             with self._archive_lock:
-                done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+                done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
         except StorageError as error:
             raise StorageUnavailable(f"archiving the log of node {log.identity.node!r}: {error}; nothing is lost, its segments stay") from error
         self.keeper.count_from(written)
@@ -379,10 +379,15 @@ def open(  # the public name: imap_wal.open
     storage: SegmentStore | None = None,
     wal_dir: str = "",
     wal_filter: WalFilter | None = None,
+    shared: bool = False,
     **settings: Any,
 ) -> Store:
     """Open (or create) the durable maps under `url`, any fsspec URL; `settings` are the fields of `Settings`. `wal_dir`: another URL for the segments being written,
     so that they may stand on a quick local disk and archives and snapshots on an object store; told once, the root remembers it. `wal_filter`: sees every entry of the log before it counts, and keeps, skips or changes it, or stops there (`imap_wal.wal_filter`).
+
+    The maps of a cluster have one writer: an open shuts out every store that is open under another node name, which then acknowledges
+    nothing more (`Fenced`). `shared=True` leaves those alone, for processes that write different keys at the same time, each under a node
+    name of its own: none sees what another writes before it is opened again.
 
     `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
     `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
@@ -397,6 +402,8 @@ def open(  # the public name: imap_wal.open
         log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover)
         try:
             incarnation = next_incarnation(log)
+            if not shared:
+                _shut_out_others(log, chosen)
             all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
             return Store(log, all_logs, chosen, incarnation, serializer or MsgpackSerializer(), wal_filter)
         except BaseException:
@@ -404,6 +411,22 @@ def open(  # the public name: imap_wal.open
             raise
     except StorageError as error:
         raise StorageUnavailable(f"{url}: {error}") from error
+
+
+def _shut_out_others(log: NodeLog, settings: Settings) -> None:
+    """Take over, and close, the log of every other node that is not closed. After the claim of an incarnation: a store that is opened at
+    the same moment and claims a later one shuts this one out."""
+    who = log.identity
+    for node in sorted(log.clusters.read()[1].nodes):
+        other = Identity(who.namespace, who.cluster, node)
+        if node == who.node or node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].clean:
+            continue
+        what = f"node {who.node!r}, which was opened later"
+        try:
+            open_node_log(log.store, other, settings, log.clock, log.randomness, what=what, takeover=True).close()
+        except MissingNode:
+            if settings.recovery_policy is RecoveryPolicy.FULL:
+                raise
 
 
 def next_incarnation(log: NodeLog) -> int:

@@ -11,25 +11,42 @@ Not thread-safe, except `new_session`, `manifests` and `requests`: the committer
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 
 import msgpack
 
 from imap_wal import format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import Fenced, InvalidSetting, LogError, MissingNode, StorageUnavailable, WriterLocked
+from imap_wal.errors import Fenced, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
-from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
-from imap_wal.recovery import Recoverer, Recovery
+from imap_wal.manifest import (
+    MISSING_ADVICE,
+    ClusterManifest,
+    ManifestLog,
+    NodeManifest,
+    cluster_manifests,
+    current_cluster,
+    foreign_wal,
+    node_manifests,
+    older_manifest,
+)
+from imap_wal.recovery import Recovered, Recoverer, Recovery
 from imap_wal.segment import SegmentWriter
+from imap_wal.segments import WalFolder, wal_folder
 from imap_wal.settings import Durability, RecoveryPolicy, Settings
 from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
 
+_log = logging.getLogger("imap_wal")
+
+OPEN_ATTEMPTS = 20
+"""How often an open begins again because the manifest moved while it looked at the log."""
 PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
 
@@ -95,7 +112,8 @@ class NodeLog:
         self.end = manifest.checkpoint
         """Position of the last frame written."""
         self._folder = identity.node_folder
-        self._fence = layout.fence_path(self._folder, self.epoch)
+        self._permit = layout.writer_path(self._folder, self.epoch)
+        """While this file exists, the epoch may acknowledge."""
         self._next_segment, self._checksum = next_segment, checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
         self._lock = lock
@@ -126,9 +144,10 @@ class NodeLog:
 
     def check_fence(self) -> None:
         """`Fenced` if the epoch was raised by another process. One stat on a local file system."""
-        if self._appends and self.store.exists(self._fence):
+        if self._appends and not self.store.exists(self._permit):
             raise Fenced(
-                f"another process took over the log of node {self.identity.node!r}; what it did not see acknowledged is void, close this one"
+                f"another process took over the log of node {self.identity.node!r}: {self._permit} is gone; "
+                "what it did not see acknowledged is void, close this one"
             )
 
     def rewind(self) -> bool:
@@ -205,21 +224,30 @@ class NodeLog:
     # ---- sessions ----
 
     def new_session(self, plugin: str = "") -> int:
-        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new one."""
+        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new one. From then on this node refuses a
+        manifest of its cluster that is older than the present one."""
         with self._mutex:
+            number, cluster = self.clusters.read()
+            seen = cluster.seen(number)
 
             def change(manifest: NodeManifest) -> NodeManifest | None:
                 self._own(manifest)
                 if plugin in manifest.plugins:
                     return None
                 session = manifest.session + 1
+                manifest = replace(manifest, session=session, cluster=manifest.cluster.up_to(seen), newest=self._newest(manifest))
                 if not plugin:
-                    return replace(manifest, session=session)
+                    return manifest
                 newest = sorted({**manifest.plugins, plugin: session}.items(), key=lambda item: item[1])[-PLUGINS_KEPT:]
-                return replace(manifest, session=session, plugins=dict(newest))
+                return replace(manifest, plugins=dict(newest))
 
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)
+
+    def _newest(self, manifest: NodeManifest) -> tuple[int, int]:
+        """The newest segment that is known to be there. Safe from any thread."""
+        current = self._segment
+        return manifest.newest if current is None else max(manifest.newest, (self.epoch, current.header.number), key=itemgetter(1))
 
     def _own(self, manifest: NodeManifest) -> None:
         if manifest.epoch != self.epoch:
@@ -242,9 +270,12 @@ class NodeLog:
 
                 def change(manifest: NodeManifest) -> NodeManifest:
                     self._own(manifest)
-                    return replace(manifest, clean=True, requests=requests, checkpoint=max(end, manifest.checkpoint))
+                    newest = max(manifest.newest, end[:2], key=itemgetter(1))
+                    return replace(manifest, clean=True, requests=requests, checkpoint=max(end, manifest.checkpoint), newest=newest)
 
                 self.manifests.update(change)
+                if self._appends:
+                    self.store.delete(self._permit)
         finally:
             if self._segment is not None:
                 self._segment.close()
@@ -274,68 +305,165 @@ def open_node_log(
             + (", or add ?sync_on_close=true where data nodes sync on close" if "hdfs" in store.url else "")
         )
     folder = identity.node_folder
-    manifests = node_manifests(store, folder, clock, randomness)
-    clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
     try:
         lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
     except Locked as error:
         raise WriterLocked(identity.node, error.holder) from error
+    opening = _Opening(store, identity, settings, clock, randomness, takeover)
     try:
-        _, before = manifests.read()
-        # Not only for a takeover: an open that was stopped between lock and manifest, and taken over meanwhile, finds its successor here.
-        if before.epoch and (takeover or not before.clean):
-            if store.capabilities.durable_append:
-                try:
-                    store.create(layout.fence_path(folder, before.epoch), holder_text(what).encode())
-                except AlreadyExists:
-                    pass  # an earlier takeover stopped half-way
-            else:
-                _occupy(store, identity, before, clock, randomness)
-
-        def own(manifest: NodeManifest, epoch: int) -> None:
-            if manifest.epoch != epoch:
-                raise WriterLocked(identity.node, "a process that opened it at the same moment")
-
-        claimed = before.epoch
-
-        def claim() -> None:
-            """Publish the new epoch before any file is changed: what was read may be old, and the newest segment a successor's by now."""
-
-            def publish(manifest: NodeManifest) -> NodeManifest:
-                own(manifest, before.epoch)
-                return replace(manifest, epoch=before.epoch + 1, clean=False)
-
-            nonlocal claimed
-            claimed = manifests.update(publish).epoch
-
-        recovery, requests, end, next_segment, checksum = Recoverer(store, identity, before, settings.recovery_mode, clock, randomness, claim).run()
-
-        def change(manifest: NodeManifest) -> NodeManifest:
-            own(manifest, claimed)
-            directory = manifest.directory or randomness.name()
-            return replace(manifest, directory=directory, epoch=before.epoch + 1, requests=requests, checkpoint=end, clean=False)
-
-        manifest = manifests.update(change)
-        _register(clusters, identity, manifest.directory, settings)
+        manifest, recovered = opening.run()
     except BaseException:
         lock.release()
         raise
-    return NodeLog(store, identity, settings, clock, randomness, manifests, clusters, manifest, recovery, next_segment, checksum, lock)
+    return NodeLog(
+        store, identity, settings, clock, randomness, opening.manifests, opening.clusters, manifest,
+        recovered.recovery, recovered.next_segment, recovered.checksum, lock,
+    )  # fmt: skip
 
 
-def _register(clusters: ManifestLog[ClusterManifest], identity: Identity, directory: str, settings: Settings) -> None:
-    def change(manifest: ClusterManifest) -> ClusterManifest | None:
-        known = manifest.nodes.get(identity.node)
-        if known == directory:
-            return None
-        if known is not None and settings.recovery_policy is RecoveryPolicy.FULL:
+class _Moved(Exception):
+    """The manifest that an open acted on was followed by another."""
+
+
+class _Opening:
+    """One open, with the lock held. Everything it does rests on one manifest: the old writer is shut out, the log is looked at, and the
+    new epoch is published as the successor of that manifest and of no other, before any file is changed. If another came in between
+    (the old writer archived, somebody pruned), all of it is done again."""
+
+    def __init__(self, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> None:
+        self._store, self._identity, self._settings, self._takeover = store, identity, settings, takeover
+        self._clock, self._randomness = clock, randomness
+        self._folder = identity.node_folder
+        self._published = False
+        self.manifests = node_manifests(store, self._folder, clock, randomness)
+        self.clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
+
+    def run(self) -> tuple[NodeManifest, Recovered]:
+        first_epoch: int | None = None
+        for _ in range(OPEN_ATTEMPTS):
+            number, before = self.manifests.read()
+            if first_epoch is not None and before.epoch != first_epoch:
+                raise WriterLocked(self._identity.node, "a process that opened it at the same moment")
+            first_epoch = before.epoch
+            try:
+                return self._open(number, before)
+            except _Moved:
+                continue
+            except (LogError, NotFound, MissingNode):
+                if self._published or self.manifests.read()[0] == number:
+                    raise
+                continue  # what looked like damage may be what another process archived or removed meanwhile
+        raise LostRace(f"the manifest of node {self._identity.node!r} changes without end; stop what archives or prunes it, and open again")
+
+    def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+        cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
+        self._check_registered(cluster, before.directory)
+        if before.epoch and (self._takeover or not before.clean):
+            # Not only for a takeover: an open that was stopped between lock and manifest, and replaced meanwhile, finds its successor here.
+            self._shut_out(before)
+        wal = wal_folder(self._store, self._folder, before.archived)
+        before = self._check_place(before, wal, cluster)
+        _demand_current(self._store, self._folder, before, wal)
+        claimed = replace(
+            before,
+            epoch=before.epoch + 1,
+            clean=False,
+            directory=before.directory or self._randomness.name(),
+            wal_id=before.wal_id or self._randomness.name(),
+        )
+
+        def claim() -> None:
+            if not self._published:
+                self._claim(number, before, claimed, wal)
+
+        mode = self._settings.recovery_mode
+        recovered = Recoverer(self._store, self._identity, before, mode, self._clock, self._randomness, claim).run()
+        claim()
+
+        def change(manifest: NodeManifest) -> NodeManifest:
+            if manifest.epoch != claimed.epoch:
+                raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
+            newest = max(manifest.newest, wal.newest, key=itemgetter(1))
+            return replace(manifest, requests=recovered.requests, checkpoint=recovered.end, newest=newest)
+
+        manifest = self.manifests.update(change)
+        self._register(manifest.directory)
+        return manifest, recovered
+
+    def _shut_out(self, before: NodeManifest) -> None:
+        """After this, the writer of that epoch acknowledges nothing more."""
+        if self._store.capabilities.durable_append:
+            self._store.delete(layout.writer_path(self._folder, before.epoch))
+        else:
+            _occupy(self._store, self._identity, before, self._clock, self._randomness)
+
+    def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
+        """Publish the new epoch as the successor of what was read. What its writer needs to acknowledge is there first: who replaces
+        it sees its epoch in the manifest, and takes it away."""
+        if not before.wal_id:
+            with suppress(AlreadyExists):
+                self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
+        if self._store.capabilities.durable_append:
+            with suppress(AlreadyExists):  # an open died before it published this epoch; or two are at it, and one will publish
+                self._store.create(layout.writer_path(self._folder, claimed.epoch), b"")
+        if not self.manifests.publish(number, claimed):
+            raise _Moved
+        self._published = True
+        for epoch in wal.writers:
+            if epoch < claimed.epoch:
+                self._store.delete(layout.writer_path(self._folder, epoch))
+
+    def _check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:
+        """The manifest, if the segments beside it are this log's. If they are not, and the recovery policy does without them: the
+        manifest of the same log without those segments. Its numbers go on after all that is known of them."""
+        if not before.wal_id or before.wal_id in wal.logs:
+            return before
+        what = f"node {self._identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
+        if self._settings.recovery_policy is RecoveryPolicy.FULL:
+            raise MissingNode(f"{what}; {MISSING_ADVICE}")
+        _log.warning("%s; this node goes on without the entries that only those segments held", what)
+        marks = (snapshot.marks.get(self._identity.node) for snapshot in cluster.snapshots.values())
+        numbers = [mark.position.segment for mark in marks if mark is not None]
+        number = max([before.newest[1], before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
+        return replace(before, wal_id="", clean=True, archived=(before.epoch, number), newest=(0, 0))
+
+    def _check_registered(self, cluster: ClusterManifest, directory: str) -> None:
+        known = cluster.nodes.get(self._identity.node)
+        if known not in (None, directory) and self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(
-                f"node {identity.node!r} was known with log directory {known}, here stands {directory}: its log was lost or replaced; "
-                "bring the old directory back, or open with recovery_policy='partial' to go on without it"
+                f"node {self._identity.node!r} was known with log directory {known}, in {self._folder} is {directory or 'none'}: "
+                f"its log was lost or replaced; {MISSING_ADVICE}"
             )
-        return replace(manifest, nodes={**manifest.nodes, identity.node: directory})
 
-    clusters.update(change)
+    def _register(self, directory: str) -> None:
+        node = self._identity.node
+
+        def change(manifest: ClusterManifest) -> ClusterManifest | None:
+            if manifest.nodes.get(node) == directory:
+                return None
+            self._check_registered(manifest, directory)
+            return replace(manifest, nodes={**manifest.nodes, node: directory})
+
+        self.clusters.update(change)
+
+
+def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
+    """`CorruptLog` where files beside a node's manifest can only have been written after a newer manifest than this one: it was put back
+    from an older copy, or the newest ones were removed. To go on would give their names and epochs to other entries."""
+    path = f"{folder}/manifest"
+    younger = [each for each in (*wal.segments, *wal.archived, *wal.void) if each.epoch > manifest.epoch]
+    if younger:
+        raise older_manifest(path, f"{younger[-1].path} was written in epoch {younger[-1].epoch}, the manifest knows {manifest.epoch}")
+    if max(wal.writers, default=0) > manifest.epoch + 1:
+        raise older_manifest(path, f"epoch {max(wal.writers)} had a writer, the manifest knows {manifest.epoch}")
+    named = {archive.path for archive in manifest.archives}
+    there = {each.name for each in wal.segments}
+    for file in store.list(f"{folder}/archive"):
+        name = layout.parse_archive_path(file.path)
+        if name is None or file.path in named:
+            continue
+        if name.epoch > manifest.epoch or (name.last[:2] > manifest.archived and name.last[:2] not in there):
+            raise older_manifest(path, f"{file.path} holds entries up to {name.last} that the manifest does not know; their segments are gone")
 
 
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:

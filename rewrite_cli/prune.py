@@ -32,7 +32,7 @@ def prune(log: ClusterLog, *, dry_run: bool = False, ttl_s: int = 0, size_limit_
         if ttl_s or size_limit_mb:
             removal = only_outlived(log, node, removal, ttl_s, size_limit_mb)
         if not dry_run:
-            remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal)
+            remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
         archives += removal.archives
         segments += [piece.path for piece in removal.segments]
         total += removal.bytes

@@ -165,7 +165,7 @@ class NodeRepair:
         if kept.first is None or kept.last is None:
             self.items.append(Item(archive.path, "archive", status, GIVEN_UP, given_up=given_up, what=what))
             return
-        path = layout.archive_path(self.node.folder, archive.map, kept.first, kept.last)
+        path = layout.archive_path(self.node.folder, archive.map, kept.first, kept.last, self._manifest.epoch, "0")
         copy = replace(archive, path=path, first=kept.first, last=kept.last, records=kept.records, tombstones=kept.tombstones)
         self._sources[path] = archive.path
         self._archives.append((copy, below, True))
@@ -179,13 +179,11 @@ class NodeRepair:
         known = {archive.path for archive in manifest.archives}
         found = []
         for file in self.node.files:
-            folder, _, name = file.path.rpartition("/")
-            if file.path in known or not file.path.startswith(f"{self.node.folder}/archive/") or not name.endswith(".parquet"):
+            folder = file.path.rpartition("/")[0]
+            name = layout.parse_archive_path(file.path)
+            if name is None or file.path in known or not file.path.startswith(f"{self.node.folder}/archive/"):
                 continue
-            try:
-                first, last = map(Position.parse, name.removesuffix(".parquet").split("-"))
-            except ValueError:
-                continue
+            first, last, _ = name
             if first[:2] > manifest.archived:
                 map_name = layout.decode(folder.rpartition("/")[2])
                 rows = salvage.survey_file(self.store, file.path, archive=True)

@@ -139,7 +139,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
                 or rest.startswith("lost/")
                 or (rest.startswith("manifest/") and rest.endswith(".json"))
             )
-            if not (ours or rest.endswith(".fenced") or (rest.startswith("archive/") and rest.endswith(".parquet"))):
+            if not (ours or rest.endswith((".fenced", ".writer", ".log")) or (rest.startswith("archive/") and rest.endswith(".parquet"))):
                 found.append(file.path)
     return found
 

@@ -295,7 +295,8 @@ class Agent:
         """Seal, and turn what is sealed into archives; on the keeper's thread."""
         written = self._keeper.written(self._node_log)
         self._committer.rotate()
-        done = archive_sealed(self._store, self._identity.node_folder, self.config.node, self._node_log.manifests, writing=self._node_log.unsealed)
+        log = self._node_log
+        done = archive_sealed(self._store, self._identity.node_folder, self.config.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
         self._keeper.count_from(written)
         _log.info("archived", records=done.records)
 

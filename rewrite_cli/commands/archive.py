@@ -68,7 +68,7 @@ def _archive(store: SegmentStore, view: ClusterView, node: NodeView) -> dict[str
     # Opening the log cuts a torn tail and shuts others out while the segments go.
     log = open_node_log(store, identity, Settings(), SystemClock(), SystemRandomness(), what="imap-wal archive")
     try:
-        done = archive_sealed(store, node.folder, node.name, log.manifests)
+        done = archive_sealed(store, node.folder, node.name, log.manifests, epoch=log.epoch)
     finally:
         log.close()
     return _row(view, node, done.segments, done.records, done.bytes_before, done.bytes_after)

@@ -58,8 +58,8 @@ def test_a_second_process_is_refused_at_once_naming_the_holder_and_the_first_goe
         assert dict(again.map("m").items()) == {"a": 1, "b": 2}
 
 
-def test_another_node_of_the_cluster_is_not_kept_out(url: str) -> None:
-    with imap_wal.open(url, node="n1") as one, imap_wal.open(url, node="n2") as two:
+def test_another_node_that_asks_to_share_the_cluster_is_not_kept_out(url: str) -> None:
+    with imap_wal.open(url, node="n1") as one, imap_wal.open(url, node="n2", shared=True) as two:
         one.map("m")["a"] = 1
         two.map("m")["b"] = 2
     with imap_wal.open(url, node="n1") as again:

@@ -1,0 +1,79 @@
+"""The one listing of a node's segments: which files of `wal/` count, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from imap_wal import layout
+from storage_backends import SegmentStore, StoredFile
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """A segment as the listing has it; `bytes` with preallocated space."""
+
+    epoch: int
+    number: int
+    path: str
+    bytes: int
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """(epoch, number)."""
+        return self.epoch, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class WalFolder:
+    """What is in a node's `wal/`. `segments` are those above what is archived that count, in order of their numbers; `archived` are
+    the files at or below that; `copied` those of which a recovery has made a copy that counts instead; `void` those that a writer
+    began after it had been replaced. `logs` are the ids of the logs that the folder says it belongs to; `writers` the epochs that
+    have a writer's file."""
+
+    segments: tuple[SegmentFile, ...]
+    archived: tuple[SegmentFile, ...] = ()
+    copied: tuple[SegmentFile, ...] = ()
+    void: tuple[SegmentFile, ...] = ()
+    logs: frozenset[str] = frozenset()
+    writers: frozenset[int] = frozenset()
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """(epoch, number) of the segment with the highest number, archived or not; (0, 0) where there is none."""
+        last = max((*self.segments, *self.archived), key=lambda each: each.number, default=None)
+        return (0, 0) if last is None else last.name
+
+
+def wal_folder(store: SegmentStore, node_folder: str, archived: tuple[int, int] = (0, 0)) -> WalFolder:
+    """List a node's `wal/`. `archived`: what the node's manifest says."""
+    return sorted_out(store.list(f"{node_folder}/wal"), archived)
+
+
+def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0)) -> WalFolder:
+    """The same from a listing."""
+    newest: dict[tuple[int, int], SegmentFile] = {}
+    below, copied = [], []
+    logs, writers = set(), set()
+    for file in files:
+        name = layout.parse_wal_path(file.path)
+        if name is None:
+            epoch = layout.parse_writer_path(file.path)
+            if epoch is not None:
+                writers.add(epoch)
+            elif file.path.endswith(".log"):
+                logs.add(file.path.rpartition("/")[2].removesuffix(".log"))
+            continue
+        found = SegmentFile(*name, file.path, file.size)
+        if name <= archived:
+            below.append(found)
+            continue
+        known = newest.setdefault(name, found)
+        if known is not found:
+            older, younger = sorted((known, found), key=lambda each: layout.recovered_by(each.path))
+            newest[name] = younger
+            copied.append(older)
+    counting = layout.without_replaced(newest)
+    void = tuple(each for name, each in newest.items() if name not in counting)
+    segments = sorted((newest[name] for name in counting), key=lambda each: each.number)
+    return WalFolder(tuple(segments), tuple(below), tuple(copied), void, frozenset(logs), frozenset(writers))
