@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -513,7 +512,7 @@ class _Run:
                 raise Fenced(f"node {self._node!r} is at epoch {now.epoch}, this archive run began in {before.epoch}: another process took over")
             if (now.directory, now.archived) != (before.directory, before.archived):
                 raise LostRace(f"the log of node {self._node!r} was archived or pruned by another process meanwhile")
-            newest = max(now.newest, self._wal.newest, key=itemgetter(1))
+            newest = max(now.newest, last[1])
             return carried(replace(now, archives=(*now.archives, *work.archives), newest=newest), last, [work.summary])
 
         try:
@@ -539,13 +538,15 @@ class _Run:
 
 
 def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> None:
-    """Delete files of segments that the manifest has left behind, but for the newest of the folder, by which a copy of it is known to be
-    whole, and for those that keep a replaced writer out. `epoch`: the node's present one."""
-    listed = store.list(f"{node_folder}/wal")
-    kept: set[str] = set() if store.capabilities.durable_append else layout.fences(listed, epoch)
-    newest = sorted_out(listed).newest
+    """Delete files of segments that are archived or covered. `epoch`: the node's present one. Of objects, each of which is one commit,
+    two kinds stay: those that keep a replaced writer out, and the newest, without which a copy of the folder that was made meanwhile
+    could miss all of them and be taken for whole (of a log that appends, the manifest knows each segment)."""
+    kept: set[str] = set()
+    if not store.capabilities.durable_append:
+        listed = store.list(f"{node_folder}/wal")
+        kept = layout.fences(listed, epoch) | {sorted_out(listed).newest}
     for path in paths:
-        if path not in kept and layout.parse_wal_path(path) != newest:
+        if path not in kept:
             store.delete(path)
 
 

@@ -226,8 +226,8 @@ class NodeManifest:
     """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some. Reading in order is whole only above it."""
     wal_id: str = ""
     """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a log of version 1 until its next open."""
-    newest: tuple[int, int] = (0, 0)
-    """(epoch, segment): `wal/` held a segment at least this new when this was published. The newest one is never removed."""
+    newest: int = 0
+    """Number of a segment that was in `wal/` when this was published, or is archived: a folder without it is not whole."""
     cluster: Seen = NOTHING_SEEN
     """The newest of the cluster that whoever published this had seen, or had acted on. An older one is not to be read beside it."""
 
@@ -254,7 +254,7 @@ class NodeManifest:
             kind=data.get("kind", ""),
             removed=Position(*data.get("removed", START)),
             wal_id=data.get("wal_id", ""),
-            newest=tuple(data.get("newest", (0, 0))),
+            newest=data.get("newest", 0),
             cluster=Seen(**data.get("cluster", {})),
         )
 

@@ -113,7 +113,7 @@ class Recoverer:
         self._store, self._node, self._manifest, self._mode, self._claim = store, node, manifest, mode, claim
         self._clock, self._randomness = clock, randomness
         found = wal_folder(store, node.node_folder, manifest.archived)
-        numbers = [each.number for each in (*found.segments, *found.void)]
+        numbers = [each.number for each in found.segments]
         self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment]) + 1
         self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]
         self._copied = [each.path for each in found.copied]
@@ -183,7 +183,7 @@ class Recoverer:
             if damage is not None:
                 return damage
         after = next((index for index, file in enumerate(self._files) if file.number > expected), len(self._files))
-        following = self._files[after].number if after < len(self._files) else max(expected, self._manifest.checkpoint.segment + 1)
+        following = self._files[after].number if after < len(self._files) else max(expected, self._known() + 1)
         if following > expected:
             what = f"segment {expected} is missing: the log goes on after it"
             return _Damage(after, 0, what, None, ShortLog, missing=range(expected, following))
@@ -227,6 +227,10 @@ class Recoverer:
             return None
         what = f"a damaged frame ({tail.frames_after} whole frames after it)"
         return _Damage(index, tail.end, what, tail, is_tail=newest and tail.status == "torn-tail")
+
+    def _known(self) -> int:
+        """Number of the newest segment that the manifest knows of."""
+        return max(self._manifest.checkpoint.segment, self._manifest.newest)
 
     def _refusal(self, damage: _Damage) -> LogError:
         if damage.missing:

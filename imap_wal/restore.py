@@ -168,7 +168,7 @@ class ClusterLog:
             if segment.number != expected:
                 return f"{folder}/wal/*-{expected:08d}.wal"
             expected += 1
-        if max(manifest.checkpoint.segment, manifest.newest[1]) >= expected:
+        if max(manifest.checkpoint.segment, manifest.newest) >= expected:
             return f"{folder}/wal/*-{expected:08d}.wal"
         return ""
 

@@ -39,10 +39,10 @@ class WalFolder:
     writers: frozenset[int] = frozenset()
 
     @property
-    def newest(self) -> tuple[int, int]:
-        """(epoch, number) of the segment with the highest number, archived or not; (0, 0) where there is none."""
+    def newest(self) -> str:
+        """Path of the segment with the highest number, archived or not; "" where there is none."""
         last = max((*self.segments, *self.archived), key=lambda each: each.number, default=None)
-        return (0, 0) if last is None else last.name
+        return "" if last is None else last.path
 
 
 def wal_folder(store: SegmentStore, node_folder: str, archived: tuple[int, int] = (0, 0)) -> WalFolder:

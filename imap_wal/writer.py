@@ -17,7 +17,6 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from operator import itemgetter
 
 import msgpack
 
@@ -201,7 +200,22 @@ class NodeLog:
         self._segment = segment
         self._began = self.clock.monotonic()
         self._next_segment = number + 1
+        if self._appends:
+            self._announce(number)
         return segment
+
+    def _announce(self, number: int) -> None:
+        """Have the manifest know of a new segment, now that it is there and before anything in it counts: a copy of this log that was
+        made while its segments were archived and removed, and has neither, is then known not to be whole."""
+
+        def change(manifest: NodeManifest) -> NodeManifest:
+            self._own(manifest)
+            return replace(manifest, newest=max(manifest.newest, number))
+
+        try:
+            self.manifests.update(change)
+        except (StorageError, LostRace) as error:  # appending goes on where only the segments can be reached
+            _log.warning("segment %d of node %r could not be entered into the manifest: %s", number, self.identity.node, error)
 
     def _finish(self) -> None:
         if self._segment is not None:
@@ -235,7 +249,7 @@ class NodeLog:
                 if plugin in manifest.plugins:
                     return None
                 session = manifest.session + 1
-                manifest = replace(manifest, session=session, cluster=manifest.cluster.up_to(seen), newest=self._newest(manifest))
+                manifest = replace(manifest, session=session, cluster=manifest.cluster.up_to(seen))
                 if not plugin:
                     return manifest
                 newest = sorted({**manifest.plugins, plugin: session}.items(), key=lambda item: item[1])[-PLUGINS_KEPT:]
@@ -243,11 +257,6 @@ class NodeLog:
 
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)
-
-    def _newest(self, manifest: NodeManifest) -> tuple[int, int]:
-        """The newest segment that is known to be there. Safe from any thread."""
-        current = self._segment
-        return manifest.newest if current is None else max(manifest.newest, (self.epoch, current.header.number), key=itemgetter(1))
 
     def _own(self, manifest: NodeManifest) -> None:
         if manifest.epoch != self.epoch:
@@ -270,8 +279,7 @@ class NodeLog:
 
                 def change(manifest: NodeManifest) -> NodeManifest:
                     self._own(manifest)
-                    newest = max(manifest.newest, end[:2], key=itemgetter(1))
-                    return replace(manifest, clean=True, requests=requests, checkpoint=max(end, manifest.checkpoint), newest=newest)
+                    return replace(manifest, clean=True, requests=requests, checkpoint=max(end, manifest.checkpoint))
 
                 self.manifests.update(change)
                 if self._appends:
@@ -383,7 +391,7 @@ class _Opening:
         def change(manifest: NodeManifest) -> NodeManifest:
             if manifest.epoch != claimed.epoch:
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
-            newest = max(manifest.newest, wal.newest, key=itemgetter(1))
+            newest = max(manifest.newest, recovered.next_segment - 1)
             return replace(manifest, requests=recovered.requests, checkpoint=recovered.end, newest=newest)
 
         manifest = self.manifests.update(change)
@@ -424,8 +432,8 @@ class _Opening:
         _log.warning("%s; this node goes on without the entries that only those segments held", what)
         marks = (snapshot.marks.get(self._identity.node) for snapshot in cluster.snapshots.values())
         numbers = [mark.position.segment for mark in marks if mark is not None]
-        number = max([before.newest[1], before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
-        return replace(before, wal_id="", clean=True, archived=(before.epoch, number), newest=(0, 0))
+        number = max([before.newest, before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
+        return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
 
     def _check_registered(self, cluster: ClusterManifest, directory: str) -> None:
         known = cluster.nodes.get(self._identity.node)

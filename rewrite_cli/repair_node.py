@@ -82,6 +82,11 @@ class NodeRepair:
         return self.node.manifest_number + self.lost_manifests + self._changed
 
     @property
+    def wal_id(self) -> str:
+        """Of the copy's folder of segments; "" where its manifest does not say."""
+        return self._manifest.wal_id
+
+    @property
     def manifest(self) -> NodeManifest | None:
         """Of the copy; None: as it is. Whole after `write`."""
         return self._manifest if self._changed else None

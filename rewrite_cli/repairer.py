@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import Any
 
 from imap_wal.archive import checksum
+from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest import ClusterManifest, Mark, Snapshot, _checksum, cluster_manifests, node_manifests
@@ -91,6 +92,8 @@ class ClusterRepair:
         for repair in self._nodes:
             repair.write(target)
         for repair in self._nodes:
+            if repair.wal_id:
+                target.create(layout.log_path(repair.node.folder, repair.wal_id), b"")
             target.create(*self._node_manifest(repair))
         target.create(*self._cluster_manifest())
         for path in reversed(markers):

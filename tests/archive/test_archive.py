@@ -107,8 +107,7 @@ def test_a_crash_at_any_point_loses_nothing_and_the_next_run_cleans_up(memory: M
     again.close()
     archive_sealed(left, log.identity.node_folder, "n1", again.manifests)
     known = {item.path for item in again.manifests.read()[1].archives}
-    assert {file.path for file in left.list("") if file.path.endswith(".parquet")} == known
-    assert [parse_wal_path(path) for path in segments(left)] == [(1, 3)], "the newest stays: without it a copy could miss segments unseen"
+    assert {file.path for file in left.list("") if file.path.endswith(".parquet")} == known and not segments(left)
     assert values(view(left)) == {"a": "2"} and len(values(view(left), "other")) == 3
 
 

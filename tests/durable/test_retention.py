@@ -195,7 +195,7 @@ def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(memory: MemoryS
         store.archive()
     rewrite(ClusterLog(memory, "default", "embedded", FakeClock()), LocalEngine(Settings()))
     monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.1)
-    faulty = FaultyStore(memory, Plan((Fault("error", kind="list", path="*/archive", times=1),)))
+    faulty = FaultyStore(memory, Plan((Fault("error", kind="list", path="*/archive", at=2, times=1),)))
     with embedded(faulty, wal_ttl_seconds=1) as store:
         eventually(lambda: store.keeper.retention_error, "it fails")
         assert "planned fault" in store.keeper.retention_error and not store.keeper.archive_error
