@@ -104,5 +104,6 @@ def _files(view: ClusterView, scope: Scope) -> list[dict[str, object]]:
 
 def _kind(path: str, folder: str) -> str:
     top = path.removeprefix(f"{folder}/").partition("/")[0]
-    kinds = {"wal": "segment" if path.endswith(".wal") else "fence", "archive": "archive", "manifest": "manifest", "writer.lock": "lock"}
-    return kinds.get(top, "foreign")
+    if top == "wal":
+        return {"wal": "segment", "writer": "permit", "log": "log id"}.get(path.rpartition(".")[2], "foreign")
+    return {"archive": "archive", "manifest": "manifest", "writer.lock": "lock"}.get(top, "foreign")

@@ -28,7 +28,7 @@ def test_ls_shows_nodes_and_files(run: Run, url: str) -> None:
     nodes = {node["node"]: node for node in run("ls", url, "-o", "json").json["nodes"]}
     assert (nodes["n1"]["archives"], nodes["n1"]["archived_records"], nodes["n1"]["state"]) == (1, 12, "closed")
     files = run("ls", url, "--files", "-o", "json").json["files"]
-    assert {"segment", "manifest", "archive", "lock"} == {file["kind"] for file in files}
+    assert {"segment", "manifest", "archive", "lock", "log id"} == {file["kind"] for file in files}
     assert "n1" in run("ls", url).out
 
 

@@ -469,7 +469,7 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
     """A log of two nodes, closed or left as a kill leaves it."""
     rng = random.Random(seed)
     for _ in range(rng.randint(1, 3)):
-        open_logs = [imap_wal.open(url, node=node, segment_bytes=rng.choice((1500, 4000, 100_000))) for node in ("n1", "n2")]
+        open_logs = [imap_wal.open(url, node=node, shared=True, segment_bytes=rng.choice((1500, 4000, 100_000))) for node in ("n1", "n2")]
         for _ in range(rng.randint(1, 25)):
             log = rng.choice(open_logs)
             target = log.map(rng.choice(("a", "b")))

@@ -63,7 +63,7 @@ MUTATIONS = (
              f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file"),
     Mutation("a failed sync may be tried again by the backend", "storage_backends/descriptors.py", "            os.close(self._forget())\n            raise translate", "            raise translate",
              "tests/storage/test_local.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds"),
-    Mutation("fence not checked", "imap_wal/writer.py", "if self._appends and self.store.exists(self._fence):", "if False:",
+    Mutation("fence not checked", "imap_wal/writer.py", "if self._appends and not self.store.exists(self._permit):", "if False:",
              f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing"),
     Mutation("segments deleted before the manifest names their archive", "imap_wal/archive.py", "    manifests.update(change)\n    delete_segments(store, node_folder, manifest.epoch, (path for *_, path, _ in segments))\n",
              "    delete_segments(store, node_folder, manifest.epoch, (path for *_, path, _ in segments))\n    manifests.update(change)\n", KILL),

@@ -1,0 +1,386 @@
+"""Two actors, each in the middle of something: the cases that were found by hand, one test each. `tests/simulation` finds them by itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal import layout
+from imap_wal.archive import archive_sealed
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LogError, MissingNode, OutcomeUnknown
+from imap_wal.manifest import node_manifests
+from imap_wal.restore import ClusterLog, LiveView, pin_cuts
+from imap_wal.settings import Settings
+from imap_wal.store import Store
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import rewrite
+from storage_backends import NotFound, SegmentStore, open_store
+from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore
+from storage_backends.objects import LocalObjects
+from storage_backends.split import SplitStore
+
+NODE = "default/embedded/nodes/n1"
+
+
+class Interrupted:
+    """A storage that lets another actor run before (or after) one call."""
+
+    def __init__(self, inner: SegmentStore) -> None:
+        self._inner = inner
+        self.capabilities, self.url = inner.capabilities, inner.url
+        self.calls = 0
+        self.at: int | None = None
+        self.when: Callable[[str, str], bool] | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if not callable(method):
+            return method
+
+        def call(*args: Any, **options: Any) -> Any:
+            here, self.calls = self.calls, self.calls + 1
+            path = args[0] if args and isinstance(args[0], str) else ""
+            if here == self.at or (self.when is not None and self.when(name, path)):
+                self.at = self.when = None
+                self.meanwhile()
+            return method(*args, **options)
+
+        return call
+
+
+def embedded(store: Any, node: str = "n1", **options: Any) -> Store:
+    return imap_wal.open("memory://", node=node, storage=store, preallocate=False, **options)
+
+
+def log_of(store: Any) -> ClusterLog:
+    return ClusterLog(store, "default", "embedded")
+
+
+def compact(store: Any) -> None:
+    rewrite(log_of(store), LocalEngine())
+    prune(log_of(store))
+
+
+def values(store: Any) -> dict[str, Any]:
+    view = LiveView(log_of(store), Settings())
+    view.catch_up()
+    found = {row[1]: row[3] for rows in view.rows("m") for row in rows}
+    view.close()
+    return found  # type: ignore[return-value]
+
+
+def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(memory: MemoryStore) -> None:
+    """C1: the cluster's manifest was read before the nodes', so an old snapshot was taken beside a log without its covered part."""
+    with embedded(memory) as store:
+        store.map("m").update({f"k{number}": number for number in range(100)})
+        store.archive()
+    for at in range(40):
+        left = MemoryStore(f"view-{at}-{id(memory)}")
+        for file in memory.list(""):
+            left.create(file.path, memory.read(file.path))
+        slow = Interrupted(left)
+        slow.at, slow.meanwhile = at, lambda left=left: compact(left)
+        view = LiveView(log_of(slow), Settings())
+        view.catch_up()
+        assert sum(map(len, view.keys("m"))) == 100, f"compacted before call {at}"
+        with embedded(left) as again:
+            again.map("m")["later"] = 1
+        view.catch_up()
+        assert sum(map(len, view.keys("m"))) == 101
+        view.close()
+
+
+def test_an_idle_replaced_writers_archive_run_deletes_nothing_of_its_successor(memory: MemoryStore) -> None:
+    """C2: its sweep took archives that the successor had written and not yet named for its own leftovers."""
+    old = embedded(memory)
+    old.map("m")["old"] = 0
+    slow = Interrupted(memory)
+    new = embedded(slow, takeover=True)
+    new.map("m").update({f"k{number}": number for number in range(50)})
+    errors: list[ImapWalError] = []
+
+    def timer() -> None:
+        try:
+            old.archive()
+        except ImapWalError as error:
+            errors.append(error)
+
+    slow.when = lambda name, path: name == "create" and "/manifest/" in path
+    slow.meanwhile = timer
+    new.archive()
+    assert errors and isinstance(errors[0], Fenced), "the old one reports that it was replaced"
+    new.close()
+    with embedded(memory) as again:
+        assert len(again.map("m")) == 51
+
+
+def test_an_archive_run_that_was_overtaken_by_a_takeover_names_nothing(memory: MemoryStore) -> None:
+    """C2: the epoch is checked inside the compare-and-swap of the archive run itself."""
+    slow = Interrupted(memory)
+    old = embedded(slow)
+    old.map("m").update({f"k{number}": number for number in range(20)})
+    successor: list[Store] = []
+
+    def replace_it() -> None:
+        successor.append(embedded(memory, takeover=True))
+        successor[0].map("m")["k0"] = "new"
+
+    slow.when = lambda name, path: name == "create" and "/manifest/" in path
+    old.committer.rotate()
+    slow.meanwhile = replace_it
+    with pytest.raises(Fenced):
+        old.archive()
+    successor[0].archive()
+    successor[0].close()
+    with embedded(memory) as again:
+        assert again.map("m")["k0"] == "new" and len(again.map("m")) == 20
+
+
+@pytest.mark.parametrize("kind", ["append", "objects"])
+def test_a_takeover_during_which_the_old_writer_archives_opens_and_shuts_it_out(tmp_path: Path, kind: str) -> None:
+    """C3: the takeover acted on a manifest from before its fence; the archive run between them moved what the fence was placed by."""
+    for at in range(60):
+        root = str(tmp_path / f"{kind}-{at}")
+        inner = LocalStore(root) if kind == "append" else LocalObjects(root)
+        old = embedded(inner)
+        acknowledged = {}
+        for number in range(5):
+            old.map("m")[f"k{number}"] = acknowledged[f"k{number}"] = number
+
+        def work(old: Store = old, acknowledged: dict[str, int] = acknowledged) -> None:
+            try:
+                old.archive()
+                old.map("m")["after"] = 1
+                acknowledged["after"] = 1
+            except ImapWalError:
+                pass
+
+        slow = Interrupted(inner)
+        slow.at, slow.meanwhile = at, work
+        new = embedded(slow, takeover=True)
+        opened = slow.calls
+        try:
+            old.map("m")["never"] = 1
+        except ImapWalError:
+            pass
+        else:
+            pytest.fail(f"both acknowledge, archived before call {at}")
+        new.map("m")["new"] = acknowledged["new"] = 2
+        assert dict(new.map("m")) == acknowledged, f"archived before call {at}"
+        new.close()
+        with embedded(inner) as again:
+            assert {key: again.map("m")[key] for key in acknowledged} == acknowledged
+        if opened <= at:
+            return
+    pytest.fail("an open takes more calls than were tried")
+
+
+def written(root: Path, **options: Any) -> None:
+    with imap_wal.open(str(root), node="n1", preallocate=False, **options) as store:
+        for number in range(10):
+            store.map("m").update({f"k{number}-{index}": index for index in range(10)})
+            if number % 3 == 2:
+                store.archive()
+
+
+def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledged_below_it(tmp_path: Path) -> None:
+    """C5: it opened with fewer keys, and a lower epoch's entries were ignored by the next open."""
+    root = tmp_path / "log"
+    written(root)
+    shutil.copytree(root / NODE / "manifest", tmp_path / "old")
+    written(root)
+    shutil.rmtree(root / NODE / "manifest")
+    shutil.copytree(tmp_path / "old", root / NODE / "manifest")
+    with pytest.raises(LogError, match=r"older than the files|missing"):
+        imap_wal.open(str(root), node="n1")
+
+
+def test_a_clusters_manifest_that_was_put_back_is_refused_before_an_incarnation_is_given_twice(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    written(root)
+    folder = root / "default/embedded/manifest"
+    shutil.copytree(folder, tmp_path / "old")
+    written(root)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "old", folder)
+    for node in ("n1", "n2", "n1", "n2"):
+        with pytest.raises(CorruptLog, match="older than the files"):
+            imap_wal.open(str(root), node=node)
+    with pytest.raises(CorruptLog, match="older than the files"):
+        log_of(open_store(str(root))).state()
+
+
+def test_a_clusters_manifest_that_is_gone_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    written(root)
+    shutil.rmtree(root / "default/embedded/manifest")
+    with pytest.raises(CorruptLog, match="older than the files"):
+        imap_wal.open(str(root), node="n1")
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards"])
+def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refused(tmp_path: Path, order: str) -> None:
+    """C5: a list of files, then one file after the other; what is gone by then is passed over, as some tools do."""
+    refused = whole = 0
+    for at in range(0, 60, 3):
+        root, copy = tmp_path / f"log{at}", tmp_path / f"copy{at}"
+        store = imap_wal.open(str(root), node="n1", preallocate=False)
+        kept = {}
+
+        def work(start: int, store: Store = store, kept: dict[str, int] = kept) -> None:
+            for number in range(start, start + 4):
+                store.map("m")[f"k{number}"] = kept[f"k{number}"] = number
+                store.committer.rotate()
+
+        work(0)
+        store.archive()
+        work(4)
+        before = dict(kept)
+        files = sorted((path for path in root.rglob("*") if path.is_file()), reverse=order == "backwards")
+        for number, path in enumerate(files):
+            if number == at:
+                store.archive()
+                work(8)
+                compact(open_store(str(root)))
+                store.archive()
+            target = copy / path.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                shutil.copyfile(path, target)
+        store.close()
+        try:
+            with imap_wal.open(str(copy), node="n1") as opened:
+                found = dict(opened.map("m"))
+            whole += 1
+        except ImapWalError:
+            refused += 1
+            continue
+        assert {key: found.get(key) for key in before} == before, f"the log moved on before file {at}"
+        if at >= len(files):
+            break
+    assert refused and whole
+
+
+def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_opens(tmp_path: Path) -> None:
+    """C6: a folder of that name on this machine's disk was an empty log; the next cut then made everything in the real one void."""
+    root = LocalStore(str(tmp_path / "root"))
+    here, elsewhere = SplitStore(root, LocalStore(str(tmp_path / "here"))), SplitStore(root, LocalStore(str(tmp_path / "elsewhere")))
+    with embedded(here) as store:
+        store.map("m").update({f"k{number}": number for number in range(1000)})
+    with pytest.raises(MissingNode, match="wal_dir"):
+        values(elsewhere)
+    with pytest.raises(MissingNode, match="wal_dir"):
+        embedded(elsewhere)
+    assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], "what it holds counts if it comes back"
+    with embedded(here) as store:
+        assert len(store.map("m")) == 1000
+    with embedded(elsewhere, node="n2", recovery_policy="partial") as store:
+        assert len(store.map("m")) == 0
+
+
+def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(tmp_path: Path) -> None:
+    root = LocalStore(str(tmp_path / "root"))
+    lost, new = SplitStore(root, LocalStore(str(tmp_path / "lost"))), SplitStore(root, LocalStore(str(tmp_path / "new")))
+    with embedded(lost) as store:
+        store.map("m").update({"archived": 1, "deleted": 1})
+        store.archive()
+        del store.map("m")["deleted"]
+    rewrite(log_of(lost), LocalEngine())
+    with embedded(new, recovery_policy="partial") as store:
+        assert dict(store.map("m")) == {"archived": 1}, "what a snapshot covers stays covered"
+        store.map("m")["new"] = 2
+    with embedded(new) as store:
+        assert dict(store.map("m")) == {"archived": 1, "new": 2}
+    with pytest.raises(MissingNode):
+        embedded(lost)
+
+
+@pytest.mark.parametrize("kind", ["append", "objects"])
+def test_a_store_under_another_node_name_shuts_out_the_one_before_it(tmp_path: Path, kind: str) -> None:
+    """C7: two hosts on one root both acknowledged, and a deletion came back."""
+    inner = LocalStore(str(tmp_path)) if kind == "append" else LocalObjects(str(tmp_path))
+    first = embedded(inner, "host-a")
+    first.map("m").update({"a": 1, "b": 1})
+    with embedded(inner, "host-b") as second:
+        del second.map("m")["a"]
+        with pytest.raises((OutcomeUnknown, Fenced)):
+            first.map("m")["a"] = 2
+        assert dict(second.map("m")) == {"b": 1}
+    with embedded(inner, "host-a") as again:
+        assert dict(again.map("m")) == {"b": 1}
+
+
+def test_stores_that_ask_to_share_a_root_all_acknowledge(memory: MemoryStore) -> None:
+    with embedded(memory, "n1", shared=True) as one, embedded(memory, "n2", shared=True) as two:
+        one.map("m")["a"] = 1
+        two.map("m")["b"] = 2
+        one.map("m")["c"] = 3
+    with embedded(memory, "n1") as again:
+        assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
+
+
+class AppendsByName(LocalStore):
+    """As HDFS does: an append goes to whatever file has the name by then."""
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Any:
+        inner = super().open_append(path)
+        store = self
+
+        class ByName:
+            def __init__(self) -> None:
+                self.path, self.size = path, 0
+
+            def append(self, *chunks: bytes) -> None:
+                if not store.exists(path):
+                    raise NotFound("no such file", path)
+                with (Path(store.root) / path).open("r+b") as file:
+                    file.seek(0, 2)
+                    file.write(b"".join(chunks))
+                self.size += sum(map(len, chunks))
+
+            def sync(self) -> None: ...
+
+            def truncate(self, size: int) -> None:
+                store.truncate(path, size)
+                self.size = size
+
+            def close(self) -> None:
+                inner.close()
+
+        return ByName()
+
+
+def test_a_replaced_writers_late_append_by_name_does_not_reach_the_recovered_segment(tmp_path: Path) -> None:
+    """C8: on HDFS it went into the recovered copy, and the next open said ShortLog."""
+    store = AppendsByName(str(tmp_path))
+    old = embedded(store)
+    old.map("m")["a"] = 1
+    new = embedded(store, takeover=True)
+    new.map("m")["b"] = 2
+    with pytest.raises(ImapWalError):
+        old.map("m")["late"] = 3
+    new.close()
+    for _ in range(2):
+        with embedded(store) as again:
+            assert dict(again.map("m")) == {"a": 1, "b": 2}
+
+
+def test_an_archive_run_never_deletes_what_has_its_name(memory: MemoryStore) -> None:
+    with embedded(memory) as store:
+        store.map("m")["a"] = 1
+        store.committer.rotate()
+        log = store.committer.log
+        archive_sealed(memory, NODE, "n1", log.manifests, epoch=log.epoch, writing=log.unsealed)
+    manifest = node_manifests(memory, NODE, SystemClock(), SystemRandomness()).read()[1]
+    (archive,) = manifest.archives
+    name = layout.parse_archive_path(archive.path)
+    assert name is not None and name.epoch == 1 and name.last == archive.last
