@@ -382,6 +382,17 @@ def older_manifest(path: str, evidence: str) -> CorruptLog:
     return CorruptLog(path, 0, what, MANIFEST_ADVICE)
 
 
+def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest) -> str:
+    """What to say where a snapshot covers more of a node's log than there is of it, up to the segment `last`: the node's folder was put
+    back from an older copy, and what is written to it next would be taken for covered. "" where none does."""
+    end = max(last, manifest.archived)
+    for name, snapshot in cluster.snapshots.items():
+        mark = snapshot.marks.get(node)
+        if mark is not None and mark.directory == manifest.directory and mark.position[:2] > end:
+            return f"a snapshot of map {name!r} covers node {node!r} up to {mark.position}, its log ends with segment {end[0]}-{end[1]}"
+    return ""
+
+
 def current_cluster(
     store: SegmentStore, cluster_folder: str, clusters: ManifestLog[ClusterManifest], clock: Clock, randomness: Randomness
 ) -> ClusterManifest:

@@ -29,6 +29,7 @@ from imap_wal.manifest import (
     Snapshot,
     cluster_manifests,
     foreign_wal,
+    mark_beyond,
     node_manifests,
     older_manifest,
 )
@@ -53,6 +54,11 @@ class NodeState:
     manifest: NodeManifest
     segments: tuple[SegmentFile, ...]
     missing: str = ""
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(epoch, number) of the last segment that is not archived; (0, 0) where there is none."""
+        return self.segments[-1].name if self.segments else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,11 @@ class ClusterLog:
             if ahead:
                 evidence = f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
                 continue
+            evidence = next(
+                filter(None, (mark_beyond(name, node.manifest, node.last, manifest) for name, node in found.items() if not node.missing)), ""
+            )
+            if evidence:
+                continue  # or a rewrite has covered what was appended since the node was looked at
             missing = {name: why for name, directory in sorted(registered.items()) if (why := self._missing(found[name], directory))}
             return ClusterState(manifest, {name: node for name, node in found.items() if name not in missing}, missing, number)
         if evidence:

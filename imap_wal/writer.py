@@ -33,6 +33,7 @@ from imap_wal.manifest import (
     cluster_manifests,
     current_cluster,
     foreign_wal,
+    mark_beyond,
     node_manifests,
     older_manifest,
 )
@@ -372,6 +373,9 @@ class _Opening:
         wal = wal_folder(self._store, self._folder, before.archived)
         before = self._check_place(before, wal, cluster)
         _demand_current(self._store, self._folder, before, wal)
+        beyond = mark_beyond(self._identity.node, before, wal.segments[-1].name if wal.segments else (0, 0), cluster)
+        if beyond:
+            raise older_manifest(f"{self._folder}/manifest", beyond)
         claimed = replace(
             before,
             epoch=before.epoch + 1,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from imap_wal.archive import checksum
 from imap_wal import layout
+from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest import ClusterManifest, Mark, Snapshot, _checksum, cluster_manifests, node_manifests

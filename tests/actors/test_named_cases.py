@@ -148,7 +148,7 @@ def test_an_archive_run_that_was_overtaken_by_a_takeover_names_nothing(memory: M
 @pytest.mark.parametrize("kind", ["append", "objects"])
 def test_a_takeover_during_which_the_old_writer_archives_opens_and_shuts_it_out(tmp_path: Path, kind: str) -> None:
     """C3: the takeover acted on a manifest from before its fence; the archive run between them moved what the fence was placed by."""
-    for at in range(60):
+    for at in range(150):
         root = str(tmp_path / f"{kind}-{at}")
         inner = LocalStore(root) if kind == "append" else LocalObjects(root)
         old = embedded(inner)
@@ -202,6 +202,20 @@ def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledg
     shutil.copytree(tmp_path / "old", root / NODE / "manifest")
     with pytest.raises(LogError, match=r"older than the files|missing"):
         imap_wal.open(str(root), node="n1")
+
+
+def test_a_nodes_folder_that_was_put_back_below_what_a_snapshot_covers_is_refused(tmp_path: Path) -> None:
+    """Its next epoch is one that a mark of the snapshot names: what it acknowledged was taken for covered."""
+    root = tmp_path / "log"
+    written(root)
+    shutil.copytree(root / NODE, tmp_path / "old")
+    written(root)
+    rewrite(log_of(open_store(str(root))), LocalEngine())
+    shutil.rmtree(root / NODE)
+    shutil.copytree(tmp_path / "old", root / NODE)
+    for node in ("n1", "n2"):
+        with pytest.raises(LogError, match="older than the files"):
+            imap_wal.open(str(root), node=node)
 
 
 def test_a_clusters_manifest_that_was_put_back_is_refused_before_an_incarnation_is_given_twice(tmp_path: Path) -> None:
