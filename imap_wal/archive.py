@@ -63,6 +63,9 @@ OPEN_FILES_MAX = 128
 """Maps that one pass over the segments writes; a log of more maps takes more passes."""
 ATTEMPTS = 8
 """How often an archive run begins anew because segments went while it read them, or the manifest moved."""
+ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
+ABSORB_MAX = 4
+"""So many archives of one map and about one size become one, up to the larger size."""
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 MEMBERS_MAX = 1000
 """Metadata other than schemas that a manifest carries on; the oldest go first."""
@@ -366,6 +369,7 @@ def carried(manifest: NodeManifest, archived: tuple[int, int], summaries: Iterab
             requests[session] = max(request, requests.get(session, 0))
         metadata += summary.metadata
         end = max(end, summary.end)
+    requests = manifest.known_requests(requests)
     return replace(manifest, archived=max(manifest.archived, archived), requests=requests, metadata=_carry(metadata), checkpoint=end)
 
 
@@ -378,9 +382,13 @@ class _MapFile:
 class _Pass:
     """One run of `archive_sealed`: what it learns from the segments while it writes the Parquet files."""
 
-    def __init__(self, store: SegmentStore, node_folder: str, node: str, pieces: list[Piece], folder: Path, epoch: int, nonce: str) -> None:
+    def __init__(
+        self, store: SegmentStore, node_folder: str, node: str, pieces: list[Piece], folder: Path, manifest: NodeManifest, nonce: str
+    ) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = store, node_folder, node, pieces, folder
-        self._epoch, self._nonce = epoch, nonce
+        self._manifest, self._nonce = manifest, nonce
+        self.absorbed: list[Archive] = []
+        """Small archives that are in `archives` now."""
         self.archives: list[Archive] = []
         self.summary = Summary()
 
@@ -401,7 +409,7 @@ class _Pass:
                 if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
                     max(files.values(), key=lambda file: file.file.buffered).file.flush()
         for name, file in sorted(files.items()):
-            path = layout.archive_path(self._node_folder, name, file.first, file.last, self._epoch, f"{self._nonce}{len(self.archives):x}")
+            path = layout.archive_path(self._node_folder, name, file.first, file.last, self._manifest.epoch, f"{self._nonce}{len(self.archives):x}")
             size, crc = file.file.publish(self._store, path)
             self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size, crc))
         return set(files)
@@ -418,9 +426,46 @@ class _Pass:
                 if len(files) >= OPEN_FILES_MAX or name in left:
                     left.add(name)
                     continue
-                file = files[name] = _MapFile(self._folder, places[0])
+                file = files[name] = self._begin(name, places[0])
             file.last = places[-1]
             file.file.write(to_batch(rows, self._node, places), sum(row[5] for row in rows))
+
+    def _begin(self, name: str, first: Position) -> _MapFile:
+        """The file of one map, with what it takes in of the map's smaller archives."""
+        absorbed = to_absorb([archive for archive in self._manifest.archives if archive.map == name])
+        file = _MapFile(self._folder, absorbed[0].first if absorbed else first)
+        for archive in absorbed:
+            tombstones = archive.tombstones
+            for batch in batches(self._store, archive.path):
+                file.file.write(plain(batch), tombstones)
+                tombstones = 0
+        self.absorbed += absorbed
+        return file
+
+
+def to_absorb(archives: list[Archive]) -> list[Archive]:
+    """Of a map's archives, the last ones that the next takes in, so that there are never many: in steps of four, each of about four
+    times the size of the one before, at most `ABSORB_MAX - 1` archives stay. An entry is written again once a step."""
+    ordered = sorted(archives, key=lambda archive: archive.first)
+    taken: list[Archive] = []
+    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:
+        step = _step(ordered[-1])
+        alike = []
+        while ordered and _step(ordered[-1]) <= step:
+            alike.append(ordered.pop())
+        if len(alike) < ABSORB_MAX - 1:
+            break
+        taken += alike
+    return taken[::-1]
+
+
+def _step(archive: Archive) -> int:
+    return max(0, archive.bytes // ABSORB_BYTES_MIN).bit_length() // 2
+
+
+def plain(batch: Any) -> Any:
+    """A record batch as it is written: without the dictionaries that reading keeps."""
+    return pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0] if len(batch) else batch
 
 
 def archive_sealed(
@@ -485,7 +530,7 @@ class _Run:
         ]
         try:
             with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:
-                work = _Pass(self._store, self._folder, self._node, pieces, Path(folder), self._manifest.epoch, self._nonce)
+                work = _Pass(self._store, self._folder, self._node, pieces, Path(folder), self._manifest, self._nonce)
                 work.run()
         except OSError as error:  # of this machine: those of the store are StorageErrors
             raise StorageUnavailable(
@@ -494,9 +539,11 @@ class _Run:
             ) from error
         self._publish(work)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
+        for archive in work.absorbed:
+            self._store.delete(archive.path)
         return Archived(
             len(segments),
-            sum(archive.records for archive in work.archives),
+            sum(archive.records for archive in work.archives) - sum(archive.records for archive in work.absorbed),
             sum(each.bytes for each in segments),
             sum(archive.bytes for archive in work.archives),
             tuple(work.archives),
@@ -512,8 +559,12 @@ class _Run:
                 raise Fenced(f"node {self._node!r} is at epoch {now.epoch}, this archive run began in {before.epoch}: another process took over")
             if (now.directory, now.archived) != (before.directory, before.archived):
                 raise LostRace(f"the log of node {self._node!r} was archived or pruned by another process meanwhile")
+            gone = {archive.path for archive in work.absorbed}
+            left = tuple(archive for archive in now.archives if archive.path not in gone)
+            if len(left) + len(gone) != len(now.archives):
+                raise LostRace(f"archives of node {self._node!r} were removed by another process meanwhile")
             newest = max(now.newest, last[1])
-            return carried(replace(now, archives=(*now.archives, *work.archives), newest=newest), last, [work.summary])
+            return carried(replace(now, archives=(*left, *work.archives), newest=newest), last, [work.summary])
 
         try:
             self._manifests.update(change)

@@ -26,7 +26,7 @@ from imap_wal.entry import DataEntry, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES, START, Position
 from imap_wal.keeper import Keeper
-from imap_wal.manifest import LOG, NOTHING_SEEN, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.manifest import LOG, NOTHING_SEEN, NodeManifest, claim_manifests, cluster_manifests, node_manifests
 from imap_wal.pieces import END
 from imap_wal.reader import Bound, LogReader, Record, storage_errors
 from imap_wal.restore import ClusterLog
@@ -382,7 +382,8 @@ def _check_neighbours(store: SegmentStore, identity: Identity, clock: Clock, ran
     _, manifest = cluster_manifests(store, identity.cluster_folder, clock, randomness).read()
     others = [node for node in manifest.nodes if node != identity.node]
     kinds = {node: node_manifests(store, layout.node_folder(identity.cluster_folder, node), clock, randomness).read()[1].kind for node in others}
-    if manifest.claims or any(kind != LOG for kind in kinds.values()):
+    claims = claim_manifests(store, identity.cluster_folder, manifest.claims, clock, randomness).read()[1]
+    if claims.newest or any(kind != LOG for kind in kinds.values()):
         raise InvalidSetting(
             f"cluster {identity.cluster!r} in namespace {identity.namespace!r} holds maps; their restore would take this log's entries for changes of them: "
             "choose another cluster name"

@@ -156,6 +156,8 @@ def _checksum(body: Mapping[str, Any]) -> str:
 # ---- a node's manifest ---------------------------------------------------------------------------------------------
 
 LOG = "log"
+SESSIONS_KEPT = 64
+"""Sessions whose last request a manifest carries on, beside those of the plug-ins it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,11 @@ class NodeManifest:
     """Number of a segment that was in `wal/` when this was published, or is archived: a folder without it is not whole."""
     cluster: Seen = NOTHING_SEEN
     """The newest of the cluster that whoever published this had seen, or had acted on. An older one is not to be read beside it."""
+
+    def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
+        """Those of sessions that can still send something again: of the last plug-in starts, and of the last writers."""
+        known = set(self.plugins.values())
+        return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
 
     def to_json(self) -> dict[str, Any]:
         document = {**asdict(self), "requests": {str(session): request for session, request in self.requests.items()}}
@@ -322,8 +329,7 @@ class ClusterManifest:
     incarnation: int = 0
     """The last incarnation given, to a cluster lifetime or an embedded open."""
     claims: Mapping[str, int] = field(default_factory=dict)
-    """Cluster id → incarnation claimed for it. From the moment a newer claim is here, agents acknowledge nothing for an older one; only then are
-    the cuts read and the lifetime published, so no acknowledged change lies behind a cut."""
+    """Of a log of version 1; today they have a manifest of their own, see `ClaimManifest`."""
     lifetimes: tuple[Lifetime, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
@@ -352,6 +358,42 @@ class ClusterManifest:
 
     def with_snapshot(self, name: str, snapshot: Snapshot) -> ClusterManifest:
         return replace(self, snapshots={**self.snapshots, name: snapshot}, generation=max(self.generation, snapshot.generation))
+
+
+CLAIMS_KEPT = 1000
+"""Clusters that are remembered as followed by another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimManifest:
+    """Which Hazelcast cluster may write: looked at between every sync and acknowledgement, so it has a small manifest of its own. `claims`:
+    cluster id → incarnation claimed for it. From the moment a newer one is here, agents acknowledge nothing for an older one; only
+    then are the cuts read and the lifetime published, so no acknowledged change lies above a cut."""
+
+    claims: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        """The last incarnation claimed; 0 where no cluster ever did."""
+        return max(self.claims.values(), default=0)
+
+    def with_claim(self, cluster_id: str, incarnation: int) -> ClaimManifest:
+        kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[-CLAIMS_KEPT:]
+        return ClaimManifest(dict(kept))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(data["claims"])
+
+
+def claim_manifests(
+    store: SegmentStore, cluster_folder: str, former: Mapping[str, int], clock: Clock, randomness: Randomness
+) -> ManifestLog[ClaimManifest]:
+    """`former`: the claims that the cluster's own manifest has, of a log of version 1."""
+    return ManifestLog(store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(former), clock, randomness)
 
 
 def cluster_manifests(store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[ClusterManifest]:

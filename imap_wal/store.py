@@ -434,7 +434,7 @@ def next_incarnation(log: NodeLog) -> int:
     would void what this store acknowledges."""
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:
-        if manifest.claims:
+        if log.claims.read()[1].newest:
             raise InvalidSetting(
                 f"cluster {log.identity.cluster!r} in namespace {log.identity.namespace!r} belongs to Hazelcast members; open another cluster name, "
                 "or read it with `imap-wal export`"

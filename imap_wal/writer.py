@@ -30,6 +30,7 @@ from imap_wal.manifest import (
     ClusterManifest,
     ManifestLog,
     NodeManifest,
+    claim_manifests,
     cluster_manifests,
     current_cluster,
     foreign_wal,
@@ -106,6 +107,7 @@ class NodeLog:
     ) -> None:
         self.store, self.identity, self.settings, self.clock, self.randomness = store, identity, settings, clock, randomness
         self.manifests, self.clusters = manifests, clusters
+        self.claims = claim_manifests(store, identity.cluster_folder, clusters.read()[1].claims, clock, randomness)
         self.epoch, self.directory, self.recovery = manifest.epoch, manifest.directory, recovery
         self.requests: dict[int, int] = dict(manifest.requests)
         """Session → last durable request, kept by whoever commits."""
@@ -280,7 +282,8 @@ class NodeLog:
 
                 def change(manifest: NodeManifest) -> NodeManifest:
                     self._own(manifest)
-                    return replace(manifest, clean=True, requests=requests, checkpoint=max(end, manifest.checkpoint))
+                    known = manifest.known_requests(requests)
+                    return replace(manifest, clean=True, requests=known, checkpoint=max(end, manifest.checkpoint))
 
                 self.manifests.update(change)
                 if self._appends:
@@ -395,8 +398,8 @@ class _Opening:
         def change(manifest: NodeManifest) -> NodeManifest:
             if manifest.epoch != claimed.epoch:
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
-            newest = max(manifest.newest, recovered.next_segment - 1)
-            return replace(manifest, requests=recovered.requests, checkpoint=recovered.end, newest=newest)
+            newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
+            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest)
 
         manifest = self.manifests.update(change)
         self._register(manifest.directory)

@@ -9,7 +9,7 @@ from typing import Any
 from imap_wal.committer import Batch
 from imap_wal.errors import ImapWalError, OutcomeUnknown
 from imap_wal.format import Position
-from imap_wal.manifest import ClusterManifest, Lifetime
+from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, older_manifest
 from imap_wal.restore import ClusterLog, pin_cuts
 from imap_wal.writer import NodeLog
 
@@ -42,7 +42,10 @@ class Sessions:
         self._connections: dict[bytes, str] = {}
         self._shut: set[bytes] = set()
         """Connections of which an append was refused, until they say hello again."""
-        self._manifest_number, self._manifest = log.clusters.read()
+        begun = max((lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0)
+        self._claims_number, self._claims = log.claims.read()
+        if begun > self._claims.newest:
+            raise older_manifest(log.claims.folder, f"incarnation {begun} has begun, the last one claimed is {self._claims.newest}")
         self._read_at = log.clock.monotonic()
 
     def hello(self, sender: bytes, about: dict[str, Any]) -> tuple[Session, bool]:
@@ -81,7 +84,7 @@ class Sessions:
             return "not-ready", "say hello first"
         if session.writer != sender:
             return "superseded", "a later connection of this plug-in has taken over"
-        newest = self._newest()
+        newest = self._claims.newest
         if session.incarnation != newest:
             return "void-incarnation", f"this cluster's incarnation {session.incarnation} was followed by {newest}; say hello again"
         if sender in self._shut:
@@ -94,29 +97,31 @@ class Sessions:
     def check_newest(self, batches: Sequence[Batch]) -> None:
         """Between sync and acknowledgement: did another cluster claim the log meanwhile? Then older batches get an error. One stat on a local file system."""
         now = self._log.clock.monotonic()
-        if now - self._read_at >= READ_AGAIN_S or self._log.store.exists(self._log.clusters.next_path(self._manifest_number)):
+        if now - self._read_at >= READ_AGAIN_S or self._log.store.exists(self._log.claims.next_path(self._claims_number)):
             self._read_at = now
-            self._manifest_number, self._manifest = self._log.clusters.read()
-        newest = self._newest()
+            self._claims_number, self._claims = self._log.claims.read()
+        newest = self._claims.newest
         for batch in batches:
             if batch.session and self._by_number[batch.session].incarnation != newest:
                 batch.error = OutcomeUnknown(f"another cluster claimed this log (incarnation {newest}); say hello again")
 
-    def _newest(self) -> int:
-        return max(self._manifest.claims.values(), default=0)
-
     def _incarnation(self, cluster_id: str, plugin: str) -> int:
-        def claim(manifest: ClusterManifest) -> ClusterManifest | None:
-            claimed, newest = manifest.claims.get(cluster_id), max(manifest.claims.values(), default=0)
-            if claimed is not None and claimed == newest:
-                return None
-            if claimed is not None and f"{plugin}/{newest}" not in self._log.manifests.read()[1].plugins:
-                # Only a plug-in that was of the newest cluster may bring an older one back: its cluster was merged into that one.
-                raise VoidIncarnation(f"this cluster's incarnation {claimed} was followed by {newest}: start it anew")
-            number = manifest.incarnation + 1
-            return replace(manifest, incarnation=number, claims={**manifest.claims, cluster_id: number})
+        reserved: int | None = None
 
-        incarnation = self._log.clusters.update(claim).claims[cluster_id]
+        def claim(claims: ClaimManifest) -> ClaimManifest | None:
+            nonlocal reserved
+            claimed = claims.claims.get(cluster_id)
+            if claimed is not None and claimed == claims.newest:
+                return None
+            if claimed is not None and f"{plugin}/{claims.newest}" not in self._log.manifests.read()[1].plugins:
+                # Only a plug-in that was of the newest cluster may bring an older one back: its cluster was merged into that one.
+                raise VoidIncarnation(f"this cluster's incarnation {claimed} was followed by {claims.newest}: start it anew")
+            if reserved is None or reserved <= claims.newest:  # a number of its own, from where all writers of this cluster get theirs
+                next_one = self._log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1))
+                reserved = next_one.incarnation
+            return claims.with_claim(cluster_id, reserved)
+
+        incarnation = self._log.claims.update(claim).claims[cluster_id]
         cuts: dict[str, Position] | None = None
 
         def publish(manifest: ClusterManifest) -> ClusterManifest | None:
@@ -128,5 +133,5 @@ class Sessions:
             return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(cluster_id, incarnation, cuts)))
 
         self._log.clusters.update(publish)
-        self._manifest_number, self._manifest = self._log.clusters.read()
+        self._claims_number, self._claims = self._log.claims.read()
         return incarnation

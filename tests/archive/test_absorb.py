@@ -1,0 +1,52 @@
+"""Small archives become larger ones, so that a map never has many."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import imap_wal
+from imap_wal.archive import to_absorb
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.format import Position
+from imap_wal.log import LogReader
+from imap_wal.manifest import Archive, node_manifests
+from storage_backends.memory import MemoryStore
+
+
+def test_thousands_of_archive_runs_leave_a_few_archives_of_a_map() -> None:
+    archives: list[Archive] = []
+    written = largest = 0
+    for number in range(5000):
+        position = Position(1, number + 1, 100, 0)
+        taken = to_absorb(archives)
+        size = 50_000 + sum(archive.bytes for archive in taken)
+        written += size
+        first = taken[0].first if taken else position
+        archives = [archive for archive in archives if archive not in taken]
+        archives.append(Archive("m", f"{number}", first, position, 1, 0, size))
+        largest = max(largest, len(archives))
+    assert [archive.first for archive in archives] == sorted(archive.first for archive in archives)
+    assert all(one.last < two.first for one, two in pairwise(archives)), "what is taken in is the end"
+    assert largest <= 30, "three of each size"
+    assert written <= 8 * 5000 * 50_000, "an entry is written again a few times only"
+
+
+def test_many_archive_runs_lose_nothing_and_readers_see_every_entry_once(memory: MemoryStore) -> None:
+    written = {}
+    with imap_wal.open("memory://", node="n1", storage=memory, preallocate=False) as store:
+        for number in range(40):
+            store.map("m", raw=True)[b"%d" % number] = written[b"%d" % number] = bytes(1000)
+            store.map("other", raw=True)[b"k"] = b"%d" % number
+            if number % 5 == 0:
+                del store.map("m", raw=True)[b"%d" % number]
+                del written[b"%d" % number]
+            store.archive()
+    manifest = node_manifests(memory, "default/embedded/nodes/n1", SystemClock(), SystemRandomness()).read()[1]
+    assert len(manifest.archives) <= 2 * 3 * 3
+    assert {archive.path for archive in manifest.archives} == {file.path for file in memory.list("") if file.path.endswith(".parquet")}
+    assert sum(archive.tombstones for archive in manifest.archives) == 8 and sum(archive.records for archive in manifest.archives) == 88
+    with imap_wal.open("memory://", node="n1", storage=memory) as store:
+        assert dict(store.map("m", raw=True)) == written and store.map("other", raw=True)[b"k"] == b"39"
+    reader = LogReader("memory://", cluster="embedded", node="n1", storage=memory)
+    positions = [record.position for record in reader.read()]
+    assert len(positions) == 88 and positions == sorted(set(positions))
