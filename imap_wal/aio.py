@@ -1,21 +1,27 @@
 """The embedded store for asyncio: thousands of operations in flight share commits; reads are memory.
 
 Operations gather while a commit is under way, and the next commit takes them all. The event loop never waits for the disk: one thread commits.
+
+What gathers, and what is being committed, is bounded by `ring_bytes` and `ring_slots`. An operation that comes when they are used up is not serialised yet: it waits its turn,
+and so does whoever awaits it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from imap_wal import store as embedded
 from imap_wal.changes import Changes, MapState, split
 from imap_wal.serializer import Serializer
-from imap_wal.store import DurableMap, Store, StoreStatistics
+from imap_wal.store import DurableMap, Store, StoreStatistics, pairs
+from imap_wal.views import MapReads
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """What waits beyond this goes into the next commit."""
@@ -43,6 +49,13 @@ class AsyncStore:
         self._many: dict[asyncio.Future[None], int] = {}
         """How many of the waiting changes an operation has, where it is not one."""
         self._bytes = 0
+        self._operations_max, self._bytes_max = store.bounds
+        self._room = self._bytes_max
+        """How many bytes may wait: what the commit under way holds is not free yet."""
+        self._later: deque[tuple[asyncio.Future[None], Callable[[], Changes]]] = deque()
+        """Operations that came when all was full, and how to serialise them."""
+        self._full = False
+        """Who comes now goes to the end of `_later`."""
         self._idle = True
         """No commit is under way, and none is scheduled."""
 
@@ -78,7 +91,7 @@ class AsyncStore:
         self._thread.join()
 
     async def _settle(self) -> None:
-        while self._futures or not self._idle:
+        while self._futures or self._later or not self._idle:
             await asyncio.wait(self._futures) if self._futures else await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
@@ -87,18 +100,40 @@ class AsyncStore:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    def enqueue(self, changes: Changes) -> asyncio.Future[None]:
-        """Have the changes committed with whatever else waits; the future ends when they are durable."""
+    def enqueue(self, make: Callable[[], Changes]) -> asyncio.Future[None]:
+        """Have the changes that `make` serialises committed with whatever else waits; the future ends when they are durable."""
         self._store.check_open()
         future = self._create_future()
+        if self._full:
+            self._later.append((future, make))
+        else:
+            self._add(make(), future)
+            if self._idle:
+                self._schedule()
+        return future
+
+    def _add(self, changes: Changes, future: asyncio.Future[None]) -> None:
         self.run(changes.state).add(changes)
         self._futures.append(future)
         if len(changes) != 1:
             self._many[future] = len(changes)
         self._bytes += sum(changes.sizes())
-        if self._idle:
-            self._schedule()
-        return future
+        if self._bytes >= self._room or len(self._futures) >= self._operations_max:
+            self._full = True
+
+    def _admit(self) -> None:
+        """Let in what waits for room, in order."""
+        self._full = False
+        while self._later and not self._full:
+            future, make = self._later.popleft()
+            if future.done():
+                continue  # cancelled
+            try:
+                changes = make()
+            except Exception as error:  # carried to the caller, whatever it is
+                future.set_exception(error)
+            else:
+                self._add(changes, future)
 
     def run(self, state: MapState) -> Changes:
         """Where the next change of that map goes."""
@@ -121,6 +156,7 @@ class AsyncStore:
         runs, futures = self._waiting, self._futures
         self._last = None
         if self._bytes <= COMMIT_BYTES_MAX or len(futures) == 1:
+            self._room -= self._bytes
             self._waiting, self._futures, self._bytes = [], [], 0
             self._many.clear()
             return runs, futures
@@ -134,7 +170,7 @@ class AsyncStore:
             self._many.pop(future, None)
             operations, end, taken = operations + 1, end + count, taken + size
         now, self._waiting = split(runs, end)
-        self._futures, self._bytes = futures[operations:], self._bytes - taken
+        self._futures, self._bytes, self._room = futures[operations:], self._bytes - taken, self._room - taken
         return now, futures[:operations]
 
     def _run(self) -> None:
@@ -157,87 +193,75 @@ class AsyncStore:
                     future.set_exception(error)
             except asyncio.InvalidStateError:
                 pass  # cancelled: nobody waits for it
+        self._room = self._bytes_max
+        if self._full:
+            self._full = self._bytes >= self._room or len(self._futures) >= self._operations_max
+            if not self._full:
+                self._admit()
         if self._futures:
             self._loop.call_soon(self._flush)  # behind those just woken: what they do next shares the commit
         else:
             self._idle = True
 
 
-class AsyncMap:
-    """One map of an AsyncStore. `set`, `delete` and `update` return awaitables that end when the change is durable; reads are plain calls."""
+class AsyncMap(MapReads):
+    """One map of an AsyncStore. `set`, `delete` and `update` return awaitables that end when the change is durable; reads are plain calls, as of a dict.
+
+    When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: leave its value alone until it has ended, and expect NotSerializable and TooLarge from
+    the awaitable then."""
 
     def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
+        self._durable = inner._store
+        super().__init__(self._durable, inner._state)
         self._store, self._inner = store, inner
-        self._state, self._durable = inner._state, inner._store
-        self._max_value_bytes = inner._store.max_value_bytes
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
+        self._max_value_bytes = self._durable.max_value_bytes
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
         """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at once."""
-        if ttl is not None:
-            return self._store.enqueue(self._inner.changes([(key, value)], ttl))
-        # What `enqueue(self._inner.changes([(key, value)]))` does, spelt out: this is what every operation costs the event loop.
+        # What `enqueue` does with one change, spelt out: this is what every operation costs the event loop.
         store, state = self._store, self._state
+        if ttl is not None or store._full or self._durable.closed:
+            return store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
         serializer = state.serializer
         key_data, data = serializer.dump_key(key), serializer.dump(value)
         size = len(key_data) + len(data)
-        if size > self._max_value_bytes or self._durable.closed:
-            return store.enqueue(self._inner.changes([(key, value)]))  # which says what is wrong
+        if size > self._max_value_bytes:
+            return store.enqueue(lambda: self._inner.changes([(key, value)]))  # which says so
         run = store._last
         if run is None or run.state is not state:
             run = store.run(state)
         run.keys.append(key_data)
         run.values.append(data)
-        store._bytes += size
+        store._bytes = waiting = store._bytes + size
         future = store._create_future()
-        store._futures.append(future)
+        futures = store._futures
+        futures.append(future)
+        if waiting >= store._room or len(futures) >= store._operations_max:
+            store._full = True
         if store._idle:
             store._schedule()
         return future
 
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key; an absent one is fine."""
-        return self._store.enqueue(self._inner.deletion(key))
+        return self._store.enqueue(lambda: self._inner.deletion(key))
 
-    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]]) -> asyncio.Future[None]:
-        """All of them in one commit."""
-        changes = self._inner.changes(other.items() if isinstance(other, Mapping) else other)
-        if not changes:
+    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]], *, ttl: float | None = None) -> asyncio.Future[None]:
+        """All of them in one commit, for `ttl` seconds or for ever."""
+        given = list(pairs(other))
+        if not given:
+            self._durable.check_open()
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
-        return self._store.enqueue(changes)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self._inner.get(key, default)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._inner[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._inner
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def keys(self) -> Iterable[Any]:
-        return self._inner.keys()
-
-    def items(self) -> Iterable[tuple[Any, Any]]:
-        return self._inner.items()
-
-    def values(self) -> Iterable[Any]:
-        return self._inner.values()
+        return self._store.enqueue(lambda: self._inner.changes(given, ttl))
 
 
 class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
     """`imap_wal.open` for asyncio: the same options, opened off the event loop. `async with aopen(url) as store:`, or `store = await aopen(url)` and
     `await store.close()` at the end."""
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
         self._url, self._options = url, options
         self._store: AsyncStore | None = None
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from imap_wal.entry import pack, pack_upserts
 from imap_wal.serializer import Serializer
 
+HEAP_SPARE = 64
+"""So many outdated deadlines are not worth a new heap."""
+
 
 class MapState:
-    """What memory knows of one map: serialised keys and values, and who expires when."""
+    """What memory knows of one map: serialised keys and values, and who expires when. `get` takes no lock; all else is one step among threads."""
 
     __slots__ = ("_deadlines", "_mutex", "expires", "logged", "name", "serializer", "values")
 
@@ -20,47 +23,84 @@ class MapState:
         self.values: dict[bytes, bytes] = {}
         self.expires: dict[bytes, int] = {}
         self._deadlines: list[tuple[int, bytes]] = []
+        """A heap: one for each key of `expires`, and outdated ones, at most as many and `HEAP_SPARE`."""
         self._mutex = threading.Lock()
-        """Between `set` and `purge`; `get` and the sets of a map where nothing expires do without."""
 
     def set(self, key: bytes, value: bytes | None, expires_at_ms: int = 0) -> None:
         """Apply one change."""
         with self._mutex:
-            if value is None:
-                self.values.pop(key, None)
-            else:
-                self.values[key] = value
-            if expires_at_ms and value is not None:
-                self.expires[key] = expires_at_ms
-                heapq.heappush(self._deadlines, (expires_at_ms, key))
-            else:
-                self.expires.pop(key, None)
+            self._set(key, value, expires_at_ms)
+
+    def _set(self, key: bytes, value: bytes | None, expires_at_ms: int) -> None:
+        if value is None:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+        if expires_at_ms and value is not None:
+            self.expires[key] = expires_at_ms
+            heapq.heappush(self._deadlines, (expires_at_ms, key))
+        else:
+            self.expires.pop(key, None)
+        if len(self._deadlines) > 2 * len(self.expires) + HEAP_SPARE:
+            self._deadlines = [(at, each) for each, at in self.expires.items()]
+            heapq.heapify(self._deadlines)
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
-        value = self.values.get(key)
-        if value is not None and self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
+        # The deadline first: between the other order's two looks, the entry may expire and be purged, deadline and all.
+        if self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
             return None
-        return value
+        return self.values.get(key)
+
+    def expiry(self, key: bytes, now_ms: int) -> int | None:
+        """When the key expires, 0 for never; None where there is none."""
+        with self._mutex:
+            return None if self.get(key, now_ms) is None else self.expires.get(key, 0)
 
     def purge(self, now_ms: int) -> None:
         """Forget what has expired."""
-        if not self._deadlines:
-            return
+        if self._deadlines:
+            with self._mutex:
+                self._purge(now_ms)
+
+    def _purge(self, now_ms: int) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            deadline, key = heapq.heappop(self._deadlines)
+            if self.expires.get(key) == deadline:
+                self.values.pop(key, None)  # in this order: `get` never finds the value without its deadline
+                del self.expires[key]
+
+    def size(self, now_ms: int) -> int:
+        """How many keys there are now."""
         with self._mutex:
-            while self._deadlines and self._deadlines[0][0] <= now_ms:
-                deadline, key = heapq.heappop(self._deadlines)
-                if self.expires.get(key) == deadline:
-                    # In this order: while `expires` is empty, a put without a lifetime takes no lock, and must not meet the pop.
-                    self.values.pop(key, None)
-                    del self.expires[key]
+            self._purge(now_ms)
+            return len(self.values)
+
+    def keys(self, now_ms: int) -> list[bytes]:
+        """All keys of one moment."""
+        with self._mutex:
+            self._purge(now_ms)
+            return list(self.values)
+
+    def pairs(self, now_ms: int) -> tuple[list[bytes], list[bytes]]:
+        """All keys and their values of one moment: two lists take a tenth of what a list of pairs takes."""
+        with self._mutex:
+            self._purge(now_ms)
+            return list(self.values), list(self.values.values())
+
+    def last(self, now_ms: int, besides: Container[bytes]) -> tuple[bytes, bytes] | None:
+        """The key that was added last, and its value; none of `besides`."""
+        with self._mutex:
+            self._purge(now_ms)
+            return next(((key, self.values[key]) for key in reversed(self.values) if key not in besides), None)
 
     def apply(self, changes: Changes) -> None:
-        """Apply all of them, in order."""
-        if changes.plain and not self.expires:
-            self.values.update(zip(changes.keys, changes.values, strict=True))  # type: ignore[arg-type]  # no None among them
-            return
-        for index, (key, value) in enumerate(zip(changes.keys, changes.values, strict=True)):
-            self.set(key, value, changes.expires.get(index, 0))
+        """Apply all of them, in order, as one step for `keys` and `pairs`."""
+        with self._mutex:
+            if changes.plain and not self.expires:
+                self.values.update(zip(changes.keys, changes.values, strict=True))  # type: ignore[arg-type]  # no None among them
+                return
+            for index, (key, value) in enumerate(zip(changes.keys, changes.values, strict=True)):
+                self._set(key, value, changes.expires.get(index, 0))
 
 
 class Changes:

@@ -4,35 +4,48 @@ There is no committer thread. Whoever waits for a batch tries the commit lock: t
 batch is done, or until a leader that leaves wakes one of them to lead. One caller alone thus pays no hand-off between threads.
 
 A failed write or sync poisons the committer: nothing more is acknowledged, and the sync is never tried again on that file.
+
+The thread that leads may be interrupted at any line (Ctrl-C). What it was doing is in `_Commit`, and the next leader ends it: what was not written whole is cut off and
+written again; what was is synced and acknowledged. Where that cannot be known, the committer is poisoned.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from imap_wal.clock import Clock
-from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown
-from imap_wal.format import COUNT_MAX, ENTRIES, Position
+from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
+from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
 from imap_wal.ring import RingBuffer
 from imap_wal.settings import Durability, Settings
-from imap_wal.writer import NodeLog
+from imap_wal.writer import Mark, NodeLog
 from storage_backends import StorageError
+
+LOOK_AGAIN_S = 0.5
+"""Who waits for a leader looks this often whether there is one: an interrupted leader may have woken none."""
 
 
 class Batch:
     """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in pieces, `apply` what to do when it is acknowledged
-    (before anyone is told), in log order. `session` and `request` (its last) feed the duplicate check; 0 for none."""
+    (before anyone is told), in log order. `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the caller's: what the payload says."""
 
-    __slots__ = ("apply", "awaited", "count", "done", "error", "kind", "payload", "position", "request", "session", "size", "sleeper")
+    __slots__ = ("apply", "awaited", "content", "count", "done", "error", "kind", "payload", "position", "request", "session", "size", "sleeper")
 
     def __init__(
-        self, payload: list[bytes], count: int, apply: Callable[[], None] | None = None, kind: int = ENTRIES, session: int = 0, request: int = 0
+        self,
+        payload: list[bytes],
+        count: int,
+        apply: Callable[[], None] | None = None,
+        kind: int = ENTRIES,
+        session: int = 0,
+        request: int = 0,
+        content: object = None,
     ) -> None:
         self.payload, self.count, self.apply, self.kind, self.session, self.request = payload, count, apply, kind, session, request
+        self.content = content
         self.size = sum(map(len, payload))
         self.done = False
         self.awaited = False
@@ -70,6 +83,17 @@ class CommitStatistics:
     rotations: int
 
 
+class _Commit:
+    """A commit under way: `batches`, the ring's sequence after them, where the log was before. What is `written` is in the log whole, what is `safe` may be
+    acknowledged."""
+
+    __slots__ = ("batches", "end", "mark", "safe", "written")
+
+    def __init__(self, batches: list[Batch], end: int, mark: Mark) -> None:
+        self.batches, self.end, self.mark = batches, end, mark
+        self.written = self.safe = False
+
+
 class Committer:
     """Owns the node's log and the ring's committing consumer. `on_commit` is called with the log after each commit, so it must be quick; `before_ack` with the
     batches of a commit, between sync and acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
@@ -89,6 +113,8 @@ class Committer:
         self._consumer = ring.consumer()
         self._lock = threading.Lock()
         self._failure: ImapWalError | None = None
+        self._under_way: _Commit | None = None
+        self._rotating = False
         self._unsynced_since: float | None = None
         self._commits = self._records = self._syncs = self._rotations = 0
         self._sync_seconds = 0.0
@@ -102,7 +128,9 @@ class Committer:
         return self._failure
 
     def submit(self, batch: Batch) -> None:
-        """Put the batch in the ring; when it is full, commit until there is room."""
+        """Put the batch in the ring; when it is full, commit until there is room. `TooLarge` where no frame could hold it."""
+        if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
+            raise TooLarge(f"{batch.count} changes of {batch.size} bytes at once; a commit takes at most {COUNT_MAX} and less than 2 GiB")
         batch.sleeper = threading.Lock()
         batch.sleeper.acquire()
         while not self.ring.try_publish(batch, batch.size):
@@ -113,33 +141,25 @@ class Committer:
         batch.awaited = True
         try:
             while not batch.done:
-                if self._lock.acquire(blocking=False):
-                    try:
-                        self._commit_ready()
-                    finally:
-                        self._leave()
+                if not self._lock.locked():
+                    self._lead(self._commit_ready)
                 else:
                     assert batch.sleeper is not None
-                    batch.sleeper.acquire()
+                    batch.sleeper.acquire(timeout=LOOK_AGAIN_S)
         finally:
             if not batch.done:  # an interrupt: perhaps it was this thread's turn to lead
                 batch.awaited = False
                 self._wake_next()
 
-    @contextmanager
-    def _leading(self) -> Iterator[None]:
-        self._lock.acquire()
+    def _lead(self, work: Callable[[], None]) -> None:
         try:
-            yield
+            with self._lock:  # a plain lock: no interrupt gets between it and its block
+                work()
         finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Let the commit lock go. Whoever published after our last look found it taken and sleeps: one of them leads now."""
-        self._lock.release()
-        self._wake_next()
+            self._wake_next()
 
     def _wake_next(self) -> None:
+        """Whoever published after a leader's last look found the commit lock taken and sleeps: one of them leads now."""
         for batch in self._consumer.take() if self._consumer.ready() else ():
             if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
                 batch.wake()
@@ -147,43 +167,55 @@ class Committer:
 
     def commit_ready(self) -> None:
         """Commit all that is in the ring now."""
-        with self._leading():
-            self._commit_ready()
+        self._lead(self._commit_ready)
 
     def sync(self) -> None:
         """Durability barrier: all that was acknowledged before is safe when this returns, whatever the durability."""
-        with self._leading():
+
+        def work() -> None:
             self._commit_ready()
             if self._failure is None:
                 self._guarded_sync()
             if self._failure is not None:
                 raise self._failure
+
+        self._lead(work)
 
     def sync_if_due(self) -> None:
         """`interval`: sync when the oldest unsynced byte is about to be too old (the keeper comes by four times an interval)."""
         since = self._unsynced_since
         if since is None or (self._clock.monotonic() - since) * 1000 < 0.75 * self._settings.sync_interval_ms:
             return
-        with self._leading():
+
+        def work() -> None:
             if self._failure is None:
                 self._guarded_sync()
 
+        self._lead(work)
+
     def rotate(self) -> None:
         """Seal the current segment now."""
-        with self._leading():
+
+        def work() -> None:
             self._commit_ready()
             self._rotate()
             if self._failure is not None:
                 raise self._failure
 
+        self._lead(work)
+
     def rotate_if_due(self) -> None:
         """Seal the current segment if it is older than it may be."""
         limit = self._settings.rotate_interval_s
-        if limit and self.log.age_s >= limit:
-            with self._leading():
-                self._commit_ready()
-                if self.log.age_s >= limit:
-                    self._rotate()
+        if not limit or self.log.age_s < limit:
+            return
+
+        def work() -> None:
+            self._commit_ready()
+            if self.log.age_s >= limit:
+                self._rotate()
+
+        self._lead(work)
 
     def renew_lease(self) -> None:
         """Hold on to the node where the storage's lock is a lease; losing it ends all acknowledgements. A StorageError: it could not be renewed this time."""
@@ -191,12 +223,17 @@ class Committer:
             try:
                 self.log.renew()
             except Fenced as error:
-                with self._leading():
-                    self._failure = error
+                lost = error
+
+                def work() -> None:
+                    self._failure = lost
+
+                self._lead(work)
 
     def close(self, clean: bool = True) -> None:
-        """Commit what is left, then close the log; `clean` says so in it."""
-        with self._leading():
+        """Commit what is left, then close the log; `clean` says so in it. Safe to call again after an interrupt."""
+
+        def work() -> None:
             if clean:
                 self._commit_ready()
             if self._failure is None:
@@ -206,6 +243,8 @@ class Committer:
                 self.log.close(clean=False)
             self._commit_ready()  # late comers are told
 
+        self._lead(work)
+
     @property
     def statistics(self) -> CommitStatistics:
         return CommitStatistics(self._commits, self._records, self.log.bytes_written, self._syncs, self._sync_seconds, self._rotations)
@@ -213,42 +252,71 @@ class Committer:
     # ---- with the lock held ----
 
     def _commit_ready(self) -> None:
+        if self._under_way is not None or self._rotating:
+            self._take_up()
         while self._consumer.ready() and (batches := self._consumer.take(self._settings.commit_bytes_max)):
-            if self._failure is None:
-                self._commit(batches)
-            else:
-                for batch in batches:
-                    batch.error = NotAppended(f"nothing more is appended: {self._failure}")
-            applies = not self._settings.acknowledges_early
-            for batch in batches:
-                if batch.error is None and applies and batch.apply is not None:
-                    batch.apply()
-                batch.done = True
-                batch.wake()
-            self._consumer.advance(len(batches))
+            self._under_way = commit = _Commit(batches, self._consumer.sequence + len(batches), self.log.mark())
+            self._conclude(commit)
             if self._failure is None:
                 if self.log.full:
                     self._rotate()
                 if self._on_commit is not None:
                     self._on_commit(self.log)
 
-    def _commit(self, batches: list[Batch]) -> None:
-        before = self.log.bytes_written
-        writing = True
+    def _take_up(self) -> None:
+        """An interrupt stopped the leader before this one in the middle: end what it began."""
+        if self._rotating:
+            self._rotate()
+        commit = self._under_way
+        if commit is None:
+            return
+        if not commit.written and self._failure is None:
+            if self.log.rewind(commit.mark):
+                self._under_way = None  # its batches are still in the ring
+                return
+            self._failure = NotAppended(
+                f"a write to the log of node {self.log.identity.node!r} was interrupted, and what is in it is not known; nothing more is acknowledged until it "
+                "is opened again"
+            )
+        if not commit.safe and self._failure is not None:
+            for batch in commit.batches:
+                batch.error = batch.error or OutcomeUnknown(f"the change may be in the log: {self._failure}")
+        self._conclude(commit)
+
+    def _conclude(self, commit: _Commit) -> None:
+        """Bring the commit to its end, from wherever it is: into the log, into memory, out of the ring."""
+        batches = commit.batches
+        if self._failure is None and not commit.safe:
+            self._commit(commit)
+        elif not commit.safe:
+            for batch in batches:
+                batch.error = batch.error or NotAppended(f"nothing more is appended: {self._failure}")
+        applies = not self._settings.acknowledges_early
+        for batch in batches:
+            if batch.error is None and applies and batch.apply is not None and not batch.done:
+                batch.apply()
+            batch.done = True
+            batch.wake()
+        self._consumer.advance(commit.end - self._consumer.sequence)
+        self._under_way = None
+
+    def _commit(self, commit: _Commit) -> None:
+        batches = commit.batches
         try:
-            for kind, group in groupby(batches, key=lambda batch: batch.kind):
-                self._write(kind, list(group))
-            writing = False
-            self._commits += 1
+            if not commit.written:
+                for kind, group in groupby(batches, key=lambda batch: batch.kind):
+                    self._write(kind, list(group))
+                commit.written = True
+                self._commits += 1
             self._make_safe()
         except Fenced as error:
             self._failure = error
             for batch in batches:
                 batch.error = OutcomeUnknown(str(error))
             return
-        except StorageError as error:
-            certain = writing and self.log.bytes_written == before and self.log.rewind()
-            self._poison(error, "write" if writing else "sync")
+        except (StorageError, TooLarge) as error:
+            certain = not commit.written and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
+            self._poison(error, "sync" if commit.written else "write")
             for batch in batches:
                 kind = NotAppended if certain else OutcomeUnknown
                 batch.error = kind(f"{'nothing was appended' if certain else 'the change may be in the log'}: {self._failure}")
@@ -263,16 +331,20 @@ class Committer:
                 # Nobody could say whether these may be acknowledged; and they are in the log, so it is no "no" either.
                 for batch in batches:
                     batch.error = batch.error or OutcomeUnknown(f"the change is in the log, but could not be confirmed: {error}")
+        commit.safe = True
 
     def _write(self, kind: int, batches: list[Batch]) -> None:
-        """One frame for the batches (several, where a frame cannot count that many)."""
+        """One frame for the batches (several, where a frame cannot hold or count that many)."""
         start = 0
         while start < len(batches):
             payload: list[bytes] = []
-            count, stop = 0, start
-            while stop < len(batches) and (stop == start or count + batches[stop].count <= COUNT_MAX):
+            count, size, stop = 0, 0, start
+            while stop < len(batches) and (
+                stop == start or (count + batches[stop].count <= COUNT_MAX and size + batches[stop].size <= PAYLOAD_BYTES_MAX)
+            ):
                 payload += batches[stop].payload
                 count += batches[stop].count
+                size += batches[stop].size
                 stop += 1
             if self._syncs_each and self._unsynced_since is not None:
                 self._timed_sync()  # one unsynced frame at most: a power loss then never leaves a whole frame behind a torn one
@@ -315,6 +387,7 @@ class Committer:
     def _rotate(self) -> None:
         if self._failure is not None:
             return
+        self._rotating = True
         try:
             self.log.rotate()
             self._unsynced_since = None
@@ -323,8 +396,9 @@ class Committer:
             self._failure = error
         except StorageError as error:
             self._poison(error, "seal")
+        self._rotating = False
 
-    def _poison(self, error: StorageError, doing: str) -> None:
+    def _poison(self, error: Exception, doing: str) -> None:
         self._failure = NotAppended(
             f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing more is acknowledged until it is opened again"
         )

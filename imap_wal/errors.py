@@ -51,12 +51,10 @@ class OutcomeUnknown(ImapWalError):
 
 
 class WriterLocked(ImapWalError):
-    """Another process holds this node's log; `holder` names it. Stop it, give this one another node name, or take over."""
+    """Another process holds this node's log; `holder` names it. Stop it, or take over: it acknowledges nothing more then."""
 
     def __init__(self, node: str, holder: str) -> None:
-        super().__init__(
-            f"the log of node {node!r} is being written by {holder}; stop that process, use another node name, or open with takeover=True"
-        )
+        super().__init__(f"the log of node {node!r} is being written by {holder}; stop that process, or shut it out with takeover=True")
         self.node, self.holder = node, holder
 
 

@@ -29,7 +29,7 @@ from typing import NamedTuple, Self
 import google_crc32c
 import msgpack
 
-from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
+from imap_wal.errors import CorruptLog, ShortLog, TooLarge, UnsupportedVersion
 
 MAGIC = b"IMAPWAL\0"
 VERSION = 1
@@ -43,6 +43,8 @@ COUNT_MAX = 2**24 - 1
 BODY_BYTES_MAX = 2**31 - 1
 FRAME_OVERHEAD_BYTES = 1024 * 1024
 """A payload this much below the maximum fits in a frame."""
+PAYLOAD_BYTES_MAX = BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES
+"""What is put in one frame at most."""
 _SEED = struct.Struct("<QII")
 _SYNCED = struct.Struct("<Q")
 SYNCED_BYTES = 8
@@ -152,8 +154,11 @@ def header_bytes_needed(data: bytes) -> int:
 
 
 def encode_frame(seed: int, offset: int, kind: int, count: int, synced: int, payload: list[bytes]) -> tuple[list[bytes], int, int]:
-    """The chunks of one frame at `offset`, their total length and the frame's CRC. `payload` is the msgpack stream in pieces."""
+    """The chunks of one frame at `offset`, their total length and the frame's CRC. `payload` is the msgpack stream in pieces. `TooLarge`: a reader would take the frame
+    for damage."""
     body_length = SYNCED_BYTES + sum(map(len, payload))
+    if body_length > BODY_BYTES_MAX or not 0 <= count <= COUNT_MAX:
+        raise TooLarge(f"a frame of {count} entries in {body_length} bytes; it takes at most {COUNT_MAX} in {BODY_BYTES_MAX}: commit less at once")
     type_count = kind | count << 8
     start = _SYNCED.pack(synced)
     extend = google_crc32c.extend

@@ -12,6 +12,7 @@ made: a map's memory would not learn of entries that somebody else put into its 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -24,14 +25,14 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
 from imap_wal.entry import DataEntry, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
-from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES, START, Position
+from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX, START, Position
 from imap_wal.keeper import Keeper
 from imap_wal.manifest import LOG, NOTHING_SEEN, NodeManifest, claim_manifests, cluster_manifests, node_manifests
 from imap_wal.pieces import END
 from imap_wal.reader import Bound, LogReader, Record, storage_errors
 from imap_wal.restore import ClusterLog
 from imap_wal.ring import RingBuffer
-from imap_wal.settings import Durability, Settings
+from imap_wal.settings import Durability, Settings, location
 from imap_wal.store import next_incarnation
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
@@ -90,7 +91,7 @@ class Log:
         with self._order_lock:
             request = self._request
             rows = [pack(each._replace(order=(incarnation, 0, session, request + number))) for number, each in enumerate(given, 1)]
-            if sum(map(len, rows)) > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
+            if sum(map(len, rows)) > PAYLOAD_BYTES_MAX:
                 raise TooLarge(f"one commit of {sum(map(len, rows))} bytes; it takes less than 2 GiB, append in parts")
             self._request = request + len(rows)
             batch = Batch([b"".join(rows)], len(rows), session=session, request=self._request)
@@ -283,7 +284,7 @@ def _entry(map: str, change: Change, now_ms: int) -> DataEntry:
 
 
 def create(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     namespace: str = "default",
     cluster: str = "log",
@@ -292,7 +293,7 @@ def create(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
-    wal_dir: str = "",
+    wal_dir: str | os.PathLike[str] = "",
     **settings: Any,
 ) -> Log:
     """Make a log under `url` and open it; of several processes one makes it. `LogExists` where there is one (`exist_ok=True` opens that). `InvalidSetting` in a
@@ -300,6 +301,7 @@ def create(
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
+    url, wal_dir = location(url), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = storage or open_store(url, wal_dir=wal_dir)
         _check_durability(store, chosen)
@@ -319,7 +321,7 @@ def create(
 
 
 def open(  # the public name: imap_wal.log.open
-    url: str,
+    url: str | os.PathLike[str],
     *,
     namespace: str = "default",
     cluster: str = "log",
@@ -328,7 +330,7 @@ def open(  # the public name: imap_wal.log.open
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
-    wal_dir: str = "",
+    wal_dir: str | os.PathLike[str] = "",
     **settings: Any,
 ) -> Log:
     """Become the writer of a log that `create` made; `settings` are the fields of `imap_wal.Settings`.
@@ -338,6 +340,7 @@ def open(  # the public name: imap_wal.log.open
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
+    url, wal_dir = location(url), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = storage or open_store(url, wal_dir=wal_dir)
         _check_durability(store, chosen)

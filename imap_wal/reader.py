@@ -15,6 +15,7 @@ in that instant, or another writer takes over. A reader that a `Log` gave out (`
 from __future__ import annotations
 
 import heapq
+import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from imap_wal.pieces import ARCHIVE, SEGMENT, Piece, read_piece
 from imap_wal.restore import ATTEMPTS, ClusterLog, NodeState
 from imap_wal.segment import SegmentReader
 from imap_wal.segments import SegmentFile, wal_folder
+from imap_wal.settings import location
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16
@@ -81,7 +83,7 @@ class LogReader:
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         namespace: str = "default",
         cluster: str = "log",
@@ -91,8 +93,8 @@ class LogReader:
         randomness: Randomness | None = None,
         bound: Bound | None = None,
     ) -> None:
-        self.url, self.namespace, self.cluster, self.node = url, namespace, cluster, node
-        with storage_errors(url):
+        self.url, self.namespace, self.cluster, self.node = location(url), namespace, cluster, node
+        with storage_errors(self.url):
             self._store = storage or open_store(url)
         self._owns_store = storage is None
         self._log = ClusterLog(self._store, namespace, cluster, clock, randomness)

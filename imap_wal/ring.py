@@ -5,6 +5,9 @@ is free again when the slowest consumer is past it; until then producers wait (b
 that stand in the ring are bounded.
 
 Python's lock stands where the Disruptor has compare-and-swap: claim and publish are one step, so consumers never see a gap.
+
+A Ctrl-C may raise at any line here. So what must change together changes in one assignment; and the lock is a plain one, whose `with` has no gap for an interrupt to get
+between lock and block: entering a Condition runs Python, and has one.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class RingBuffer(Generic[T]):
         self._sizes = [0] * slots
         self._mask = slots - 1
         self._bytes_max = bytes_max
-        self._changed = threading.Condition(threading.Lock())
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._next = 0
         self._free = 0
         self._bytes = 0
@@ -50,22 +54,23 @@ class RingBuffer(Generic[T]):
 
     def consumer(self) -> Consumer[T]:
         """A new consumer; it sees what is published from now on, and holds producers back from now on, until `Consumer.close`."""
-        with self._changed:
+        with self._mutex:
             consumer = Consumer(self, self._next)
             self._consumers.append(consumer)
             return consumer
 
     def try_publish(self, item: T, size: int = 0) -> bool:
         """Put the item (of `size` bytes) in the ring if there is room now."""
-        with self._changed:
-            if self._next - self._free > self._mask or (self._bytes + size > self._bytes_max and self._bytes):
-                self._waits += 1
-                return False
+        with self._mutex:
+            if self._full(size):
+                self._release()  # a consumer may have been interrupted between its step and this
+                if self._full(size):
+                    self._waits += 1
+                    return False
             slot = self._next & self._mask
             self._slots[slot] = item
             self._sizes[slot] = size
-            self._bytes += size
-            self._next += 1
+            self._next, self._bytes = self._next + 1, self._bytes + size
             if self._sleepers:
                 self._changed.notify_all()
             return True
@@ -73,16 +78,23 @@ class RingBuffer(Generic[T]):
     def publish(self, item: T, size: int = 0, timeout: float | None = None) -> bool:
         """The same, waiting for room; False after `timeout` seconds without."""
         while not self.try_publish(item, size):
-            with self._changed:
-                full = self._next - self._free > self._mask or (self._bytes + size > self._bytes_max and self._bytes)
-                if full and not self._sleep(timeout):
+            with self._mutex:
+                if self._full(size) and not self._sleep(timeout):
                     return False
         return True
 
+    def waiting(self) -> list[T]:
+        """What was published and not every consumer has consumed, in order."""
+        with self._mutex:
+            return [self._slots[sequence & self._mask] for sequence in range(self._free, self._next)]  # type: ignore[misc]  # a published slot holds an item
+
     @property
     def statistics(self) -> RingStatistics:
-        with self._changed:
+        with self._mutex:
             return RingStatistics(self._mask + 1, self._next, self._next - self._free, self._bytes, self._waits)
+
+    def _full(self, size: int) -> bool:
+        return self._next - self._free > self._mask or bool(self._bytes + size > self._bytes_max and self._bytes)
 
     def _sleep(self, timeout: float | None) -> bool:
         self._sleepers += 1
@@ -96,9 +108,8 @@ class RingBuffer(Generic[T]):
         slowest = min((consumer.sequence for consumer in self._consumers), default=self._next)
         for sequence in range(self._free, slowest):
             slot = sequence & self._mask
-            self._bytes -= self._sizes[slot]
             self._slots[slot] = None
-        self._free = slowest
+            self._free, self._bytes = sequence + 1, self._bytes - self._sizes[slot]
         if self._sleepers:
             self._changed.notify_all()
 
@@ -116,7 +127,7 @@ class Consumer(Generic[T]):
     def take(self, bytes_max: int = 2**62) -> list[T]:
         """What is ready, in order, up to `bytes_max` (at least one item), without consuming it: `advance` does."""
         ring = self._ring
-        with ring._changed:
+        with ring._mutex:
             taken: list[T] = []
             size = 0
             for sequence in range(self.sequence, ring._next):
@@ -129,18 +140,18 @@ class Consumer(Generic[T]):
 
     def advance(self, count: int) -> None:
         """Consume the next `count` items; producers may use their slots again."""
-        with self._ring._changed:
+        with self._ring._mutex:
             self.sequence += count
             self._ring._release()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until something is ready; False after `timeout` seconds with nothing."""
-        with self._ring._changed:
+        with self._ring._mutex:
             return self.ready() or (self._ring._sleep(timeout) and self.ready())
 
     def close(self) -> None:
         """Hold producers back no longer."""
-        with self._ring._changed:
+        with self._ring._mutex:
             if self in self._ring._consumers:
                 self._ring._consumers.remove(self)
                 self._ring._release()

@@ -34,6 +34,7 @@ class SegmentWriter:
         """CRC of the last frame; the next segment's header carries it on."""
         self.synced = 0
         self.records = 0
+        self._sealed = False
         try:
             # Safe before the first frame is written: a segment whose header is not whole then holds nothing else, see `unborn`.
             self._appender.append(header.encode())
@@ -66,8 +67,10 @@ class SegmentWriter:
         self._appender.truncate(size)
 
     def seal(self) -> None:
-        """Give back preallocated space, sync, close."""
-        self._appender.truncate(self._appender.size)
+        """Give back preallocated space, sync, close. May be called again after an interrupt."""
+        if not self._sealed:
+            self._appender.truncate(self._appender.size)
+            self._sealed = True
         self.close()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -43,7 +44,20 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
+FRAME_BYTES_MAX = 2**31 - 2**20 - 1
+"""What one frame of a segment holds at most (`format.PAYLOAD_BYTES_MAX`)."""
+
 _MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s", "wal_size_limit_mb", "wal_ttl_seconds"}
+
+
+def location(url: str | os.PathLike[str], name: str = "url") -> str:
+    """A folder or URL that a user gave, as text. `InvalidSetting` for an empty url."""
+    text = os.fspath(url)
+    if type(text) is not str:
+        raise InvalidSetting(f"{name} is {text!r}; it takes text or a pathlib.Path")
+    if not text and name == "url":
+        raise InvalidSetting('url is empty; pass a folder or a URL, as in "/var/lib/maps", "~/maps", "file:///var/lib/maps" or "s3://bucket/maps"')
+    return text
 
 
 def refuse_wrong_types(settings: Any) -> None:
@@ -71,7 +85,7 @@ class Settings:
     ring_bytes: int = 256 * 1024 * 1024
     """Bytes that may wait for the committer; a larger single batch waits for an empty ring."""
     commit_bytes_max: int = 16 * 1024 * 1024
-    """A group commit takes what is ready up to this size (at least one batch)."""
+    """A group commit takes what is ready up to this size (at least one batch); less than 2 GiB."""
     max_value_bytes: int = 128 * 1024 * 1024
     """Key and value of one change together; more is refused with `TooLarge`."""
     restore_memory_bytes: int = 1024 * 1024 * 1024
@@ -112,8 +126,9 @@ class Settings:
                 least = 0 if field.name in _MAY_BE_0 else 1
                 if value < least:
                     raise InvalidSetting(f"{field.name} is {value}; it takes {least} or more")
-        if self.max_value_bytes > 2**31 - 2**20:
-            raise InvalidSetting(f"max_value_bytes is {self.max_value_bytes}; a frame holds at most 2 GiB")
+        for name in ("max_value_bytes", "commit_bytes_max"):
+            if getattr(self, name) > FRAME_BYTES_MAX:
+                raise InvalidSetting(f"{name} is {getattr(self, name)}; one commit holds at most {FRAME_BYTES_MAX} bytes, a little less than 2 GiB")
 
     @property
     def acknowledges_early(self) -> bool:

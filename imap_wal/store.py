@@ -8,14 +8,14 @@ Memory holds serialised values; `get` gives a fresh object each time, the same t
 
 from __future__ import annotations
 
-import socket
+import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from imap_wal import layout
 from imap_wal.changes import Changes, MapState, apply
@@ -23,13 +23,14 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, MissingNode, NotAppended, StorageUnavailable, TooLarge
-from imap_wal.format import BODY_BYTES_MAX, COUNT_MAX, FRAME_OVERHEAD_BYTES
+from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX
 from imap_wal.keeper import Keeper
 from imap_wal.manifest import ClusterManifest, node_manifests
 from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
-from imap_wal.settings import RecoveryPolicy, Settings
+from imap_wal.settings import RecoveryPolicy, Settings, location
+from imap_wal.views import MapReads
 from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
@@ -64,7 +65,7 @@ class Store:
         self.committer = Committer(self.ring, log, settings, self._clock, self.keeper.committed)
         self._some_unlogged = False
         self._archive_lock = threading.Lock()
-        self.closed = False
+        self.closed = self._ended = False
         start = self._clock.monotonic()
         self._all_logs = cluster
         self._load(cluster, wal_filter)
@@ -159,17 +160,21 @@ class Store:
         return StoreStatistics(self.committer.statistics, self.ring.statistics, self._log.recovery, self._restore_seconds, entries)
 
     def close(self) -> None:
-        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice."""
-        if self.closed:
+        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice, also after an interrupt."""
+        if self._ended:
             return
         self.closed = True
-        self.keeper.stop()
         try:
-            self.committer.close()
-        except StorageError as error:
-            raise StorageUnavailable(f"closing the log of node {self._log.identity.node!r}: {error}") from error
-        finally:
-            self._log.store.close()
+            self.keeper.stop()
+        finally:  # an interrupted close lets the lock go too; if not, the next call does
+            try:
+                self.committer.close()
+                self._ended = True
+            except StorageError as error:
+                self._ended = True
+                raise StorageUnavailable(f"closing the log of node {self._log.identity.node!r}: {error}") from error
+            finally:
+                self._log.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,39 +193,100 @@ class Store:
                 if logged:
                     self.change(logged)
                 self.check_open()
-                apply(unlogged)
+                with self._order_lock:
+                    apply(unlogged)
                 return
         if self._settings.acknowledges_early:
             if self.committer.failure is not None:
                 raise self.committer.failure
             self.submit(runs)
             return
-        batch = self.submit(runs)
-        self.committer.wait(batch)
-        if batch.error is not None:
-            raise batch.error
+        self._await(self.submit(runs))
 
     def submit(self, runs: Sequence[Changes]) -> Batch:
         """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
         self.check_open()
+        with self._order_lock:
+            return self._publish(runs)
+
+    def decide(self, state: MapState, key: bytes, choose: Callable[[bytes | None], Changes | None]) -> bytes | None:
+        """Read the key, and log and apply what `choose` makes of its value: one step, in which nobody else changes the key. Returns the value that was read."""
+        while True:
+            self.check_open()
+            with self._order_lock:
+                if not any(key in run.keys for run in self._pending(state)):
+                    value = state.get(key, self.now_ms())
+                    changes = choose(value)
+                    batch = self._settle(changes) if changes is not None else None
+                    break
+            self.committer.commit_ready()  # who changes this key comes first; others share its commit
+        self._await(batch)
+        return value
+
+    def take_last(self, state: MapState) -> tuple[bytes, bytes] | None:
+        """Delete the key that was added last, and return it with its value; None where there is none. Two callers never get the same."""
+        while True:
+            self.check_open()
+            with self._order_lock:
+                pending = {key for run in self._pending(state) for key in run.keys}
+                found = state.last(self.now_ms(), besides=pending)
+                if found is not None:
+                    batch = self._settle(Changes(state, [found[0]], [None]))
+                    break
+                if not pending:
+                    return None
+            self.committer.commit_ready()
+        self._await(batch)
+        return found
+
+    # With the order lock held: nothing is published meanwhile.
+
+    def _pending(self, state: MapState) -> list[Changes]:
+        """What is published of this map and not yet in memory."""
+        if self._settings.acknowledges_early or not state.logged:
+            return []
+        batches = [batch for batch in self.ring.waiting() if not batch.done]
+        return [run for batch in batches for run in cast("Sequence[Changes]", batch.content) if run.state is state]
+
+    def _settle(self, changes: Changes) -> Batch | None:
+        """Publish, or apply what is not logged. None: it is acknowledged."""
+        if not changes.state.logged:
+            apply([changes])
+            return None
+        if self._settings.acknowledges_early and self.committer.failure is not None:
+            raise self.committer.failure
+        batch = self._publish([changes])
+        return None if self._settings.acknowledges_early else batch
+
+    def _publish(self, runs: Sequence[Changes]) -> Batch:
         count = sum(map(len, runs))
         if count > COUNT_MAX:
             raise TooLarge(f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update")
         now = self._clock.now_ms()
-        with self._order_lock:
-            request = self._request
-            payload: list[bytes] = []
-            for run in runs:
-                payload += run.pack(now, self._incarnation, self._session, request + 1)
-                request += len(run)
-            batch = Batch(payload, count, lambda: apply(runs), session=self._session, request=request)
-            if batch.size > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
-                raise TooLarge(f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update")
-            self._request = request
-            self.committer.submit(batch)
-            if self._settings.acknowledges_early:
-                apply(runs)
+        request = self._request
+        payload: list[bytes] = []
+        for run in runs:
+            payload += run.pack(now, self._incarnation, self._session, request + 1)
+            request += len(run)
+        batch = Batch(payload, count, lambda: apply(runs), session=self._session, request=request, content=runs)
+        if batch.size > PAYLOAD_BYTES_MAX:
+            raise TooLarge(f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update")
+        self._request = request
+        self.committer.submit(batch)
+        if self._settings.acknowledges_early:
+            apply(runs)
         return batch
+
+    def _await(self, batch: Batch | None) -> None:
+        if batch is not None:
+            self.committer.wait(batch)
+            if batch.error is not None:
+                raise batch.error
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """How many operations and how many bytes may wait for the committer."""
+        return self._settings.ring_slots, self._settings.ring_bytes
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
@@ -272,22 +338,16 @@ class _Label:
     load_key = load
 
 
-class DurableMap(MutableMapping[Any, Any]):
+_RAISE = object()
+
+
+class DurableMap(MapReads, MutableMapping[Any, Any]):
     """One map of a store. Every change returns when it is as durable as the store was told; an error means memory is unchanged.
-    Single operations are atomic among threads; `pop`, `popitem` and `setdefault` are a read and then a write, as two operations."""
+    Every operation is atomic among threads, `pop`, `popitem` and `setdefault` too."""
 
     def __init__(self, store: Store, state: MapState) -> None:
-        self._store, self._state = store, state
-
-    @property
-    def name(self) -> str:
-        return self._state.name
-
-    def __getitem__(self, key: Any) -> Any:
-        value = self._state.get(self._state.serializer.dump_key(key), self._store.now_ms())
-        if value is None:
-            raise KeyError(key)
-        return self._state.serializer.load(value)
+        super().__init__(store, state)
+        self._store = store
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.put(key, value)
@@ -316,73 +376,80 @@ class DurableMap(MutableMapping[Any, Any]):
         return changes
 
     def __delitem__(self, key: Any) -> None:
+        self.pop(key)
+
+    def pop(self, key: Any, default: Any = _RAISE) -> Any:
+        """Delete the key and return its value: of several threads one gets it. KeyError, or `default`, where there is none."""
         deletion = self.deletion(key)
-        if self._state.get(deletion.keys[0], self._store.now_ms()) is None:
+        value = self._store.decide(self._state, deletion.keys[0], lambda present: None if present is None else deletion)
+        if value is not None:
+            return self._state.serializer.load(value)
+        if default is _RAISE:
             raise KeyError(key)
-        self._store.change([deletion])
+        return default
+
+    def popitem(self) -> tuple[Any, Any]:
+        """Delete the key that was added last; returns it with its value. Each is given to one thread. KeyError where there is none."""
+        found = self._store.take_last(self._state)
+        if found is None:
+            raise KeyError("popitem(): the map is empty")
+        return self._state.serializer.load_key(found[0]), self._state.serializer.load(found[1])
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """The value of the key; where there is none, `default` is set first. Several threads all get the value of the one that came first."""
+        changes = self.changes([(key, default)])
+        value = self._store.decide(self._state, changes.keys[0], lambda present: changes if present is None else None)
+        return self._state.serializer.load(changes.values[0] if value is None else value)  # type: ignore[arg-type]  # an upsert
 
     def deletion(self, key: Any) -> Changes:
         """The change that deletes the key."""
         return Changes(self._state, [self._state.serializer.dump_key(key)], [None])
 
-    def update(self, other: Any = (), /, **more: Any) -> None:
-        """All of them in one commit: after a crash all are there or none. `other` is what a dict's `update` takes."""
-        pairs: Iterable[tuple[Any, Any]] = other
-        if isinstance(other, Mapping):
-            pairs = other.items()
-        elif hasattr(other, "keys"):
-            pairs = ((key, other[key]) for key in other.keys())  # noqa: SIM118  # it may not be iterable itself
-        changes = self.changes(chain(pairs, more.items()))
+    def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
+        """All of them in one commit: after a crash all are there or none. `other` is what a dict's `update` takes. `ttl`: all of them for that many seconds; a key named
+        "ttl" is given in the mapping: `update({"ttl": 5})`."""
+        changes = self.changes(chain(pairs(other), more.items()), ttl)
         if changes:
             self._store.change([changes])
 
     def clear(self) -> None:
         """Delete all keys, in one commit."""
-        keys = list(self._state.values)
+        self._store.check_open()
+        keys = self._state.keys(self._store.now_ms())
         if keys:
             self._store.change([Changes(self._state, keys, [None] * len(keys))])
 
-    def ttl(self, key: Any) -> float | None:
-        """Seconds left of a key, None for ever. KeyError where there is none."""
-        data = self._state.serializer.dump_key(key)
-        now = self._store.now_ms()
-        if self._state.get(data, now) is None:
-            raise KeyError(key)
-        expires = self._state.expires.get(data)
-        return None if expires is None else (expires - now) / 1000
-
-    def __contains__(self, key: object) -> bool:
-        return self._state.get(self._state.serializer.dump_key(key), self._store.now_ms()) is not None
-
-    def __iter__(self) -> Iterator[Any]:
-        self._state.purge(self._store.now_ms())
-        return iter([self._state.serializer.load_key(key) for key in list(self._state.values)])
-
-    def __len__(self) -> int:
-        self._state.purge(self._store.now_ms())
-        return len(self._state.values)
-
     def __repr__(self) -> str:
-        return f"<DurableMap {self.name!r} of {len(self)}>"
+        return f"<DurableMap {self.name!r} {'closed' if self._store.closed else f'of {len(self)}'}>"
+
+
+def pairs(other: Any) -> Iterable[tuple[Any, Any]]:
+    """Keys and values of what a dict's `update` takes."""
+    if isinstance(other, Mapping):
+        return other.items()
+    if hasattr(other, "keys"):
+        return ((key, other[key]) for key in other.keys())  # noqa: SIM118  # it may not be iterable itself
+    given: Iterable[tuple[Any, Any]] = other
+    return given
 
 
 def open(  # the public name: imap_wal.open
-    url: str,
+    url: str | os.PathLike[str],
     *,
     namespace: str = "default",
     cluster: str = "embedded",
-    node: str | None = None,
+    node: str = "embedded",
     takeover: bool = False,
     serializer: Serializer | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
-    wal_dir: str = "",
+    wal_dir: str | os.PathLike[str] = "",
     wal_filter: WalFilter | None = None,
     shared: bool = False,
     **settings: Any,
 ) -> Store:
-    """Open (or create) the durable maps under `url`, any fsspec URL; `settings` are the fields of `Settings`. `wal_dir`: another URL for the segments being written,
+    """Open (or create) the durable maps under `url`, a folder or any fsspec URL; `settings` are the fields of `Settings`. `wal_dir`: another URL for the segments being written,
     so that they may stand on a quick local disk and archives and snapshots on an object store; told once, the root remembers it. `wal_filter`: sees every entry of the log before it counts, and keeps, skips or changes it, or stops there (`imap_wal.wal_filter`).
 
     The maps of a cluster have one writer: an open shuts out every store that is open under another node name, which then acknowledges
@@ -396,7 +463,8 @@ def open(  # the public name: imap_wal.open
         chosen = Settings(**settings)
     except TypeError as error:
         raise InvalidSetting(f"no such setting: {error}") from error
-    identity = Identity(namespace, cluster, node or socket.gethostname())
+    identity = Identity(namespace, cluster, node)
+    url, wal_dir = location(url), location(wal_dir, "wal_dir")
     try:
         store = storage or open_store(url, wal_dir=wal_dir)
         log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover)

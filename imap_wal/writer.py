@@ -17,6 +17,7 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgpack
 
@@ -87,6 +88,16 @@ class ObjectSegment:
         """Nothing is held."""
 
 
+class Mark(NamedTuple):
+    """Where the log was before a commit, for `NodeLog.rewind`."""
+
+    segment: SegmentWriter | ObjectSegment | None
+    size: int
+    checksum: int
+    end: Position
+    bytes_written: int
+
+
 class NodeLog:
     """See the module. Made by `open_node_log`."""
 
@@ -118,6 +129,8 @@ class NodeLog:
         """While this file exists, the epoch may acknowledge."""
         self._next_segment, self._checksum = next_segment, checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
+        self._making = False
+        """A segment of number `_next_segment` was begun, and perhaps interrupted."""
         self._lock = lock
         self._began: float | None = None
         self._appends = store.capabilities.durable_append
@@ -152,14 +165,27 @@ class NodeLog:
                 "what it did not see acknowledged is void, close this one"
             )
 
-    def rewind(self) -> bool:
-        """After a failed `write`: True when it is certain that nothing of it is left behind."""
-        if self._segment is None:
+    def mark(self) -> Mark:
+        """Where the log is now, for `rewind`."""
+        segment = self._segment
+        return Mark(segment, segment.size if segment else 0, segment.checksum if segment else 0, self.end, self.bytes_written)
+
+    def rewind(self, mark: Mark | None = None) -> bool:
+        """After a failed `write`, or one that was interrupted after `mark`: True when it is certain that nothing of it is left behind."""
+        segment = self._segment
+        if segment is None:
             return True
+        if mark is None:
+            mark = self.mark()
+        elif mark.segment is None:
+            mark = mark._replace(segment=segment, size=len(segment.header.encode()))  # it was begun since
+        if mark.segment is not segment:
+            return False
         try:
-            self._segment.rewind(self._segment.size)
+            segment.rewind(mark.size)
         except (StorageError, StorageUnavailable):
             return False
+        segment.checksum, self.end, self.bytes_written = mark.checksum, mark.end, mark.bytes_written
         return True
 
     @property
@@ -188,23 +214,24 @@ class NodeLog:
         return current.header.number if current is not None else following
 
     def _begin(self) -> SegmentWriter | ObjectSegment:
+        if self._making:
+            self._settle_half_made()
         number = self._next_segment
-        path = layout.wal_path(self._folder, self.epoch, number)
-        who = self.identity
-        header = SegmentHeader(
-            self.randomness.token(), who.namespace, who.cluster, who.node, self.epoch, number, self._checksum, self.clock.now_ms(), self.directory
-        )
+        path, header = self._next_path(), self._next_header()
         segment: SegmentWriter | ObjectSegment
         if self._appends:
             room = self.settings.segment_bytes if self.settings.preallocate and self.store.capabilities.preallocate else 0
+            self._making = True
             segment = SegmentWriter(self.store, path, header, room)
+            try:
+                self._announce(number)
+            except BaseException:
+                segment.close()
+                raise
         else:
             segment = ObjectSegment(self.store, path, header)
-        self._segment = segment
-        self._began = self.clock.monotonic()
-        self._next_segment = number + 1
-        if self._appends:
-            self._announce(number)
+        began = self.clock.monotonic()
+        self._segment, self._began, self._next_segment, self._making = segment, began, number + 1, False
         return segment
 
     def _announce(self, number: int) -> None:
@@ -219,6 +246,22 @@ class NodeLog:
             self.manifests.update(change)
         except (StorageError, LostRace) as error:  # appending goes on where only the segments can be reached
             _log.warning("segment %d of node %r could not be entered into the manifest: %s", number, self.identity.node, error)
+
+    def _next_path(self) -> str:
+        return layout.wal_path(self._folder, self.epoch, self._next_segment)
+
+    def _next_header(self) -> SegmentHeader:
+        who, number = self.identity, self._next_segment
+        return SegmentHeader(
+            self.randomness.token(), who.namespace, who.cluster, who.node, self.epoch, number, self._checksum, self.clock.now_ms(), self.directory
+        )
+
+    def _settle_half_made(self) -> None:
+        """An interrupt stopped the making of a segment: its file may be there, with a part of its header. It keeps its number, empty; the next segment gets the
+        next one. Nothing is deleted: a successor may have taken the file into account."""
+        self.check_fence()
+        self.store.replace(self._next_path(), self._next_header().encode())
+        self._next_segment, self._making = self._next_segment + 1, False
 
     def _finish(self) -> None:
         if self._segment is not None:
@@ -271,9 +314,10 @@ class NodeLog:
         """Seal and, if `clean`, say so in the log and in the manifest; then let go of the lock. Safe to call twice."""
         if self._closed:
             return
-        self._closed = True
         try:
             if clean:
+                if self._making:
+                    self._settle_half_made()
                 if self._segment is not None:
                     self.write(format.CLEAN_SHUTDOWN, 1, [msgpack.packb([self.clock.now_ms(), dict(self.requests)])])
                     self.sync()
@@ -292,6 +336,7 @@ class NodeLog:
             if self._segment is not None:
                 self._segment.close()
             self._lock.release()
+            self._closed = True
 
 
 def holder_text(what: str) -> str:

@@ -1,6 +1,6 @@
 """From a URL to a store: the one place that knows all of them.
 
-/path, relative/path, file:///path     LocalStore
+/path, relative/path, file:///path     LocalStore; ~/path and file://~/path: below the home folder
 memory://name                          MemoryStore
 objects+file:///path                   one immutable object per commit, on a local directory (for trials and tests)
 webhdfs://host:port/path, hdfs://…     HdfsStore
@@ -10,6 +10,7 @@ s3://, gs://, abfs://, …               ObjectStore over fsspec; `?key=value` a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,12 +24,19 @@ from storage_backends.split import SplitStore, record, recorded
 
 
 def open_store(
-    url: str, storage_options: Mapping[str, Any] | None = None, *, wal_dir: str = "", clock_ms: Callable[[], int] = system_clock_ms
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    wal_dir: str | os.PathLike[str] = "",
+    clock_ms: Callable[[], int] = system_clock_ms,
 ) -> SegmentStore:
     """The store at `url`, with its segments at another URL where `wal_dir` (or the root itself, since an earlier open) says so. Nothing is created before the first
     write, but for the root's record of `wal_dir`. Options in `storage_options` win over those of the URL, and may
     hold what does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. `StorageError` for a URL that no
     store serves, or whose driver is not installed (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""
+    url, wal_dir = _at_home(os.fspath(url)), _at_home(os.fspath(wal_dir))
+    if not url:
+        raise StorageError('the URL is empty; pass a folder or a URL, as in "/var/lib/maps" or "s3://bucket/maps"')
     root = _open(url, storage_options, clock_ms)
     try:
         if wal_dir:
@@ -39,6 +47,17 @@ def open_store(
     except BaseException:
         root.close()
         raise
+
+
+def _at_home(url: str) -> str:
+    """With `~` at the front of a local path as the home folder. The root remembers `wal_dir` so: another user has another home."""
+    protocol, separator, path = url.rpartition("://")
+    if not path.startswith("~") or protocol not in ("", "file", "local", "objects+file"):
+        return url
+    found = os.path.expanduser(path)
+    if found == path:
+        raise StorageError(f"{url}: there is no such home folder; a folder of that name is written ./{path}")
+    return f"{protocol}{separator}{found}"
 
 
 def _open(url: str, storage_options: Mapping[str, Any] | None, clock_ms: Callable[[], int]) -> SegmentStore:

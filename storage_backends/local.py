@@ -31,6 +31,8 @@ HOLDER_BYTES_MAX = 4096
 _RACES_MAX = 100
 """How often a lost race against a deletion of the folder, or a change of the lock file, is tried again before it is an error."""
 
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 T = TypeVar("T")
 
 
@@ -127,7 +129,7 @@ class LocalStore:
         def make() -> Appender:
             fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                reserved = preallocate_bytes if preallocate_bytes and self._preallocate(fd, preallocate_bytes) else 0
+                reserved = self._preallocate(fd, preallocate_bytes) if preallocate_bytes else 0
                 os.fsync(fd)
                 self._sync_name(target)
             except BaseException:
@@ -376,14 +378,19 @@ class LocalStore:
                 os.close(fd)
 
     @staticmethod
-    def _preallocate(fd: int, length: int) -> bool:
-        """Whether the file system could."""
+    def _preallocate(fd: int, length: int) -> int:
+        """Reserve so many bytes, or less: half of what is free at most, for others write to this disk too. Returns how many; 0 where the file system cannot, or has
+        no room: then a segment grows with what is written."""
         try:
-            os.posix_fallocate(fd, 0, length)
+            disk = os.fstatvfs(fd)
+            length = min(length, disk.f_bavail * disk.f_frsize // 2)
+            if length:
+                os.posix_fallocate(fd, 0, length)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            if error.errno not in _CANNOT_RESERVE:
                 raise
-            return False
+            os.ftruncate(fd, 0)  # what it had reserved when it met the end of the disk
+            return 0
         except AttributeError:
-            return False  # macOS
-        return True
+            return 0  # macOS
+        return length

@@ -13,6 +13,7 @@ from imap_wal.errors import Closed, NotAppended, NotSerializable, OutcomeUnknown
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.support import contents
+from tests.unit.test_committer import Gate
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
@@ -177,5 +178,94 @@ def test_threads_and_tasks_may_write_one_store(memory: MemoryStore) -> None:
             await asyncio.gather(*threads, *[m.set(f"a{number}", number) for number in range(300)])
             assert len(m) == 450
         assert len(contents(memory)) == 450
+
+    run(work)
+
+
+def test_operations_wait_for_room_when_the_ring_is_used_up_and_are_not_serialised_before(memory: MemoryStore) -> None:
+    async def work() -> None:
+        gate = Gate(memory)
+        async with await aopen(gate, ring_bytes=10_000, ring_slots=64) as store:
+            m = store.map("m")
+            await m.set("first", 1)
+            gate.open.clear()
+            values = [["x" * 1000, number] for number in range(200)]
+            tasks = [asyncio.ensure_future(m.set(number, value)) for number, value in enumerate(values)]
+            tasks.append(m.delete("first"))
+            tasks.append(m.update({"a": 1, "b": 2}, ttl=1000))
+            tasks.append(m.set(0, "last"))
+            await asyncio.sleep(0.01)
+            queued = store._bytes + store._bytes_max - store._room
+            assert queued <= 10_000 + 1_010, "what is queued is bounded by ring_bytes and one operation"
+            assert sum(map(len, store._waiting)) <= 64
+            with pytest.raises(NotSerializable):
+                await asyncio.gather(late := m.set("bad", object()), asyncio.get_running_loop().run_in_executor(None, gate.open.set))
+            assert late.done()
+            await asyncio.gather(*tasks)
+            assert "first" not in m
+            assert m[0] == "last", "in the order in which they were called"
+            assert len(m) == 202
+            assert 0 < (m.ttl("a") or 0) <= 1000
+            assert store._bytes == 0
+            assert store._room == 10_000
+        assert contents(memory)[0] == "last"
+
+    run(work)
+
+
+def test_so_many_operations_as_the_ring_has_slots_gather_and_the_others_wait(memory: MemoryStore) -> None:
+    async def work() -> None:
+        gate = Gate(memory)
+        async with await aopen(gate, ring_slots=8) as store:
+            m = store.map("m")
+            await m.set("first", 1)
+            gate.open.clear()
+            tasks = [m.set(number, number) for number in range(100)]
+            assert len(store._futures) == 8
+            tasks[50].cancel()
+            gate.open.set()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert dict(m) == {"first": 1, **{number: number for number in range(100) if number != 50}}, "a cancelled one that waited is not logged"
+
+    run(work)
+
+
+def test_closing_ends_operations_that_wait_for_room(memory: MemoryStore) -> None:
+    async def work() -> None:
+        store = await aopen(memory, ring_bytes=1000)
+        m = store.map("m")
+        futures = [m.set(number, "x" * 100) for number in range(300)]
+        await store.close()
+        assert all(future.done() and future.exception() is None for future in futures)
+        assert len(contents(memory)) == 300
+
+    run(work)
+
+
+def test_reads_of_a_closed_asyncio_store_are_refused(memory: MemoryStore) -> None:
+    async def work() -> None:
+        store = await aopen(memory)
+        m = store.map("m")
+        await m.set("a", 1)
+        await store.close()
+        reads: list[Callable[[], Any]] = [lambda: m["a"], lambda: m.get("a"), lambda: "a" in m, lambda: len(m), lambda: list(m), lambda: dict(m)]
+        reads += [lambda: list(m.items()), lambda: list(m.values()), lambda: list(m.keys()), lambda: m.ttl("a"), lambda: m.update({})]
+        for read in reads:
+            with pytest.raises(Closed):
+                read()
+
+    run(work)
+
+
+def test_walks_of_an_asyncio_map_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
+    async def work() -> None:
+        async with await aopen(memory, durability="os") as store:
+            m = store.map("m")
+            for number in range(60):
+                await m.update(dict.fromkeys(range(40), number), ttl=0.02 if number % 2 else None)
+                for walk in (dict, lambda shown: dict(shown.items()), lambda shown: {**shown}):
+                    copied = walk(m)
+                    assert set(copied.values()) <= {number}
+                    assert len(copied) in (0, 40)
 
     run(work)

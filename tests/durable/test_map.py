@@ -413,7 +413,21 @@ def test_a_closed_store_says_so_and_closing_twice_is_fine(memory: MemoryStore) -
     for use in (lambda: m.__setitem__("a", 2), lambda: m.clear(), lambda: store.map("m"), lambda: store.sync(), lambda: store.archive()):
         with pytest.raises(Closed, match="open it again"):
             use()
-    assert m["a"] == 1
+
+
+def test_reads_of_a_closed_store_are_refused_and_give_no_old_value(memory: MemoryStore) -> None:
+    store = embedded(memory)
+    m = store.map("m")
+    m["a"] = 1
+    store.close()
+    reads: list[Callable[[], Any]] = [
+        lambda: m["a"], lambda: m.get("a"), lambda: "a" in m, lambda: len(m), lambda: iter(m), lambda: list(m.keys()), lambda: list(m.items()),
+        lambda: list(m.values()), lambda: dict(m), lambda: m == {"a": 1}, lambda: m.ttl("a"), lambda: m.pop("a"), m.popitem, lambda: m.setdefault("a"),
+    ]  # fmt: skip
+    for read in reads:
+        with pytest.raises(Closed, match="open it again"):
+            read()
+    assert repr(m) == "<DurableMap 'm' closed>"
 
 
 def test_rotation_and_archive_lose_nothing_and_segments_go(memory: MemoryStore) -> None:

@@ -59,7 +59,7 @@ MUTATIONS = (
              f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]", quick=True),
     Mutation("tombstone dropped early", "rewrite_cli/rewriter.py", "return GONE if self.open_nodes", "return GONE if True or self.open_nodes",
              f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state"),
-    Mutation("a failed sync is forgotten", "imap_wal/committer.py", '            self._poison(error, "write" if writing else "sync")\n', "",
+    Mutation("a failed sync is forgotten", "imap_wal/committer.py", '            self._poison(error, "sync" if commit.written else "write")\n', "",
              f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file"),
     Mutation("a failed sync may be tried again by the backend", "storage_backends/descriptors.py", "            os.close(self._forget())\n            raise translate", "            raise translate",
              "tests/storage/test_local.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds"),

@@ -392,7 +392,6 @@ def test_full_disk_is_no_space_and_nothing_half_done_stays(full_disk: Path) -> N
     for attempt in (
         lambda: store.create("big", bytes(2 << 20)),
         lambda: store.replace("small", bytes(2 << 20)),
-        lambda: store.open_append("1.wal", 2 << 20),
     ):
         with pytest.raises(NoSpace, match="No space left"):
             attempt()
@@ -407,6 +406,40 @@ def test_full_disk_is_no_space_and_nothing_half_done_stays(full_disk: Path) -> N
     appender.close()
     store.truncate("2.wal", size)
     assert store.size("2.wal") == size
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="nothing is reserved here")
+def test_a_segment_reserves_half_of_what_is_free_at_most_and_the_rest_can_be_written(full_disk: Path) -> None:
+    if (full_disk / "full").exists():
+        pytest.skip("mount needs root")
+    store = LocalStore(str(full_disk))
+    appender = store.open_append("1.wal", 64 << 20)
+    assert 256 * 1024 < store.size("1.wal") <= 512 * 1024
+    store.create("beside", bytes(256 * 1024))
+    for _ in range(9):
+        appender.append(bytes(65_536))
+    appender.sync()
+    appender.truncate(appender.size)
+    appender.close()
+    assert store.size("1.wal") == 9 * 65_536
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_where_the_reserve_does_not_fit_its_space_is_given_back_and_the_segment_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def half_way(fd: int, offset: int, length: int) -> None:
+        os.pwrite(fd, bytes(length // 2), offset)  # as a file system without `fallocate` is helped by the C library
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", half_way, raising=False)
+    store = LocalStore(str(tmp_path))
+    appender = store.open_append("1.wal", 1 << 20)
+    assert os.stat(tmp_path / "1.wal").st_blocks == 0
+    appender.append(b"x")
+    appender.sync()
+    appender.close()
+    assert store.read("1.wal") == b"x"
 
 
 def test_limit_on_file_size_is_a_storage_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from imap_wal import entry, format
 from imap_wal.committer import Batch, Committer
-from imap_wal.errors import CorruptLog, NotAppended, OutcomeUnknown
+from imap_wal.errors import CorruptLog, InvalidSetting, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import Frame
 from imap_wal.ring import RingBuffer
 from imap_wal.segment import SegmentReader
@@ -405,3 +405,22 @@ def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_
     commit(target, fine)
     assert fine.result()
     assert answers == []
+
+
+def test_a_commit_of_more_than_a_frame_holds_is_written_in_several_frames(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(row("k1.0", "v"))
+    monkeypatch.setattr("imap_wal.committer.PAYLOAD_BYTES_MAX", 2 * size)
+    target = committer(memory)
+    for request in range(1, 6):
+        target.submit(batch(request))
+    with pytest.raises(TooLarge, match="less than 2 GiB"):
+        target.submit(batch(6, count=3))
+    target.commit_ready()
+    assert [frame.count for frame in frames(memory)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["commit_bytes_max", "max_value_bytes"])
+def test_a_setting_that_would_allow_a_frame_above_2_gib_is_refused(name: str) -> None:
+    assert Settings(**{name: format.PAYLOAD_BYTES_MAX})
+    with pytest.raises(InvalidSetting, match=f"{name} is {format.PAYLOAD_BYTES_MAX + 1}"):
+        Settings(**{name: format.PAYLOAD_BYTES_MAX + 1})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imap_wal import format
-from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.errors import CorruptLog, LogError, ShortLog, TooLarge, UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, Position
 from imap_wal.segment import SegmentReader
 from storage_backends.memory import MemoryStore
@@ -210,3 +210,17 @@ def test_a_text_that_is_no_position_is_refused(text: str) -> None:
 def test_random_bytes_are_never_a_frame(data: bytes) -> None:
     if data:
         assert isinstance(format.decode_frame(header().checksum_seed, data, 0, 77), NoFrame)
+
+
+class _Claims(bytes):
+    """Says it is larger than memory would hold."""
+
+    def __len__(self) -> int:
+        return 2**30
+
+
+def test_a_frame_that_no_reader_would_take_is_refused_before_a_byte_of_it_exists() -> None:
+    with pytest.raises(TooLarge, match="commit less at once"):
+        format.encode_frame(1, 0, format.ENTRIES, 1, 0, [_Claims(), _Claims()])
+    with pytest.raises(TooLarge):
+        format.encode_frame(1, 0, format.ENTRIES, format.COUNT_MAX + 1, 0, [b""])

@@ -1,0 +1,133 @@
+"""What `open` takes: folders as people write them; and who it says it is."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal.errors import InvalidSetting, StorageUnavailable, WriterLocked
+from imap_wal.log import LogReader
+from storage_backends.memory import MemoryStore
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("url", ["~/maps", "file://~/maps", Path("~/maps"), Path("~") / "maps"])
+def test_a_tilde_is_the_home_folder(home: Path, url: Any) -> None:
+    with imap_wal.open(url) as store:
+        store.map("m")["a"] = 1
+    assert (home / "maps" / "default" / "embedded").is_dir()
+    assert not (home.parent / "~").exists()
+    with imap_wal.open(home / "maps") as store:
+        assert store.map("m")["a"] == 1
+    with imap_wal.open(f"file://{home}/maps") as store:
+        assert store.map("m")["a"] == 1
+
+
+def test_wal_dir_takes_a_path_and_the_root_remembers_whose_home_it_was(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with imap_wal.open(home / "root", wal_dir=Path("~/fast")) as store:
+        store.map("m")["a"] = 1
+    assert list((home / "fast").rglob("*.wal"))
+    assert str(home / "fast") in (home / "root" / "wal_dir.json").read_text()
+    with imap_wal.log.create(home / "log", wal_dir=home / "fast-log") as log:
+        log.append("m", (b"k", b"v"))
+    assert list((home / "fast-log").rglob("*.wal"))
+
+
+def test_a_home_folder_that_is_not_there_is_refused(home: Path) -> None:
+    with pytest.raises(StorageUnavailable, match="no such home folder"):
+        imap_wal.open("~nobody-of-that-name/maps")
+    assert not list(home.parent.glob("~*"))
+
+
+def test_asyncio_and_the_log_take_a_path_too(home: Path) -> None:
+    async def work() -> None:
+        async with imap_wal.aopen(Path("~/maps")) as store:
+            await store.map("m").set("a", 1)
+
+    asyncio.run(work())
+    with imap_wal.log.create(Path("~/log")) as log:
+        log.append("m", (b"k", b"v"))
+    with imap_wal.log.open(home / "log") as log:
+        assert [record.entry.key for record in log.read()] == [b"k"]
+    assert [record.entry.key for record in LogReader(home / "log").read()] == [b"k"]
+    assert (home / "maps").is_dir()
+
+
+def test_an_empty_url_is_refused_with_a_word_on_what_to_pass(home: Path) -> None:
+    async def aopen() -> None:
+        async with imap_wal.aopen(""):
+            pass
+
+    for use in (
+        lambda: imap_wal.open(""),
+        lambda: asyncio.run(aopen()),
+        lambda: imap_wal.log.create(""),
+        lambda: imap_wal.log.open(""),
+        lambda: LogReader(""),
+    ):
+        with pytest.raises(InvalidSetting, match="pass a folder or a URL"):
+            use()
+    with pytest.raises(InvalidSetting, match=r"takes text or a pathlib\.Path"):
+        imap_wal.open(b"maps")  # type: ignore[arg-type]
+    assert not list(home.parent.iterdir())
+
+
+def test_the_node_is_called_embedded_wherever_it_runs_and_logs_under_a_host_name_are_still_read(memory: MemoryStore) -> None:
+    options: dict[str, Any] = {"storage": memory, "preallocate": False}
+    with imap_wal.open(memory.url, node="some-host", **options) as store:  # as versions before this one named it
+        store.map("m").update({"kept": 1, "changed": 1, "deleted": 1})
+    for _ in range(2):
+        with imap_wal.open(memory.url, **options) as store:
+            m = store.map("m")
+            m["changed"] = 2
+            m.pop("deleted", None)
+            assert dict(m) == {"kept": 1, "changed": 2}
+    assert sorted(memory.folders("default/embedded/nodes")) == ["embedded", "some-host"]
+
+
+def test_a_locked_log_is_not_answered_with_the_advice_to_write_another(memory: MemoryStore) -> None:
+    with (
+        imap_wal.open(memory.url, storage=memory),
+        pytest.raises(WriterLocked, match=r"'embedded'.*stop that process, or .*takeover=True") as refused,
+    ):
+        imap_wal.open(memory.url, storage=memory)
+    assert "another node name" not in str(refused.value)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB: a quarter of a segment."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"mount needs root; tests/storage/test_local.py has the fallback by itself ({mounted.stderr.strip()})")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
+def test_a_disk_with_less_room_than_a_segment_takes_puts_and_gives_all_back_at_the_end(small_disk: Path) -> None:
+    with imap_wal.open(small_disk / "log") as store:  # segments of 64 MiB
+        m = store.map("m", raw=True)
+        m[b"first"] = b"1"
+        (small_disk / "others").write_bytes(bytes(2 * 1024 * 1024))  # who else writes to this disk still can
+        for number in range(40):
+            m[b"k"] = bytes(200 * 1024) + b"%d" % number
+    used = sum(file.stat().st_blocks * 512 for file in (small_disk / "log").rglob("*") if file.is_file())
+    assert used < 9 * 1024 * 1024, "what was reserved and not written is free again"
+    with imap_wal.open(small_disk / "log") as store:
+        assert store.map("m", raw=True)[b"first"] == b"1"
