@@ -46,6 +46,8 @@ FRAME_OVERHEAD_BYTES = 1024 * 1024
 PAYLOAD_BYTES_MAX = BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES
 """What is put in one frame at most."""
 _SEED = struct.Struct("<QII")
+SEED_BYTES = _SEED.size
+"""Of what the CRC of a frame covers before its body."""
 _SYNCED = struct.Struct("<Q")
 SYNCED_BYTES = 8
 _PREFIX = struct.Struct("<8sHH")
@@ -187,11 +189,9 @@ class NoFrame(NamedTuple):
     needed: int = 0
 
 
-def may_be_frame(data: bytes, at: int, offset: int) -> bool:
-    """Whether what stands at `data[at]`, which is `offset` in its segment, can be a frame at all: a look that costs nothing, where a checksum of random bytes may run over
-    megabytes. No frame says that anything behind itself was synced."""
-    body = at + FRAME_HEADER_BYTES
-    return len(data) >= body + SYNCED_BYTES and _SYNCED.unpack_from(data, body)[0] <= offset
+def frame_seed(seed: int, offset: int, length: int, type_count: int) -> int:
+    """The CRC of what stands before a frame's body. `seed`: of its segment, see `SegmentHeader.checksum_seed`."""
+    return int(google_crc32c.extend(seed, _SEED.pack(offset, length, type_count)))
 
 
 def decode_frame(seed: int, data: bytes, at: int, offset: int) -> Frame | NoFrame:

@@ -20,10 +20,11 @@ import msgpack
 
 from imap_wal import entry, format
 from imap_wal.entry import Row
-from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, LogError, ShortLog
+from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, START, Frame, Position
-from imap_wal.segment import SegmentReader, unborn
-from storage_backends import NotFound, SegmentStore
+from imap_wal.segment import SegmentReader
+from imap_wal.verdict import Place, Verdict, at_end, begin, said_by
+from storage_backends import SegmentStore
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
 
@@ -75,6 +76,8 @@ class Piece:
     cuts: tuple[tuple[int, Position], ...] = ()
     bytes: int = 0
     records: int = 0
+    checkpoint: Position = START
+    """The node manifest's, where it is known: a segment that ends below it is damaged."""
 
 
 def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[Changes]:
@@ -100,6 +103,7 @@ class _SegmentPass:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
         if not store.capabilities.durable_append:
             self._store = cast(SegmentStore, _Held(store, piece.path))  # one commit each, and every read is a request: read it whole
+        self._place = Place(piece.path, piece.epoch, piece.number, bool(piece.next_path), piece.checkpoint)
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
 
@@ -116,10 +120,9 @@ class _SegmentPass:
         borders = self._borders()
         border = borders.pop() if borders else None
         frames = reader.frames(start, stop)
-        checksum, stuck_at, tries = 0, -1, 0
+        stuck_at, tries = -1, 0
         while True:
             for frame in frames:
-                checksum = frame.checksum
                 if border is not None and frame.offset > border:
                     yield from self._flush()
                     while border is not None and frame.offset > border:
@@ -142,7 +145,7 @@ class _SegmentPass:
             yield from self._flush()
             if stop is not None:
                 return
-            damage = self._check_tail(reader, checksum)
+            damage = self._check_tail(reader)
             if damage is None:
                 return
             # The segment may be being written this very moment: a frame that was half there when it was read is whole by now.
@@ -155,17 +158,14 @@ class _SegmentPass:
             frames = reader.frames(reader.end)
 
     def _open(self) -> SegmentReader | None:
-        piece = self._piece
-        try:
-            reader = SegmentReader(self._store, piece.path)
-        except LogError:
-            if piece.next_path:
-                raise
-            if unborn(self._store, piece.path):
-                return None  # the newest: its writer is at its first commit, or died there
-            reader = SegmentReader(self._store, piece.path)  # its header may have been written between the two looks
-        reader.check_place()
-        return reader
+        reader = begin(self._store, self._place)
+        if isinstance(reader, Verdict) and reader.is_damage and not self._piece.next_path:
+            reader = begin(self._store, self._place)  # its header may have been written between two looks
+        if isinstance(reader, SegmentReader):
+            return reader
+        if reader.is_damage:
+            raise reader.error()
+        return None  # the newest: its writer is at its first commit, or died there
 
     def _start(self, reader: SegmentReader) -> int | None:
         piece = self._piece
@@ -215,35 +215,21 @@ class _SegmentPass:
         self._bytes = self._records = 0
         yield changes
 
-    def _check_tail(self, reader: SegmentReader, checksum: int) -> LogError | None:
+    def _check_tail(self, reader: SegmentReader) -> LogError | None:
         piece = self._piece
         if not piece.next_path:
             probe = self._store.read(piece.path, reader.end, FRAME_HEADER_BYTES) if piece.start else b"?"
             if not probe.strip(b"\0"):
                 return None  # read up to here before: nothing was appended since
-        tail = reader.tail()
-        if tail.frames_after and tail.status == "torn-tail" and not piece.next_path:
+        objects = not self._store.capabilities.durable_append  # an object is never cut short
+        found = at_end(reader, self._place, lambda: 0 if objects else said_by(self._store, [piece.next_path]))
+        if found.is_tail and found.frames_after:
             _log.warning(
-                "%s at byte %d: a torn commit with %d whole frames behind it, none of which was synced; they are left out, as its node's next open will do",
-                piece.path, tail.end, tail.frames_after,
+                "%s at byte %d: a torn commit with %d whole frames after it, none of which was synced; they are not "
+                "read, and the next open of node %s cuts them off and puts them aside",
+                piece.path, found.end, found.frames_after, piece.node,
             )  # fmt: skip
-        lost = Position(piece.epoch, piece.number, tail.end, 0)
-        if tail.status == "corrupt" or (tail.status == "torn-tail" and piece.next_path):
-            return CorruptLog(
-                piece.path,
-                tail.end,
-                f"a damaged frame ({tail.frames_after} whole frames after it): bytes in the middle of the log have changed; first lost position {lost}",
-                SEGMENT_ADVICE,
-            )
-        if piece.next_path and checksum and self._store.capabilities.durable_append:  # an object is never cut short
-            try:
-                expected = SegmentReader(self._store, piece.next_path).header.previous_checksum
-            except (LogError, NotFound):
-                return None  # told when that one is read
-            if expected not in (0, checksum):
-                what = f"the next segment goes on from a later frame: the end of this one is missing; first lost position {lost}"
-                return ShortLog(piece.path, tail.end, what, SEGMENT_ADVICE)
-        return None
+        return found.error() if found.is_damage else None
 
 
 class _Held:

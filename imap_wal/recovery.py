@@ -22,18 +22,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import NodeManifest
-from imap_wal.segment import SegmentReader, Tail, unborn
+from imap_wal.segment import SegmentReader
 from imap_wal.segments import wal_folder
 from imap_wal.settings import RecoveryMode
+from imap_wal.verdict import CLEAN, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, goes_on
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 _log = logging.getLogger("imap_wal")
@@ -83,17 +85,11 @@ class _File(NamedTuple):
 
 
 class _Damage(NamedTuple):
-    """`offset` is where the file's whole frames end. `tail`: what stands behind it; None where the file has no header."""
+    """The first damage of the log. `file` is its index; `missing` the numbers of segments that are not there, before `file`."""
 
     file: int
-    offset: int
-    what: str
-    tail: Tail | None
-    kind: type[LogError] = CorruptLog
-    is_tail: bool = False
-    """It lies above everything that was synced, at the very end of the log."""
+    verdict: Verdict
     missing: range = range(0)
-    """Numbers of segments that are not there, before `file`."""
 
 
 class Recoverer:
@@ -114,7 +110,7 @@ class Recoverer:
         self._clock, self._randomness = clock, randomness
         found = wal_folder(store, node.node_folder, manifest.archived)
         numbers = [each.number for each in found.segments]
-        self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment]) + 1
+        self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
         self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]
         self._copied = [each.path for each in found.copied]
         self._requests = dict(manifest.requests)
@@ -137,9 +133,9 @@ class Recoverer:
             self._trim()
             self._settle_newest(self._whole)
             return self._result(Recovery(manifest.clean and not self._frames, self._frames, self._records))
-        if damage.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
+        if damage.verdict.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
             self._trim()
-            return self._cut(self._files[damage.file], damage)
+            return self._cut(self._files[damage.file], damage.verdict)
         if self._mode is RecoveryMode.POINT_IN_TIME:
             self._trim()
             return self._give_up(damage)
@@ -159,10 +155,12 @@ class Recoverer:
         if newest is None or newest[:2] != checkpoint[:2]:
             return None
         try:
-            reader = SegmentReader(self._store, newest.path)
-            reader.check_place()
+            place = self._place(len(self._files) - 1)
+            reader = begin(self._store, place)
+            if isinstance(reader, Verdict):
+                return None
             kinds = [frame.kind for frame in reader.frames(checkpoint.frame)]
-            return reader.checksum if len(kinds) == 1 and reader.tail().status == "clean" else None
+            return reader.checksum if len(kinds) == 1 and at_end(reader, place).status == CLEAN else None
         except (LogError, NotFound):
             return None
 
@@ -185,24 +183,22 @@ class Recoverer:
         after = next((index for index, file in enumerate(self._files) if file.number > expected), len(self._files))
         following = self._files[after].number if after < len(self._files) else max(expected, self._known() + 1)
         if following > expected:
+            epochs = [file.epoch for file in self._files[: after + 1]]
+            epoch = epochs[-1] if after < len(self._files) else max([self._manifest.checkpoint.epoch, *epochs])
+            place = Place(layout.wal_path(self._node.node_folder, epoch, expected), epoch, expected, followed=True)
             what = f"segment {expected} is missing: the log goes on after it"
-            return _Damage(after, 0, what, None, ShortLog, missing=range(expected, following))
+            return _Damage(after, Verdict(SHORT, place, 0, what=what), range(expected, following))
         return None
 
     def _scan_file(self, index: int, file: _File, first_frame: int | None) -> _Damage | None:
-        newest = index == len(self._files) - 1
-        before = self._checksum
-        try:
-            reader = SegmentReader(self._store, file.path)
-            reader.check_place()
-        except UnsupportedVersion:
-            raise
-        except LogError as error:
-            # A crash before the first commit of a segment leaves the front of its header, or zeros.
-            return _Damage(index, 0, error.what, None, type(error), newest and unborn(self._store, file.path))
-        if before and reader.header.previous_checksum not in (0, before):
-            what = "the next segment goes on from a later frame: the end of this one is missing"
-            return _Damage(index - 1, self._whole, what, Tail("clean", self._whole, self._whole), ShortLog)
+        place, before = self._place(index), self._checksum
+        reader = begin(self._store, place)
+        if isinstance(reader, Verdict):
+            if reader.status == UNSUPPORTED:
+                raise reader.error()
+            return _Damage(index, reader)
+        if not goes_on(before, reader.header.previous_checksum):
+            return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
         for frame in reader.frames(first_frame):
             self._checksum = frame.checksum
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
@@ -216,38 +212,32 @@ class Recoverer:
                     if request > self._requests.get(session, 0):
                         self._requests[session] = request
             self._end = end
-        tail = reader.tail()
-        self._whole = tail.end
-        checkpoint = self._manifest.checkpoint
-        if (file.epoch, file.number) == checkpoint[:2] and reader.end <= checkpoint.frame:
-            return _Damage(index, tail.end, "the frame that the manifest names as the last good one is damaged", tail)
-        if tail.status == "clean":
-            if tail.size > tail.end and not newest:
-                self._loose.append((file.path, tail.end))
-            return None
-        what = f"a damaged frame ({tail.frames_after} whole frames after it)"
-        return _Damage(index, tail.end, what, tail, is_tail=newest and tail.status == "torn-tail")
+        found = at_end(reader, place)
+        self._whole = found.end
+        if found.status != CLEAN:
+            return _Damage(index, found)
+        if found.size > found.end and place.followed:
+            self._loose.append((file.path, found.end))
+        return None
+
+    def _place(self, index: int) -> Place:
+        file, manifest = self._files[index], self._manifest
+        followed = index < len(self._files) - 1 or manifest.newest > file.number
+        return Place(file.path, file.epoch, file.number, followed, manifest.checkpoint)
 
     def _known(self) -> int:
         """Number of the newest segment that the manifest knows of."""
         return max(self._manifest.checkpoint.segment, self._manifest.newest)
 
     def _refusal(self, damage: _Damage) -> LogError:
-        if damage.missing:
-            epoch = self._files[damage.file].epoch if damage.file < len(self._files) else self._manifest.checkpoint.epoch
-            path = layout.wal_path(self._node.node_folder, epoch, damage.missing.start)
-            return ShortLog(path, 0, self._stakes(damage, Position(epoch, damage.missing.start, 0, 0)), SEGMENT_ADVICE)
-        file = self._files[damage.file]
-        if damage.is_tail:
+        verdict = damage.verdict
+        if verdict.is_tail:
             advice = "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut off what was never acknowledged"
-            return CorruptLog(file.path, damage.offset, f"an incomplete last commit ({damage.what})", advice)
-        return damage.kind(file.path, damage.offset, self._stakes(damage, Position(file.epoch, file.number, damage.offset, 0)), SEGMENT_ADVICE)
-
-    def _stakes(self, damage: _Damage, first: Position) -> str:
+            return CorruptLog(verdict.place.path, verdict.end, f"an incomplete last commit ({verdict.what})", advice)
         frames, records, last = self._count(damage, self._files[damage.file :])
-        behind = "no whole frame stands behind it" if last is None else f"{frames} whole frames with {records} entries stand behind it, up to {last}"
-        changed = ": bytes in the middle of the log have changed" if damage.kind is CorruptLog else ""
-        return f"{damage.what}{changed}; first lost position {first}, {behind}"
+        return verdict.error(
+            "no whole frame stands behind it" if last is None else f"{frames} whole frames with {records} entries stand behind it, up to {last}"
+        )
 
     # ---- mending ----
 
@@ -259,7 +249,8 @@ class Recoverer:
             self._store.delete(path)
         if self._store.capabilities.durable_append:
             for path, end in self._loose:
-                self._store.truncate(path, end)
+                with suppress(NotFound):  # a prune removed it meanwhile
+                    self._store.truncate(path, end)
 
     def _settle_newest(self, size: int) -> None:
         """Write the newest segment anew, not only synced. What was read may stand in the page cache alone: the writer died before its sync, or its sync failed and
@@ -280,52 +271,65 @@ class Recoverer:
                 raise
         self._store.delete(wal)
 
-    def _cut(self, file: _File, damage: _Damage) -> Recovered:
+    def _cut(self, file: _File, verdict: Verdict) -> Recovered:
         size = self._store.size(file.path)
-        tail = damage.tail
         lost = None
-        if tail is not None and tail.frames_after:
+        if verdict.frames_after:
             kept = self._put_aside([file])
-            first = Position(file.epoch, file.number, damage.offset, 0)
-            last = Position(file.epoch, file.number, tail.last_after, 0)
-            lost = Lost(file.path, damage.offset, damage.what, first, last, tail.frames_after, tail.records_after, size - damage.offset, kept)
+            last = verdict.lost._replace(frame=verdict.last_after)
+            lost = Lost(
+                file.path, verdict.end, verdict.what, verdict.lost, last, verdict.frames_after, verdict.records_after, size - verdict.end, kept
+            )
             self._tell(lost)
-        if tail is None:
-            self._store.delete(file.path)  # no frame was ever in it
-            self._next_segment = file.number
+        if verdict.status == UNBORN:
+            self._put(file.path, self._empty(file))  # no frame was ever in it; its number stays
         elif self._store.capabilities.durable_append:
-            self._settle_newest(damage.offset)
-        return self._result(Recovery(False, self._frames, self._records, file.path, size - damage.offset, lost))
+            self._settle_newest(verdict.end)
+        return self._result(Recovery(False, self._frames, self._records, file.path, size - verdict.end, lost))
 
     def _give_up(self, damage: _Damage) -> Recovered:
-        files = self._files[damage.file :]
+        files, verdict = self._files[damage.file :], damage.verdict
         kept = self._put_aside(files)
         frames, records, last = self._count(damage, files)
-        size = sum(self._store.size(file.path) for file in files) - damage.offset
-        epoch = files[0].epoch if files else self._manifest.checkpoint.epoch
-        number = damage.missing.start if damage.missing else files[0].number
-        path = layout.wal_path(self._node.node_folder, epoch, number)
-        lost = Lost(path, damage.offset, damage.what, Position(epoch, number, damage.offset, 0), last, frames, records, size, kept)
-        # The damaged file last: until then, a crash leaves a log that is damaged at the same place.
-        for file in reversed(files[1:] if damage.tail is not None else files):
-            self._put(file.path, self._empty(file))
-        if damage.tail is not None:
-            self._put(files[0].path, self._store.read(files[0].path, 0, damage.offset))
-        for missing in reversed(damage.missing):
-            file = _File(epoch, missing, layout.wal_path(self._node.node_folder, epoch, missing))
-            self._store.create(file.path, self._empty(file))
+        size = sum(self._store.size(file.path) for file in files) - verdict.end
+        path = layout.original_path(verdict.place.path)
+        lost = Lost(path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept)
+        # The damaged one last: until then, a crash leaves a log that is damaged at the same place.
+        # Every number that was given out gets a file, those that are missing after the damage too.
+        there = {file.number for file in files}
+        emptied = [*(files[1:] if verdict.end else files), *self._missing(verdict.place, files)]
+        for file in sorted(emptied, key=lambda file: file.number, reverse=True):
+            if file.number in there:
+                self._put(file.path, self._empty(file))
+            else:
+                self._store.create(file.path, self._empty(file))
+        if verdict.end:
+            self._put(files[0].path, self._store.read(files[0].path, 0, verdict.end))
         self._tell(lost)
         return self._result(Recovery(False, self._frames, self._records, path, size, lost))
+
+    def _missing(self, first: Place, files: Sequence[_File]) -> list[_File]:
+        """Segments from `first` to the log's last that have no file, each in the epoch of the one before
+        it: with an older one it would count as begun by a replaced writer."""
+        there = {file.number: file for file in files}
+        last = max([first.number, *there, self._known()])
+        epoch, missing = first.epoch, []
+        for number in range(first.number, last + 1):
+            if number in there:
+                epoch = there[number].epoch
+            else:
+                missing.append(_File(epoch, number, layout.wal_path(self._node.node_folder, epoch, number)))
+        return missing
 
     def _count(self, damage: _Damage, files: Sequence[_File]) -> tuple[int, int, Position | None]:
         """Whole frames behind the damage, their entries, the position of the last."""
         frames = records = 0
         last: Position | None = None
-        tail = damage.tail
-        if tail is not None and tail.frames_after:
-            frames, records = tail.frames_after, tail.records_after
-            last = Position(files[0].epoch, files[0].number, tail.last_after, 0)
-        for file in files[1:] if tail is not None else files:
+        verdict = damage.verdict
+        if verdict.frames_after:
+            frames, records = verdict.frames_after, verdict.records_after
+            last = verdict.lost._replace(frame=verdict.last_after)
+        for file in files[1:] if verdict.end else files:
             try:
                 for frame in SegmentReader(self._store, file.path).frames():
                     frames += 1

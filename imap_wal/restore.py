@@ -244,7 +244,7 @@ class ClusterLog:
             found.append(
                 Piece(
                     SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since, until=until,
-                    covered=marks, cuts=cuts, bytes=segment.bytes,
+                    covered=marks, cuts=cuts, bytes=segment.bytes, checkpoint=log.manifest.checkpoint,
                 )
             )  # fmt: skip
         return found

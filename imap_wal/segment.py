@@ -6,13 +6,13 @@ the last whole frame.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from imap_wal import format, layout
-from imap_wal.errors import CorruptLog
+from imap_wal.errors import UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, SegmentHeader
+from imap_wal.frame_search import FrameSearch
 from storage_backends import SegmentStore
 
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -111,16 +111,9 @@ class SegmentReader:
         self.synced = 0
         """The highest last-synced offset that a frame carried."""
 
-    def check_place(self) -> None:
-        """`CorruptLog` for a segment of another node, or one with another's name."""
-        found = self.header
-        if layout.home(found) != layout.original_path(self.path):
-            what = f"this is segment {found.epoch}-{found.number} of node {found.node!r} of {found.namespace}/{found.cluster}, under another name"
-            raise CorruptLog(self.path, 0, what, "give it back its place and its name, and bring what belongs here back from a copy")
-
     def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
         """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends without an error at the first place that is no frame;
-        `tail` then tells why. A frame of a type this version does not know raises CorruptLog: it is never skipped."""
+        `tail` then tells why. A frame of a type this version does not know raises UnsupportedVersion: it is never skipped."""
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset
@@ -139,7 +132,8 @@ class SegmentReader:
                     return
                 continue
             if frame.kind not in format.TYPES:
-                raise CorruptLog(self.path, offset, f"a frame of unknown type {frame.kind}", "upgrade imap-wal if a newer version wrote it")
+                what, advice = f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it"
+                raise UnsupportedVersion(self.path, offset, what, advice)
             offset = self.end = frame.end
             self.checksum = frame.checksum
             self.synced = max(self.synced, frame.synced)
@@ -150,40 +144,21 @@ class SegmentReader:
         size = self._store.size(self.path)
         if size <= self.end:
             return Tail("clean", self.end, size)
-        last = self._last_written(size)
-        if last <= self.end:
+        if not self._written(size):
             return Tail("clean", self.end, size)
-        found = list(self._frames_beyond(last))
+        data = self._store.read(self.path, self.end, size - self.end)
+        found = list(FrameSearch(self._seed, data, self.end).after(self.end + 1))
         synced = max([self.synced, *(frame.synced for frame in found)])
         records = sum(frame.count for frame in found if frame.kind == format.ENTRIES)
         last_after = found[-1].offset if found else 0
         return Tail("corrupt" if synced > self.end else "torn-tail", self.end, size, len(found), records, last_after)
 
-    def _last_written(self, size: int) -> int:
-        """Offset after the last byte that is not zero (a preallocated rest is zeros), at least `self.end`."""
-        at = size
-        while at > self.end:
-            start = max(self.end, at - WINDOW_BYTES)
-            window = self._store.read(self.path, start, at - start).rstrip(b"\0")
-            if window:
-                return start + len(window)
-            at = start
-        return self.end
-
-    # A header's four bytes of length below 2**31, any four of CRC, a known type.
-    _PLAUSIBLE = re.compile(rb"(?s)(?=...[\x00-\x7f]....[\x01-\x04])")
-
-    def _frames_beyond(self, last: int) -> Iterator[Frame]:
-        """Valid frames after the damage at `self.end`. The offset in the CRC makes a chance match a one in four thousand million affair."""
-        data = self._store.read(self.path, self.end, last - self.end + format.FRAME_HEADER_BYTES)
-        skip_to = 1
-        for match in self._PLAUSIBLE.finditer(data, 1):
-            if match.start() < skip_to or not format.may_be_frame(data, match.start(), self.end + match.start()):
-                continue
-            frame = format.decode_frame(self._seed, data, match.start(), self.end + match.start())
-            if isinstance(frame, Frame):
-                skip_to = frame.end - self.end
-                yield frame
+    def _written(self, size: int) -> bool:
+        """Whether anything but zeros (a preallocated rest) follows the last whole frame."""
+        for start in range(self.end, size, WINDOW_BYTES):
+            if self._store.read(self.path, start, min(WINDOW_BYTES, size - start)).strip(b"\0"):
+                return True
+        return False
 
 
 def unborn(store: SegmentStore, path: str) -> bool:

@@ -7,18 +7,23 @@ segments nothing. Segments keep their numbers, empty where nothing is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from imap_wal import format, layout
+from imap_wal import entry, format, layout
 from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness
+from imap_wal.entry import ORDER, Row
+from imap_wal.errors import UnsupportedVersion
 from imap_wal.format import START, Position, SegmentHeader
-from imap_wal.manifest import Archive, NodeManifest
-from rewrite_cli import salvage
+from imap_wal.manifest import NOTHING_SEEN, Archive, NodeManifest
+from imap_wal.segments import WalFolder, sorted_out
+from rewrite_cli import evidence, salvage
 from rewrite_cli.failures import Failed
 from rewrite_cli.repair_report import COPIED, EMPTIED, GIVEN_UP, LEFT_OUT, POINT_IN_TIME, REWRITTEN, TRIMMED, Extent, Item
 from rewrite_cli.repair_segment import Segment, cleared, find_missing_ends, look_at, renamed, text
-from rewrite_cli.scan import Place, Scan
+from rewrite_cli.scan import Place, Scan, scan_segment
 from rewrite_cli.survey import ClusterView, NodeView
 from storage_backends import NotFound, SegmentStore
 
@@ -26,6 +31,17 @@ MISSING_MAX = 10_000
 """More missing segments are no damage: a foreign file has a name like a segment's."""
 _CHANGED = -1
 """In place of the checksum of a segment's last frame: in the copy it is not what it was."""
+
+
+class Highest(NamedTuple):
+    """The highest numbers in the orders of entries."""
+
+    incarnation: int = 0
+    session: int = 0
+
+    def with_row(self, row: Row) -> Highest:
+        incarnation, _, session, _ = row[ORDER]
+        return Highest(max(self.incarnation, incarnation), max(self.session, session))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,7 @@ class NodeRepair:
     randomness: Randomness
     tell: Callable[[str], None]
     lost_manifests: int = 0
-    """So many newer manifests cannot be read: each may have given an epoch and a session."""
+    """So many newer manifests cannot be read."""
     items: list[Item] = field(default_factory=list)
     _archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
     """Archives of the copy, with what of them is kept (None: all), and whether the file is written anew."""
@@ -63,18 +79,31 @@ class NodeRepair:
     _moved: dict[tuple[int, int], list[tuple[Position, Position]]] = field(default_factory=dict)
     """Of a rewritten segment: where its kept frames stood and stand."""
     _end: Position = START
+    _newest: int = 0
+    """Number of the copy's last segment."""
+    _evidence: evidence.Evidence = field(default_factory=lambda: evidence.Evidence(0))
+    highest: Highest = field(default_factory=Highest)
+    """Where an older manifest speaks: the highest numbers in the entries."""
     _changed: bool = False
     _manifest: NodeManifest = field(default_factory=NodeManifest)
 
     def plan(self) -> None:
         """Read everything; `items` then tells. `UnsupportedVersion`: a newer version wrote it, nothing is damaged."""
-        self._changed = self.lost_manifests > 0
         self._manifest = self.node.manifest
-        if self.lost_manifests:
+        self._evidence = evidence.of_node(self.node, self._manifest)
+        self._changed = self.older
+        if self.older:
             self._adopt_archives()
         below = self._plan_archives()
         self._plan_segments(given_up=below is not None)
+        if self.older:
+            self.look_at_entries()
         self._plan_manifest()
+
+    @property
+    def older(self) -> bool:
+        """The manifest that speaks is older than the files: newer ones are lost."""
+        return self.lost_manifests > 0 or bool(self._evidence.newer)
 
     @property
     def number(self) -> int:
@@ -179,47 +208,64 @@ class NodeRepair:
         self.items.append(Item(archive.path, "archive", status, REWRITTEN, extent, given_up, what, to))
 
     def _adopt_archives(self) -> None:
-        """The newest manifest is lost, and an older one speaks. Archives that it does not know stand for segments that went: take them in."""
-        manifest = self._manifest
+        """An older manifest speaks. Archives that it does not know, and whose segments are gone, were published: segments go after
+        that. What follows them in segments is read from there, also where such an archive holds it too."""
+        manifest, wal = self._manifest, self._wal()
         known = {archive.path for archive in manifest.archives}
-        found = []
+        unknown = []
         for file in self.node.files:
-            folder = file.path.rpartition("/")[0]
             name = layout.parse_archive_path(file.path)
-            if name is None or file.path in known or not file.path.startswith(f"{self.node.folder}/archive/"):
+            if name is not None and file.path not in known and name.last[:2] > manifest.archived:
+                unknown.append((file, name))
+        first = wal.segments[0] if wal.segments else None
+        if first is not None and first.number == manifest.archived[1] + 1:
+            return  # no segment is gone
+        requests = dict(manifest.requests)
+        found = []
+        for file, name in unknown:
+            if first is not None and name.first.segment >= first.number:
                 continue
-            first, last, _ = name
-            if first[:2] > manifest.archived:
-                map_name = layout.decode(folder.rpartition("/")[2])
-                rows = salvage.survey_file(self.store, file.path, archive=True)
-                found.append(Archive(map_name, file.path, first, last, rows.records, rows.tombstones, file.size))
-        numbers = sorted(segment.number for segment in self.node.segments if segment.number > manifest.archived[1])
-        if not found or (numbers and numbers[0] == manifest.archived[1] + 1):
-            return  # their segments are still there
+            map_name = layout.decode(file.path.split("/")[-2])
+            rows = salvage.survey_file(self.store, file.path, archive=True)
+            found.append(Archive(map_name, file.path, name.first, name.last, rows.records, rows.tombstones, file.size))
+            for row in salvage.rows_of(self.store, file.path, archive=True):
+                _, _, session, request = row[ORDER]
+                requests[session] = max(request, requests.get(session, 0))
+        if not found:
+            return
         last = max(archive.last for archive in found)
-        behind = next((number for number in numbers if number > last.segment), last.segment + 1)
-        self._manifest = replace(manifest, archives=(*manifest.archives, *found), archived=(last.epoch, behind - 1))
+        archived = (last.epoch, last.segment) if first is None else (first.epoch, first.number - 1)
+        self._manifest = replace(manifest, archives=(*manifest.archives, *found), archived=archived, requests=requests)
+
+    def _wal(self) -> WalFolder:
+        return sorted_out((file for file in self.node.files if file.path.startswith(f"{self.node.folder}/wal/")), self._manifest.archived)
 
     # ---- segments ----
 
     def _plan_segments(self, *, given_up: bool) -> None:
         manifest, folder = self._manifest, self.node.folder
-        living = [segment for segment in self.node.segments if (segment.epoch, segment.number) > manifest.archived]
-        counting = layout.without_replaced((segment.epoch, segment.number) for segment in living)
-        for segment in living:
-            if (segment.epoch, segment.number) not in counting:
-                what = "begun by a writer that had been replaced: nothing in it counts"
-                self.items.append(Item(segment.path, "segment", "clean", LEFT_OUT, what=what))
-        living = sorted((segment for segment in living if (segment.epoch, segment.number) in counting), key=lambda segment: segment.number)
+        wal = self._wal()
+        misplaced = evidence.misplaced_wal(self.node)
+        if misplaced:
+            self._changed = True
+            self.items.append(Item(f"{folder}/wal", "node", "missing", GIVEN_UP, given_up=Extent(), what=misplaced))
+            wal = WalFolder(())
+        for segments, what in (
+            (wal.void, "begun by a writer that had been replaced: nothing in it counts"),
+            (wal.copied, "a recovery made a copy of it, which counts instead"),
+        ):
+            self.items += [Item(each.path, "segment", "clean", LEFT_OUT, what=what) for each in segments]
+        living = wal.segments
         found: dict[int, Segment] = {}
-        names = self.view.namespace, self.view.cluster, self.node.name
+        names = self.view.names(self.node)
         for index, segment in enumerate(living):
             self.tell(segment.path)
-            found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
-        find_missing_ends(found, manifest.checkpoint)
+            newest = index == len(living) - 1 and manifest.newest <= segment.number
+            found[segment.number] = look_at(self.store, segment, names, manifest, newest=newest)
+        find_missing_ends(found)
         before: int | None = None
         epoch = manifest.archived[0] or (living[0].epoch if living else manifest.checkpoint.epoch)
-        last_number = max([*found, manifest.checkpoint.segment], default=0)
+        last_number = max([*found, manifest.checkpoint.segment, manifest.newest])
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
             raise Failed(
                 f"{folder}/wal: of {last_number} segments there are {len(found)}; if one with a strange number is not of this log, move it away"
@@ -230,10 +276,11 @@ class NodeRepair:
                 path = layout.wal_path(folder, epoch, number)
                 planned = Segment(path, epoch, number, status="missing", what="this segment is missing: the log goes on after it")
             if planned.torn and planned.scan is not None and planned.scan.header is None:
-                what = "a crash before its first commit: nothing was ever in it"
-                self.items.append(Item(planned.path, "segment", "torn-tail", LEFT_OUT, what=what))
+                self._note_empty(planned, None, "a crash before its first commit: nothing was ever in it")
+                self._newest = number
                 continue
             epoch = planned.epoch
+            self._newest = number
             before = self._plan_segment(planned, before, given_up=given_up)
             given_up = given_up or (self.mode == POINT_IN_TIME and planned.damaged and planned.lost)
         if not found and manifest.checkpoint[:2] <= manifest.archived:
@@ -347,19 +394,41 @@ class NodeRepair:
         checkpoint = min(self.position(manifest.checkpoint), self._end)
         if checkpoint == START or checkpoint.segment <= manifest.archived[1]:
             checkpoint = max(checkpoint, min(manifest.checkpoint, Position(*manifest.archived, 0, 0)))
+        # Of each lost manifest, it may have given an epoch and a session that no file names.
         self._manifest = replace(
             manifest,
             archives=tuple(archive for archive, *_ in self._archives),
             checkpoint=checkpoint,
             removed=self.position(manifest.removed),
             clean=False,
-            epoch=manifest.epoch + self.lost_manifests,
-            session=manifest.session + self.lost_manifests,
+            epoch=max(manifest.epoch + self.lost_manifests, self._evidence.epoch),
+            session=max(manifest.session + self.lost_manifests, self.highest.session),
+            newest=self._newest,
+            cluster=NOTHING_SEEN,
         )
         what = "made to fit what is kept; the next open reads the log from the checkpoint on"
         status, lost = "clean", None
         if self.lost_manifests:
             status, lost = "corrupt", Extent()
-            what = f"the newest manifest cannot be read; number {self.node.manifest_number} speaks in its place"
+            what = f"the newest manifest cannot be read; number {self.node.manifest_number} speaks in its place, and the files beside it"
+        elif self._evidence.newer:
+            status, lost = "corrupt", Extent()
+            what = f"this manifest is older than the files beside it ({self._evidence.newer}); the copy has what they hold"
         to = f"{self.node.folder}/manifest/{self.number:010d}.json"
         self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=lost, what=what, to=to))
+
+    def look_at_entries(self) -> None:
+        """Fill `highest`, from all that can be read."""
+        found = self.highest
+        for archive, *_ in self._archives:
+            for row in salvage.rows_of(self.store, self._sources.get(archive.path, archive.path), archive=True):
+                found = found.with_row(row)
+        for segment in self._wal().segments:
+            with suppress(UnsupportedVersion):
+                scan = scan_segment(self.store, segment.path, self.view.names(self.node))
+                data = self.store.read(segment.path)
+                for place in scan.frames:
+                    if place.kind == format.ENTRIES:
+                        for row in entry.rows(data[place.offset + format.FRAME_HEADER_BYTES + format.SYNCED_BYTES : place.end]):
+                            found = found.with_row(row)
+        self.highest = found

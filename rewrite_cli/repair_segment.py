@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import google_crc32c
 import msgpack
 
-from imap_wal import format
-from imap_wal.errors import LogError, UnsupportedVersion
-from imap_wal.format import START, Position, SegmentHeader
+from imap_wal import format, verdict
+from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.manifest import NodeManifest
-from imap_wal.segment import SegmentReader, unborn
+from imap_wal.segments import SegmentFile
+from imap_wal.verdict import goes_on
 from rewrite_cli.repair_report import Extent
 from rewrite_cli.scan import Place, Scan, last_lost, scan_segment
-from rewrite_cli.survey import SegmentFile
 from storage_backends import SegmentStore
 
 
@@ -108,64 +107,43 @@ class Segment:
 def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, str], manifest: NodeManifest, *, newest: bool) -> Segment:
     """Read all of a segment. `names`: the namespace, cluster and node it belongs to. `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
-    try:
-        reader = SegmentReader(store, segment.path)
-    except UnsupportedVersion:
-        raise
-    except LogError as error:
-        found.scan = scan_segment(store, segment.path, names)
-        found.torn = newest and not manifest.clean and unborn(store, segment.path)
-        found.status, found.what = "torn-tail" if found.torn else "corrupt", error.what
-        found.count(found.scan.frames)
-        return found
-    header = reader.header
-    if (*names, segment.epoch, segment.number) != (header.namespace, header.cluster, header.node, header.epoch, header.number):
-        found.status = "corrupt"
-        found.what = (
-            f"its header says {header.namespace}/{header.cluster}/{header.node} {header.epoch}-{header.number}: the file was copied here or renamed"
-        )
-        return found
-    found.header, found.end = header, reader.first
-    for frame in reader.frames():
+    places: list[Place] = []
+
+    def visit(frame: Frame) -> None:
         entries = frame.count if frame.kind == format.ENTRIES else 0
-        found.count([Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum)])
-    tail = reader.tail()
-    if tail.status == "clean":
+        places.append(Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
+
+    place = verdict.Place(segment.path, segment.epoch, segment.number, not newest, manifest.checkpoint)
+    said, reader = verdict.judge(store, place, visit)
+    if said.status == verdict.UNSUPPORTED:
+        raise said.error()
+    found.what = said.what
+    found.status = "clean" if said.status == verdict.CLEAN else "torn-tail" if said.is_tail else "corrupt"
+    found.torn = said.is_tail and not said.frames_after
+    if said.status == verdict.FOREIGN:
         return found
-    found.scan = scan_segment(store, segment.path, names)
-    checkpoint = manifest.checkpoint
-    named = (segment.epoch, segment.number) == checkpoint[:2] and tail.end <= checkpoint.frame
-    found.status = "torn-tail" if newest and tail.status == "torn-tail" and not named else "corrupt"
-    found.torn = found.status == "torn-tail" and not tail.frames_after
-    behind = f"{tail.frames_after} whole frames after it"
-    if found.torn:
-        found.what = "an incomplete last commit: a crash, nothing acknowledged is lost"
-    elif found.status == "torn-tail":
-        found.what = f"damage above the last synced position, with {behind}: a power loss"
-    else:
-        found.what = f"a damaged frame with {behind}" if tail.frames_after else "a damaged frame in a place that was safe"
-    found.frames = found.records = found.bytes = 0
-    found.first = None
-    found.count(found.scan.frames)
+    if reader is not None:
+        found.header, found.end = reader.header, reader.first
+    if said.status == verdict.SHORT and said.end:
+        found.end_missing = manifest.checkpoint
+    elif said.status != verdict.CLEAN:
+        found.scan = scan_segment(store, segment.path, names)
+        places = found.scan.frames
+    found.count(places)
     return found
 
 
-def find_missing_ends(found: Mapping[int, Segment], checkpoint: Position) -> None:
-    """A file that ends at a frame's border looks whole. The next segment's header, and the checkpoint, know better."""
+def find_missing_ends(found: Mapping[int, Segment]) -> None:
+    """A file that ends at a frame's border looks whole. The next segment's header knows better."""
     before: Segment | None = None
     for number in sorted(found):
         segment = found[number]
         said = segment.header.previous_checksum if segment.header is not None else 0
-        whole = before is not None and before.status == "clean" and before.checksum
-        if before is not None and whole and said not in (0, before.checksum) and number - 1 in found:
+        if before is not None and before.status == "clean" and not goes_on(before.checksum, said) and number - 1 in found:
             before.end_missing = START
-        if (segment.epoch, segment.number) == checkpoint[:2] and segment.status == "clean" and segment.end <= checkpoint.frame:
-            segment.end_missing = checkpoint
+            before.status, before.what = "corrupt", "the end of this segment is missing: the log went on from a later frame"
         if segment.checksum or segment.status != "clean":
             before = segment
-    for segment in found.values():
-        if segment.end_missing is not None:
-            segment.status, segment.what = "corrupt", "the end of this segment is missing: the log went on from a later frame"
 
 
 def text(position: Position | None) -> str | None:

@@ -119,6 +119,13 @@ def survey_file(store: SegmentStore, path: str, *, archive: bool, below: Positio
     return Salvaged(records, tombstones, first, last, lost, what, end)
 
 
+def rows_of(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Row]:
+    """All rows that can be read."""
+    for part in readable(store, path, archive=archive):
+        if isinstance(part, Rows):
+            yield from part.rows
+
+
 def rewrite_file(store: SegmentStore, path: str, target: SegmentStore, name: str, *, archive: bool, below: Position | None = None) -> Published:
     """Write what can be kept to `target` as `name`."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:

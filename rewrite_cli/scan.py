@@ -7,7 +7,6 @@ and another that fits the same one is no accident.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,15 +16,13 @@ import google_crc32c
 from imap_wal import entry, format
 from imap_wal.errors import LogError, UnsupportedVersion
 from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, Position, SegmentHeader
+from imap_wal.frame_search import FrameSearch, shifted
 from storage_backends import SegmentStore
 
 _ID_AT, _ID_BYTES = 15, 16
 """Of a header: behind the twelve bytes, the array's mark, and the two bytes that begin the id."""
 _ENTRY_BYTES_MIN = 11
 _TRIED_FRAMES = 8
-
-# A length below 2**31, any CRC, a known type, a last synced offset below 2**40.
-_PLAUSIBLE = re.compile(rb"(?s)(?=.{3}[\x00-\x7f].{4}[\x01-\x04].{8}\x00{3})")
 
 
 class Place(NamedTuple):
@@ -86,6 +83,7 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
     gaps: list[Gap] = []
     written = len(data.rstrip(b"\0"))
     offset = first
+    search = FrameSearch(seed or 0, data)
     while seed is not None and offset < len(data):
         frame = format.decode_frame(seed, data, offset, offset)
         if isinstance(frame, Frame):
@@ -97,11 +95,11 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
             continue
         if offset >= written:
             break
-        following = _next_frame(seed, data, offset + 1)
-        gaps.append(_gap(data, offset, written if following is None else following))
+        following = next(search.after(offset + 1), None)
+        gaps.append(_gap(data, offset, written if following is None else following.offset))
         if following is None:
             break
-        offset = following
+        offset = following.offset
     if seed is None and written:
         gaps.append(Gap(0, written))
     return Scan(header, data[:first], seed, first, frames, gaps, len(data))
@@ -110,16 +108,6 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
 def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:
     """Position of the last entry in a gap, where it can be told."""
     return None if gap.last is None else Position(epoch, number, *gap.last)
-
-
-def _next_frame(seed: int, data: bytes, start: int) -> int | None:
-    for match in _PLAUSIBLE.finditer(data, start):
-        at = match.start()
-        # The cheap question first: a random length would make us read megabytes for nothing.
-        synced = int.from_bytes(data[at + FRAME_HEADER_BYTES : at + FRAME_HEADER_BYTES + SYNCED_BYTES], "little")
-        if synced <= at and isinstance(format.decode_frame(seed, data, at, at), Frame):
-            return at
-    return None
 
 
 def _gap(data: bytes, start: int, end: int) -> Gap:
@@ -171,40 +159,17 @@ def _find_seed(data: bytes, names: tuple[str, str, str]) -> tuple[int, int] | No
             if tried >= _TRIED_FRAMES:
                 break
             seed = _solve(data, offset, end)
-            if seed is not None:
-                solved[seed] += 1
-                if solved[seed] == 2:
-                    return seed, first
-    if _next_frame(by_id, data, shortest) is not None:  # the first frames are damaged too
+            solved[seed] += 1
+            if solved[seed] == 2:
+                return seed, first
+    if next(FrameSearch(by_id, data).after(shortest), None) is not None:  # the first frames are damaged too
         return by_id, said if shortest <= said <= longest else shortest
     return None
 
 
-def _solve(data: bytes, offset: int, end: int) -> int | None:
+def _solve(data: bytes, offset: int, end: int) -> int:
     """The one seed with which the frame at `offset` verifies, if its bytes are whole."""
-    _, checksum, type_count = FRAME_HEADER.unpack_from(data, offset)
-    body = offset + FRAME_HEADER_BYTES
-    synced = int.from_bytes(data[body : body + SYNCED_BYTES], "little")
-    payload = [data[body + SYNCED_BYTES : end]]
-
-    def crc(seed: int) -> int:
-        return format.encode_frame(seed, offset, type_count & 0xFF, type_count >> 8, synced, payload)[2]
-
-    zero = crc(0)
-    # Each bit of the seed flips a fixed set of the CRC's bits: thirty-two equations modulo two.
-    rows: dict[int, tuple[int, int]] = {}
-    for bit in range(32):
-        column, combination = crc(1 << bit) ^ zero, 1 << bit
-        while column:
-            top = column.bit_length()
-            if top not in rows:
-                rows[top] = column, combination
-                break
-            column, combination = column ^ rows[top][0], combination ^ rows[top][1]
-    wanted, seed = checksum ^ zero, 0
-    while wanted:
-        row = rows.get(wanted.bit_length())
-        if row is None:
-            return None
-        wanted, seed = wanted ^ row[0], seed ^ row[1]
-    return seed
+    length, checksum, type_count = FRAME_HEADER.unpack_from(data, offset)
+    before = format.frame_seed(0, offset, length, type_count)
+    rest = int(google_crc32c.extend(before, data[offset + FRAME_HEADER_BYTES : end]))
+    return shifted(checksum ^ rest, -(format.SEED_BYTES + length))

@@ -8,18 +8,8 @@ from functools import cached_property
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.manifest import ClusterManifest, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from storage_backends import SegmentStore, StoredFile
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentFile:
-    """One file below `wal/` whose name is a segment's. `archived`: its entries stand in archives, the file is about to go."""
-
-    path: str
-    epoch: int
-    number: int
-    bytes: int
-    archived: bool
 
 
 @dataclass(frozen=True)
@@ -30,9 +20,15 @@ class NodeView:
     folder: str
     manifest_number: int
     manifest: NodeManifest
-    segments: tuple[SegmentFile, ...]
+    wal: WalFolder
     files: tuple[StoredFile, ...]
     """Everything in the folder."""
+
+    @property
+    def segments(self) -> tuple[SegmentFile, ...]:
+        """All files whose name is a segment's, those that do not count too."""
+        wal = self.wal
+        return (*wal.archived, *wal.segments, *wal.copied, *wal.void)
 
     @cached_property
     def wal_bytes(self) -> int:
@@ -63,6 +59,10 @@ class ClusterView:
     @property
     def snapshot_bytes(self) -> int:
         return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())
+
+    def names(self, node: NodeView) -> tuple[str, str, str]:
+        """Whose log a node's is: namespace, cluster, node."""
+        return self.namespace, self.cluster, node.name
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.cluster}"
@@ -96,9 +96,5 @@ def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
     folder = layout.node_folder(cluster, name)
     files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
     number, manifest = node_manifests(store, folder, SystemClock(), SystemRandomness()).read()
-    segments = []
-    for file in files:
-        parsed = layout.parse_wal_path(file.path)
-        if parsed and file.path.startswith(f"{folder}/wal/"):
-            segments.append(SegmentFile(file.path, *parsed, file.size, parsed <= manifest.archived))
-    return NodeView(name, folder, number, manifest, tuple(sorted(segments, key=lambda segment: (segment.epoch, segment.number))), files)
+    wal = [file for file in files if file.path.startswith(f"{folder}/wal/")]
+    return NodeView(name, folder, number, manifest, sorted_out(wal, manifest.archived), files)

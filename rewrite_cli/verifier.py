@@ -3,15 +3,17 @@
     plan    what listings and manifests alone tell (files that are missing), and a `Unit` for each file to read
     check   reads the units, newest first, until the time is over
 
+`imap_wal.verdict` has the statuses of a segment. A finding has four:
+
 clean        all there
-torn-tail    an incomplete last commit of the newest segment: a crash, nothing acknowledged is lost
-corrupt      bytes changed or missing; `first_lost` is the first position that cannot be read
+torn-tail    a torn tail, or a header that was never whole: a crash, nothing acknowledged is lost
+corrupt      bytes changed, missing or another log's; `first_lost` is the first position that cannot be read
 unsupported  written by a newer version
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -21,17 +23,18 @@ import google_crc32c
 
 from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock
-from imap_wal.errors import LogError, ShortLog, UnsupportedVersion
-from imap_wal.format import ENTRIES, START, Position
-from imap_wal.layout import without_replaced
+from imap_wal.errors import LogError, UnsupportedVersion
+from imap_wal.format import ENTRIES, START, Frame, Position
+from imap_wal.manifest import MISSING_ADVICE
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
-from imap_wal.segment import SegmentReader
+from imap_wal.segments import SegmentFile
+from imap_wal.verdict import CLEAN, CORRUPT, FOREIGN, SHORT, TORN, UNBORN, UNSUPPORTED, Place, judge, said_by
+from rewrite_cli import evidence
 from rewrite_cli.salvage import survey_file
 from rewrite_cli.scan import Scan, last_lost, scan_segment
-from rewrite_cli.survey import ClusterView, NodeView, SegmentFile
+from rewrite_cli.survey import ClusterView, NodeView
 from storage_backends import NotFound, SegmentStore
 
-CLEAN, TORN, CORRUPT, UNSUPPORTED = "clean", "torn-tail", "corrupt", "unsupported"
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log: imap-wal repair"
 CUT = "the next start cuts it off"
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -105,7 +108,8 @@ def check(units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
 
 def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]) -> tuple[list[Finding], list[Unit]]:
     """What of a cluster is told without reading its files, and the files to read. A missing node is a finding about its folder."""
-    findings = [Finding(f"{view.folder}/manifest/{view.manifest_number:010d}.json", "manifest", CLEAN)]
+    newer = evidence.of_cluster(store, view, view.manifest)[1]
+    findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", newer)]
     units: list[Unit] = []
     for name, snapshot in sorted(view.manifest.snapshots.items()):
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
@@ -146,28 +150,36 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
 
 def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]) -> Iterator[Finding]:
     manifest = node.manifest
-    yield Finding(f"{node.folder}/manifest/{node.manifest_number:010d}.json", "manifest", CLEAN)
+    yield _manifest(f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest).newer)
     for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
         piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
         units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
-    unarchived = [segment for segment in node.segments if not segment.archived]
-    counting = without_replaced((segment.epoch, segment.number) for segment in unarchived)
-    living = []
-    for segment in unarchived:
-        if (segment.epoch, segment.number) in counting:
-            living.append(segment)
-        else:
-            yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="begun by a writer that had been replaced: nothing in it counts")
-    living.sort(key=lambda segment: segment.number)
+    misplaced = evidence.misplaced_wal(node)
+    if misplaced:
+        yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING_ADVICE)
+        return
+    for segment in node.wal.void:
+        yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="begun by a writer that had been replaced: nothing in it counts")
+    for segment in node.wal.copied:
+        yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="a recovery made a copy of it, which counts instead")
+    living = node.wal.segments
     expected = manifest.archived[1] + 1
     for index, segment in enumerate(living):
         if segment.number > expected:
             yield from _missing(node, segment.epoch, range(expected, segment.number), "this segment is missing: the log goes on after it")
         expected = segment.number + 1
-        following = living[index + 1] if index + 1 < len(living) else None
-        units.append(Unit(segment.path, segment.bytes, "segment", len(living) - 1 - index, partial(_segment, store, view, node, segment, following)))
-    missing = range(expected, manifest.checkpoint.segment + 1)
+        later = living[index + 1 :]
+        units.append(Unit(segment.path, segment.bytes, "segment", len(later), partial(_segment, store, view, node, segment, later)))
+    missing = range(expected, max(manifest.checkpoint.segment, manifest.newest) + 1)
     yield from _missing(node, manifest.checkpoint.epoch, missing, "this segment is missing: the manifest names what it held")
+
+
+def _manifest(path: str, newer: str) -> Finding:
+    """`newer`: why the files beside it are newer than it."""
+    if not newer:
+        return Finding(path, "manifest", CLEAN)
+    what = f"this manifest is older than the files beside it ({newer})"
+    return Finding(path, "manifest", CORRUPT, offset=0, what=what, advice=ADVICE)
 
 
 def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[Finding]:
@@ -178,75 +190,43 @@ def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[
         yield Finding(file, "segment", CORRUPT, offset=0, first_lost=lost, what=f"{what}{more}", advice=ADVICE)
 
 
-def _segment(
-    store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, following: SegmentFile | None, deadline: Deadline
-) -> Finding:
-    file, start = segment.path, Position(segment.epoch, segment.number, 0, 0)
-    names = view.namespace, view.cluster, node.name
-    records, ended_at, newest = 0, -1, following is None
-    last = START
+def _segment(store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline) -> Finding:
+    followed = bool(later) or node.manifest.newest > segment.number
+    place = Place(segment.path, segment.epoch, segment.number, followed, node.manifest.checkpoint)
+    found = Finding(segment.path, "segment", CLEAN, segment.bytes)
+    paths = [each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index]  # none is missing
+    records, ended_at = 0, -1
+
+    def visit(frame: Frame) -> None:
+        nonlocal records
+        deadline.check()
+        records += frame.count if frame.kind == ENTRIES else 0
+
     try:
         while True:
-            reader = SegmentReader(store, file)
-            records, last = 0, START
-            for frame in reader.frames():
-                deadline.check()
-                records += frame.count if frame.kind == ENTRIES else 0
-                last = start._replace(frame=frame.offset)
-            tail = reader.tail()
-            if tail.status == CLEAN or not newest or tail.end == ended_at:
+            records = 0
+            verdict, _ = judge(store, place, visit, partial(said_by, store, paths))
+            if verdict.status == CLEAN or later or verdict.end == ended_at:
                 break
-            ended_at = tail.end  # perhaps a commit under way: damage stays where it is, a writer goes on
-    except UnsupportedVersion as error:
-        lost = start._replace(frame=error.offset) if error.offset >= 64 else start
-        return damaged(file, "segment", segment.bytes, error, str(lost))
-    except ShortLog as error:
-        if newest and not node.manifest.clean:
-            what = "the file ends inside its header: a crash before its first commit"
-            return Finding(file, "segment", TORN, segment.bytes, 0, error.offset, str(start), what=what, advice=CUT)
-        return _lost(damaged(file, "segment", segment.bytes, error, str(start)), segment, scan_segment(store, file, names))
-    except LogError as error:
-        if error.offset >= 64:
-            return damaged(file, "segment", segment.bytes, error, str(start._replace(frame=error.offset)))
-        return _lost(damaged(file, "segment", segment.bytes, error, str(start)), segment, scan_segment(store, file, names))
+            ended_at = verdict.end  # perhaps a commit under way: damage stays where it is, a writer goes on
     except NotFound:
-        return Finding(file, "segment", CLEAN, what="archived while it was being verified")
-    header = reader.header
-    found = Finding(file, "segment", CLEAN, segment.bytes, records)
-    if (header.namespace, header.cluster, header.node, header.epoch, header.number) != (*names, segment.epoch, segment.number):
-        said = f"{header.namespace}/{header.cluster}/{header.node} {header.epoch}-{header.number}"
-        what = f"its header says {said}: the file was copied here or renamed"
-        return replace(found, status=CORRUPT, offset=0, first_lost=str(start), what=what, advice="move it back to where it belongs")
-    end = start._replace(frame=tail.end)
-    if tail.status == CORRUPT or (tail.status == TORN and not newest):
-        behind = tail.frames_after
-        what = f"a damaged frame with {behind} whole frames after it" if behind else "a damaged frame where bytes had been synced"
-        damage = replace(found, status=CORRUPT, offset=tail.end, first_lost=str(end), frames_after=behind, what=what, advice=ADVICE)
-        return _lost(damage, segment, scan_segment(store, file, names))
-    checkpoint = node.manifest.checkpoint
-    if checkpoint[:2] == start[:2] and tail.end <= checkpoint.frame:
-        what = "the end of this segment is damaged or missing: the manifest says that the log went on"
-        return replace(found, status=CORRUPT, offset=tail.end, first_lost=str(end), last_lost=str(checkpoint), what=what, advice=ADVICE)
-    if tail.status == TORN:
-        what = "an incomplete last commit: a crash, nothing acknowledged is lost"
-        if tail.frames_after:
-            what = f"damage above the last synced position, with {tail.frames_after} whole frames after it: a power loss"
-        torn = replace(found, status=TORN, offset=tail.end, first_lost=str(end), frames_after=tail.frames_after, what=what, advice=CUT)
-        return _lost(torn, segment, scan_segment(store, file, names))
-    if following is not None and last > START and following.number == segment.number + 1:
-        said_before = _previous_checksum(store, following)
-        if said_before not in (0, reader.checksum):
-            what = "the end of this segment is missing, or it was exchanged: the next one goes on from another frame"
-            return replace(found, status=CORRUPT, offset=tail.end, first_lost=str(end), what=what, advice=ADVICE)
-    return found
-
-
-def _previous_checksum(store: SegmentStore, segment: SegmentFile) -> int:
-    """What a segment's header says of the one before it; 0 where it says nothing."""
-    try:
-        return SegmentReader(store, segment.path).header.previous_checksum
-    except (LogError, NotFound):
-        return 0  # told when that one is read
+        return replace(found, bytes=0, what="archived while it was being verified")
+    if verdict.status == CLEAN:
+        return replace(found, records=records)
+    found = replace(found, offset=verdict.end, first_lost=str(verdict.lost), what=verdict.what, advice=verdict.advice)
+    if verdict.status == UNSUPPORTED:
+        return replace(found, status=UNSUPPORTED)
+    if verdict.status == FOREIGN:
+        return replace(found, status=CORRUPT)
+    if verdict.is_tail:
+        found = replace(found, status=TORN, advice=CUT)
+        return found if verdict.status == UNBORN else _lost(found, segment, scan_segment(store, segment.path, view.names(node)))
+    found = replace(found, status=CORRUPT, advice=ADVICE)
+    if verdict.status == SHORT and verdict.end:
+        named = node.manifest.checkpoint
+        last = str(named) if named[:2] == (segment.epoch, segment.number) else None
+        return replace(found, records=records, last_lost=last)
+    return _lost(found, segment, scan_segment(store, segment.path, view.names(node)))
 
 
 def _lost(found: Finding, segment: SegmentFile, scan: Scan) -> Finding:
@@ -257,7 +237,6 @@ def _lost(found: Finding, segment: SegmentFile, scan: Scan) -> Finding:
     after = sum(frame.offset >= gaps[0].start for frame in scan.frames) if gaps else len(scan.frames)
     return replace(
         found,
-        advice=found.advice if found.status == TORN else ADVICE,
         records=scan.records,
         last_lost=str(last) if last is not None else None,
         frames_after=after,

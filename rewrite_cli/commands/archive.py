@@ -57,7 +57,7 @@ def archive_all(scope: Scope) -> None:
 
 
 def _plan(view: ClusterView, node: NodeView) -> dict[str, Any]:
-    segments = [segment for segment in node.segments if not segment.archived]
+    segments = node.wal.segments
     return _row(view, node, len(segments), None, sum(segment.bytes for segment in segments), None)
 
 

@@ -500,3 +500,85 @@ def test_requests_of_what_was_given_up_are_not_taken_for_duplicates(memory: Memo
     flip(left, 1, 2)
     assert node_log(left, recovery_mode="point-in-time").requests == {1: 6}
     assert layout.parse_wal_path(segments(left)[-1]) == (1, 3)
+
+
+# ---- a recovery beside a prune ---------------------------------------------------------------------------------------
+
+
+class Meanwhile:
+    """A store during whose call number `at` something else happens."""
+
+    def __init__(self, store: MemoryStore, at: int, what: Callable[[MemoryStore], object]) -> None:
+        self._store, self._at, self._what, self.calls = store, at, what, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls == self._at:
+                self._what(self._store)
+            return found(*arguments, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_prune_removes_during_a_recovery_is_not_missing_whenever_it_runs(memory: MemoryStore, mode: str, closed: bool) -> None:
+    from imap_wal.restore import ClusterLog
+    from rewrite_cli.local import LocalEngine
+    from rewrite_cli.prune import prune
+    from rewrite_cli.rewriter import rewrite
+
+    history(memory, segments_=5)
+    left = copy_files(memory)
+    if closed:
+        node_log(left).close()
+    rewrite(ClusterLog(left, "default", "embedded"), LocalEngine())
+    pruned: list[int] = []
+
+    def remove(store: MemoryStore) -> None:
+        pruned.append(len(prune(ClusterLog(store, "default", "embedded")).segments))
+
+    at = 0
+    while True:
+        at += 1
+        again = copy_files(left)
+        store = Meanwhile(again, at, remove)
+        log = node_log(store, recovery_mode=mode)  # type: ignore[arg-type]
+        assert log.recovery.lost is None, f"{mode}: a prune before call {at}"
+        assert not lost_files(again)
+        assert contents(again).keys() == {str(key).encode() for key in range(20)}, f"{mode}: a prune before call {at}"
+        if store.calls < at:
+            break
+    assert set(pruned) == {4}
+    assert len(pruned) >= (12 if closed and mode == "torn-tail" else 25)
+
+
+def test_point_in_time_gives_numbers_to_all_that_is_missing_after_the_first_damage(memory: MemoryStore) -> None:
+    history(memory, segments_=6)
+    left = copy_files(memory)
+    flip(left, 1, 2)
+    for path in (segments(left)[3], segments(left)[5]):
+        left.delete(path)
+    log = node_log(left, recovery_mode="point-in-time")
+    log.write(format.ENTRIES, 1, [row("100", "v", 100)])
+    log.close()
+    for mode in MODES:
+        assert contents(left, recovery_mode=mode).keys() == {str(key).encode() for key in [0, 1, 2, 3, 4, 5, 100]}
+
+
+def test_a_closed_log_whose_newest_segment_lost_its_header_is_damaged_and_not_empty(memory: MemoryStore) -> None:
+    """The manifest names a frame in it: a header that was never whole is no explanation."""
+    history(memory, segments_=2)
+    left = copy_files(memory)
+    node_log(left).close()
+    for data in (b"", bytes(4096), left.read(segments(left)[1])[:40]):
+        damaged = copy_files(left)
+        overwrite(damaged, segments(left)[1], data)
+        with pytest.raises(LogError):
+            node_log(damaged)
+        assert damaged.read(segments(left)[1]) == data

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 
+import google_crc32c
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imap_wal import format
-from imap_wal.errors import CorruptLog, ShortLog
+from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
+from imap_wal.frame_search import FrameSearch, shifted
 from imap_wal.segment import SegmentReader, SegmentWriter, Tail, unborn
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
@@ -105,7 +108,7 @@ def test_a_frame_of_an_unknown_type_is_an_error_and_not_skipped(memory: MemorySt
     writer.append(9, 1, [row("a", "1")])
     writer.append(format.ENTRIES, 1, [row("b", "2")])
     writer.close()
-    with pytest.raises(CorruptLog, match="unknown type 9"):
+    with pytest.raises(UnsupportedVersion, match="unknown type 9"):
         list(SegmentReader(memory, PATH).frames())
 
 
@@ -194,12 +197,114 @@ def test_a_foreign_file_is_not_unborn(memory: MemoryStore) -> None:
     assert not unborn(memory, PATH)
 
 
-def test_looking_for_frames_in_megabytes_of_random_bytes_checks_hardly_any(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = write(memory, 3)
-    overwrite(memory, PATH, memory.read(PATH)[: places[1]] + Random(3).randbytes(4 << 20))
-    checked: list[int] = []
-    real = format.decode_frame
-    monkeypatch.setattr(format, "decode_frame", lambda *arguments: (checked.append(1), real(*arguments))[1])
-    _, tail = read(memory)
-    assert tail.status == "torn-tail"
-    assert len(checked) < 20
+# ---- whole frames after damage: all are found, in linear time ---------------------------------------
+
+
+class Counted:
+    """Counts the bytes that are given to the CRC."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        real = google_crc32c.extend
+
+        def extend(crc: int, data: bytes) -> int:
+            self.bytes += len(data)
+            return int(real(crc, data))
+
+        monkeypatch.setattr(google_crc32c, "extend", extend)
+
+
+def frame_like(length: int, size: int, kind: int = 1) -> bytes:
+    """So many bytes of frame headers that a search cannot tell from real ones without their CRC."""
+    return (struct.pack("<IIIQ", length, 1, kind | 1 << 8, 0) * (size // 20 + 1))[:size]
+
+
+SIZE = 1 << 18
+HOSTILE = {
+    "0x01": b"\1" * SIZE,
+    "zeros": bytes(SIZE),
+    "random bytes": Random(3).randbytes(SIZE),
+    "headers of half the size": frame_like(SIZE // 2, SIZE),
+    "headers of small frames": frame_like(300, SIZE),
+    "headers every nine bytes of eighteen": (bytes(8) + b"\1" * 9 + bytes(20)) * (SIZE // 37),
+    "the densest pattern": b"".join(bytes([0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]) for _ in range(SIZE // 12)),
+    "small numbers": struct.pack("<Q", 70_000) * (SIZE // 8),
+    "numbers of four bytes": struct.pack("<I", 1) * (SIZE // 4),
+    "64 KiB claimed by every second byte": (b"\1\0" * 10 + bytes(12)) * (SIZE // 32),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_search_after_damage_hashes_a_bounded_number_of_bytes_for_each_byte_whatever_they_are(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    writer = SegmentWriter(memory, PATH, header())
+    writer.append(format.ENTRIES, 1, [row("a", "1")])
+    torn = writer.append(format.ENTRIES, 1, [HOSTILE[name]])
+    whole = writer.append(format.ENTRIES, 1, [row("b", "2")])
+    writer.close()
+    data = bytearray(memory.read(PATH))
+    data[torn + 4] ^= 1
+    overwrite(memory, PATH, bytes(data))
+    reader = SegmentReader(memory, PATH)
+    assert len(list(reader.frames())) == 1
+    counted = Counted(monkeypatch)
+    tail = reader.tail()
+    assert (tail.end, tail.frames_after, tail.last_after) == (torn, 1, whole)
+    assert counted.bytes <= 75 * len(data)
+
+
+hostile_parts = st.one_of(
+    st.binary(max_size=200),
+    st.builds(bytes, st.integers(0, 300)),
+    st.builds(lambda size: b"\1" * size, st.integers(0, 300)),
+    st.builds(frame_like, st.integers(0, 5000), st.integers(0, 2000), st.sampled_from(sorted(format.TYPES))),
+    st.builds(
+        lambda length, synced: struct.pack("<IIIQ", length, 7, 1 | 1 << 8, synced) + b"x" * 30, st.integers(8, 2**31 - 1), st.integers(0, 2**40)
+    ),
+    st.just(b"a copy of the segment so far"),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    payloads=st.lists(st.tuples(st.lists(hostile_parts, max_size=4), st.sampled_from(sorted(format.TYPES)), st.booleans()), min_size=1, max_size=12),
+    damaged=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7), st.integers(1, 200), st.booleans()), min_size=1, max_size=4),
+)
+def test_every_whole_frame_after_damage_is_found_whatever_values_hold(
+    memory: MemoryStore,
+    payloads: list[tuple[list[bytes], int, bool]],
+    damaged: list[tuple[float, int, int, bool]],
+) -> None:
+    memory.delete(PATH)
+    writer = SegmentWriter(memory, PATH, header())
+    spans = []
+    for parts, kind, sync in payloads:
+        chunks = [memory.read(PATH) if part.startswith(b"a copy") else part for part in parts]
+        offset = writer.append(kind, 1, chunks)
+        spans.append((offset, writer.size))
+        if sync:
+            writer.sync()
+    writer.close()
+    whole = memory.read(PATH)
+    data = bytearray(whole)
+    first = spans[0][0]
+    for where, bit, size, zero in damaged:
+        at = first + int(where * (len(data) - first))
+        data[at : at + size] = bytes(len(data[at : at + size])) if zero else data[at : at + size]
+        data[at] ^= 0 if zero else 1 << bit
+    overwrite(memory, PATH, bytes(data))
+    kept = [start for start, end in spans if data[start:end] == whole[start:end]]
+    reader = SegmentReader(memory, PATH)
+    found = [frame.offset for frame in reader.frames()]
+    found += [frame.offset for frame in FrameSearch(header().checksum_seed, bytes(data)).after(reader.end)]
+    assert found == kept
+    assert reader.tail().frames_after == len([start for start in kept if start > reader.end])
+
+
+def test_a_crc_is_shifted_as_bytes_that_follow_would_do(seed: int) -> None:
+    chance = Random(seed)
+    for _ in range(300):
+        data, crc = chance.randbytes(chance.randrange(5000)), chance.getrandbits(32)
+        assert google_crc32c.extend(crc, data) == shifted(crc, len(data)) ^ google_crc32c.extend(0, data)
+        assert shifted(shifted(crc, len(data)), -len(data)) == crc

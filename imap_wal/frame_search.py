@@ -1,0 +1,134 @@
+"""Whole frames after damage, found in time that grows with the bytes alone, whatever the bytes are.
+
+The rule. A place p may begin a frame when all of this holds, as it does for every whole frame:
+
+    length   at least 8, and the frame ends inside the data
+    type     known
+    synced   at most p: no frame says that something after its own start was synced
+
+Every such place is tried, in order, and the first whose checksum is right is a frame; the search
+goes on at its end. So no whole frame is lost, but for one that lies inside another place whose
+checksum is right by chance (one in four thousand million for each place).
+
+The work. A place may claim megabytes, and values can hold such a place every few bytes: to hash
+them all would be quadratic. But a CRC is linear. From the CRCs of all that stands before each 64th
+byte, the CRC of any range follows with `extend` over fewer than 128 bytes at its ends. No two places
+are 9 bytes apart (the type of the second would be a byte of the first one's synced offset, and that
+one is zero). So at most half of the bytes begin one, and fewer than 75 bytes are hashed for each
+byte that is searched.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from functools import cache
+
+import google_crc32c
+
+from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, TYPES, Frame, frame_seed
+
+STEP = 64
+"""A running CRC is kept for each so many bytes."""
+_DIRECT_BYTES_MAX = 2 * STEP
+_TYPE_AT = 8
+
+# A known type, then three bytes of count and five of a last synced offset below 2**40.
+_PLAUSIBLE = re.compile(rb"(?s)[%s](?=.{8}\x00{3})" % re.escape(bytes(TYPES)))
+
+
+class FrameSearch:
+    """`data` is what stands at offset `base` of a segment whose frames' CRCs begin with `seed`."""
+
+    def __init__(self, seed: int, data: bytes, base: int = 0) -> None:
+        self._seed, self._data, self._base = seed, data, base
+        self._marks = array("I", [0])
+        self.hashed = 0
+        """Bytes given to the CRC so far: what a search costs."""
+
+    def after(self, offset: int) -> Iterator[Frame]:
+        """Whole frames that begin at `offset` or after it, in order."""
+        data, base = self._data, self._base
+        at = offset - base
+        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT)) is not None:
+            at = match.start() - _TYPE_AT
+            frame = self._frame(at)
+            if frame is not None:
+                yield frame
+                at = frame.end - base
+            else:
+                at += 1
+
+    def _frame(self, at: int) -> Frame | None:
+        data, offset = self._data, self._base + at
+        length, checksum, type_count = FRAME_HEADER.unpack_from(data, at)
+        body = at + FRAME_HEADER_BYTES
+        end = body + length
+        if length < SYNCED_BYTES or end > len(data):
+            return None
+        synced = int.from_bytes(data[body : body + SYNCED_BYTES], "little")
+        if synced > offset:
+            return None
+        if self._crc(frame_seed(self._seed, offset, length, type_count), body, end) != checksum:
+            return None
+        kind, count = type_count & 0xFF, type_count >> 8
+        return Frame(offset, self._base + end, kind, count, synced, checksum, data[body + SYNCED_BYTES : end])
+
+    def _crc(self, crc: int, start: int, end: int) -> int:
+        """`google_crc32c.extend(crc, data[start:end])`."""
+        if end - start <= _DIRECT_BYTES_MAX:
+            return self._extend(crc, start, end)
+        first, last = -(-start // STEP), end // STEP
+        marks = self._marks
+        while len(marks) <= last:
+            marks.append(self._extend(marks[-1], (len(marks) - 1) * STEP, len(marks) * STEP))
+        crc = self._extend(crc, start, first * STEP)
+        crc = marks[last] ^ shifted(crc ^ marks[first], (last - first) * STEP)
+        return self._extend(crc, last * STEP, end)
+
+    def _extend(self, crc: int, start: int, end: int) -> int:
+        self.hashed += end - start
+        return int(google_crc32c.extend(crc, self._data[start:end]))
+
+
+# ---- the algebra of CRC-32C: extend(crc, data) == shifted(crc, len(data)) ^ extend(0, data) ------------------------
+
+
+_ORDER = 2**31 - 1
+"""So many zero bytes change nothing."""
+
+_Tables = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def shifted(crc: int, count: int) -> int:
+    """What `count` bytes that follow make of a CRC, whatever they are. A negative `count` takes that back."""
+    count %= _ORDER
+    power = 0
+    while count:
+        if count & 1:
+            a, b, c, d = _tables(power)
+            crc = a[crc & 0xFF] ^ b[crc >> 8 & 0xFF] ^ c[crc >> 16 & 0xFF] ^ d[crc >> 24]
+        count >>= 1
+        power += 1
+    return crc
+
+
+@cache
+def _tables(power: int) -> _Tables:
+    """For each byte of a CRC, what 2**power bytes that follow make of it."""
+    if power == 0:
+        zero = google_crc32c.extend(0, b"\0")
+        columns = [int(google_crc32c.extend(1 << bit, b"\0")) ^ zero for bit in range(32)]
+    else:
+        a, b, c, d = _tables(power - 1)
+        half = [(a, b, c, d)[bit // 8][1 << bit % 8] for bit in range(32)]
+        columns = [a[crc & 0xFF] ^ b[crc >> 8 & 0xFF] ^ c[crc >> 16 & 0xFF] ^ d[crc >> 24] for crc in half]
+    return _table(columns[:8]), _table(columns[8:16]), _table(columns[16:24]), _table(columns[24:])
+
+
+def _table(columns: list[int]) -> tuple[int, ...]:
+    table = [0]
+    for column in columns:
+        table += [column ^ known for known in table]
+    return tuple(table)

@@ -1,0 +1,202 @@
+"""Verify, repair, every mode of an open and a live view say the same of the same damage: the table of
+`imap_wal.verdict`, over random damage."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imap_wal import format
+from imap_wal.clock import SystemClock
+from imap_wal.errors import LogError
+from imap_wal.restore import ClusterLog
+from imap_wal.segment import SegmentReader
+from rewrite_cli.repair_report import POINT_IN_TIME, SALVAGE
+from rewrite_cli.repairer import ClusterRepair, tolerant_survey
+from rewrite_cli.survey import survey
+from rewrite_cli.verifier import Deadline, Finding, check, plan
+from storage_backends.memory import MemoryStore, forget
+from tests.support import contents, copy_files, node_log, overwrite, row, segments
+
+numbers = itertools.count(1)
+CLEAN, TAIL, DAMAGE = "clean", "tail", "damage"
+
+
+def history(chance: Random) -> MemoryStore:
+    """A log of up to three epochs, each closed or killed, of several segments; not every commit was
+    synced."""
+    store = MemoryStore(f"verdicts-{next(numbers)}")
+    key = 0
+    for epoch in range(chance.randint(1, 3)):
+        log = node_log(store, seed=epoch + 1)
+        always = chance.random() < 0.5
+        for rotation in range(chance.randint(1, 3)):
+            if rotation:
+                log.rotate()
+            for _ in range(chance.randint(0 if rotation else 1, 4)):
+                value = "v" * chance.choice((1, 30, 300))
+                log.write(format.ENTRIES, 1, [row(str(key), value, key + 1)])
+                key += 1
+                if always or chance.random() < 0.3:
+                    log.sync()
+        if chance.random() < 0.5:
+            log.close()
+        store = copy_files(store)
+    return store
+
+
+def damage(chance: Random, store: MemoryStore) -> str:
+    """One kind of damage to one or two segments; its name."""
+    paths = sorted(segments(store), key=number)
+    if not paths:
+        return "nothing is left"
+    path = chance.choice(paths)
+    data = bytearray(store.read(path))
+    at = chance.randrange(max(len(data), 1))
+    kind = chance.choice(("flip", "cut", "zeros", "zero tail", "torn header", "swap", "copy", "another one", "gone", "noise after"))
+    match kind:
+        case "flip" if data:
+            data[at] ^= 1 << chance.randrange(8)
+        case "cut":
+            del data[at:]
+        case "zeros":
+            data[at : at + chance.randint(1, 60)] = bytes(len(data[at : at + chance.randint(1, 60)]))
+        case "zero tail":
+            data[at:] = bytes(len(data) - at)
+        case "torn header":
+            path = paths[-1]
+            data = bytearray(store.read(path)[: chance.randint(0, 60)] + bytes(chance.choice((0, 4096))))
+        case "swap":
+            other = chance.choice(paths)
+            theirs = store.read(other)
+            overwrite(store, other, bytes(data))
+            data = bytearray(theirs)
+        case "copy":
+            data = bytearray(store.read(chance.choice(paths)))
+        case "another one":
+            following = number(paths[-1]) + chance.randint(1, 2)
+            path = f"{paths[-1].rpartition('-')[0]}-{following:08d}.wal"
+        case "gone":
+            store.delete(path)
+            return kind
+        case "noise after":
+            data += chance.randbytes(chance.randint(1, 80))
+    if path in paths:
+        overwrite(store, path, bytes(data))
+    else:
+        store.create(path, bytes(data))
+    return kind
+
+
+def verified(store: MemoryStore) -> list[Finding]:
+    (view,) = survey(store)
+    told, units = plan(store, view, lambda _: True)
+    return told + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
+
+
+def repaired(store: MemoryStore, mode: str) -> tuple[dict[str, str], MemoryStore]:
+    """Path → status; and the copy."""
+    (view,), lost = tolerant_survey(store, (), ())
+    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None, lost)
+    repair.plan()
+    copy = MemoryStore(f"verdicts-{next(numbers)}")
+    repair.write(copy)
+    return {item.file: item.status for item in repair.items if item.kind == "segment"}, copy
+
+
+def refused(work: Callable[[], object]) -> LogError | None:
+    try:
+        work()
+    except LogError as error:
+        return error
+    return None
+
+
+def number(path: str) -> int:
+    """Of the segment with this name; also of a missing one, as verify names it."""
+    return int(path.rpartition("-")[2][:8])
+
+
+def keys(store: MemoryStore, below: float = math.inf) -> list[int]:
+    """Of all entries before the first damage of each segment, as the format alone reads them; only of
+    segments with numbers below."""
+    found: list[int] = []
+    for path in sorted(segments(store), key=number):
+        if "/wal/" in path and number(path) < below:
+            with suppress(LogError):
+                frames = SegmentReader(store, path).frames()
+                found += [key_of(frame) for frame in frames if frame.kind == format.ENTRIES]
+    return found
+
+
+def front(store: MemoryStore, findings: list[Finding]) -> list[int]:
+    """What stands before the first place that verify finds."""
+    found = [one for one in findings if one.status != "clean"]
+    if not found:
+        return keys(store)
+    first = min(found, key=lambda one: number(one.file))
+    return keys(store, number(first.file) + bool(first.offset))
+
+
+def key_of(frame: format.Frame) -> int:
+    from imap_wal import entry
+
+    return int(next(entry.rows(frame.payload))[1])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_verify_repair_open_and_a_live_view_give_one_verdict(seed: int) -> None:
+    chance = Random(seed)
+    store = history(chance)
+    said = [damage(chance, store) for _ in range(chance.choice((0, 1, 1, 1, 2)))]
+    why = f"seed {seed}: {said}"
+    logging.getLogger("imap_wal").setLevel(logging.ERROR)
+
+    findings = [finding for finding in verified(store) if finding.kind == "segment"]
+    statuses = {finding.status for finding in findings}
+    verdict = DAMAGE if statuses & {"corrupt", "unsupported"} else TAIL if "torn-tail" in statuses else CLEAN
+
+    # repair, in both modes, names the same files
+    of_verify = {finding.file: finding.status for finding in findings if "*" not in finding.file}
+    missing = sum("*" in finding.file for finding in findings)
+    for mode in (SALVAGE, POINT_IN_TIME):
+        of_repair, copy = repaired(store, mode)
+        there = {path: status for path, status in of_repair.items() if status != "missing"}
+        assert there == of_verify, f"{why}, {mode}"
+        assert (len(there) < len(of_repair)) == (missing > 0), f"{why}, {mode}"
+        assert not [each for each in verified(copy) if each.status != "clean"], f"{why}: the copy, {mode}"
+        contents(copy)
+        forget(copy.url.removeprefix("memory://"))
+
+    # a live view
+    error = refused(lambda: [*ClusterLog(store, "default", "embedded").changes()])
+    assert (error is not None) == (verdict == DAMAGE), f"{why}: a live view says {error}, verify {statuses}"
+
+    # an open in every mode, and the restore after it
+    for recovery_mode in ("absolute", "torn-tail", "point-in-time"):
+        left = copy_files(store)
+        refuses = verdict == DAMAGE or (verdict == TAIL and recovery_mode == "absolute")
+        if recovery_mode == "point-in-time":
+            refuses = "unsupported" in statuses
+        error = refused(lambda left=left, mode=recovery_mode: contents(left, recovery_mode=mode))  # type: ignore[misc]
+        assert (error is not None) == refuses, f"{why}: {recovery_mode} says {error}, verify {statuses}"
+        if error is not None and missing == 0 and recovery_mode == "absolute":
+            first = min((one for one in findings if one.status != "clean"), key=lambda one: number(one.file))
+            assert (error.file, error.offset) == (first.file, first.offset), why
+        if refuses:
+            continue
+        recovery = node_log(left, recovery_mode=recovery_mode).recovery
+        after = sum(finding.frames_after or 0 for finding in findings if finding.status == "torn-tail")
+        assert (recovery.lost is not None) == (verdict == DAMAGE or after > 0), f"{why}, {recovery_mode}"
+        assert keys(left) == front(store, findings), f"{why}, {recovery_mode}"
+        opened = copy_files(left)
+        assert {finding.status for finding in verified(opened)} == {"clean"}, f"{why}, {recovery_mode}"
+        contents(opened, recovery_mode="absolute")
