@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from imap_wal import layout
 from imap_wal.manifest import NOTHING_SEEN, ClusterManifest, NodeManifest, Seen, foreign_wal
 from rewrite_cli.survey import ClusterView, NodeView
-from storage_backends import SegmentStore
 
 _LOST = re.compile(r"/lost/(\d{8,})/")
 
@@ -23,8 +22,8 @@ class Evidence:
     newer: str = ""
 
 
-def of_node(node: NodeView, manifest: NodeManifest) -> Evidence:
-    """What the names of a node's files say, beside this manifest of it."""
+def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) -> Evidence:
+    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the node."""
     there = {each.name for each in node.wal.segments}
     named = {archive.path for archive in manifest.archives}
     epoch, newer = 0, ""
@@ -36,16 +35,24 @@ def of_node(node: NodeView, manifest: NodeManifest) -> Evidence:
         # A writer's permit is there before its epoch is published, and nothing else is.
         if found > manifest.epoch + (layout.parse_writer_path(file.path) is not None):
             why = f"{file.path} is of epoch {found}, the manifest knows {manifest.epoch}"
-        elif archive is not None and file.path not in named and archive.last[:2] > manifest.archived:
-            if archive.last[:2] not in there:
-                why = f"{file.path} holds entries up to {archive.last} that the manifest does not know; their segments are gone"
+        elif archive is not None and file.path not in named and manifest.archived < archive.last[:2] not in there:
+            what = f"{file.path} holds entries up to {archive.last} that the manifest does not know"
+            why = f"{what}; their segments are gone"
         newer = newer or why
+    last = max(manifest.newest, manifest.checkpoint.segment, manifest.archived[1])
+    for name, snapshot in cluster.snapshots.items():
+        mark = snapshot.marks.get(node.name)
+        if mark is not None and mark.directory == manifest.directory:
+            epoch = max(epoch, mark.position.epoch)
+            if mark.position.epoch > manifest.epoch or (manifest.newest and mark.position.segment > last):
+                newer = newer or f"the snapshot of map {name!r} holds entries of this node up to {mark.position}"
     return Evidence(epoch, newer)
 
 
-def of_cluster(store: SegmentStore, view: ClusterView, manifest: ClusterManifest) -> tuple[Seen, str]:
-    """The most that anything has seen of the cluster's manifest; and why this one is older, or ""."""
+def of_cluster(view: ClusterView) -> tuple[Seen, str]:
+    """The most that a node has seen of its cluster's manifest; and why the one that is here is older, or ""."""
     seen, newer = NOTHING_SEEN, ""
+    manifest = view.manifest
     for node in view.nodes:
         known = node.manifest.cluster
         seen = seen.up_to(known)

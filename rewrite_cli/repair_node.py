@@ -87,17 +87,18 @@ class NodeRepair:
     _changed: bool = False
     _manifest: NodeManifest = field(default_factory=NodeManifest)
 
-    def plan(self) -> None:
-        """Read everything; `items` then tells. `UnsupportedVersion`: a newer version wrote it, nothing is damaged."""
+    def plan(self, *, look_at_entries: bool = False) -> None:
+        """Read everything; `items` then tells. `look_at_entries`: fill `highest` in any case. `UnsupportedVersion`: a newer version wrote
+        it, nothing is damaged."""
         self._manifest = self.node.manifest
-        self._evidence = evidence.of_node(self.node, self._manifest)
+        self._evidence = evidence.of_node(self.node, self._manifest, self.view.manifest)
         self._changed = self.older
         if self.older:
             self._adopt_archives()
         below = self._plan_archives()
         self._plan_segments(given_up=below is not None)
-        if self.older:
-            self.look_at_entries()
+        if self.older or look_at_entries:
+            self._look_at_entries()
         self._plan_manifest()
 
     @property
@@ -417,7 +418,7 @@ class NodeRepair:
         to = f"{self.node.folder}/manifest/{self.number:010d}.json"
         self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=lost, what=what, to=to))
 
-    def look_at_entries(self) -> None:
+    def _look_at_entries(self) -> None:
         """Fill `highest`, from all that can be read."""
         found = self.highest
         for archive, *_ in self._archives:

@@ -18,8 +18,8 @@ from imap_wal import layout
 from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog
-from imap_wal.manifest import ClusterManifest, Mark, Snapshot, _checksum, cluster_manifests, node_manifests
-from rewrite_cli import salvage
+from imap_wal.manifest import NOTHING_SEEN, ClusterManifest, Mark, Seen, Snapshot, _checksum, cluster_manifests, node_manifests
+from rewrite_cli import evidence, salvage
 from rewrite_cli.failures import Failed
 from rewrite_cli.repair_node import NodeRepair
 from rewrite_cli.repair_report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
@@ -49,6 +49,12 @@ class ClusterRepair:
     _nodes: list[NodeRepair] = field(default_factory=list)
     _snapshots: dict[str, Snapshot] = field(default_factory=dict)
     _anew: set[str] = field(default_factory=set)
+    _seen: Seen = NOTHING_SEEN
+    _newer: str = ""
+    _generation: int = 0
+    """The highest of a folder of snapshots."""
+    _taken_in: list[str] = field(default_factory=list)
+    """Files of snapshots that no manifest names."""
     _manifest: ClusterManifest | None = None
 
     def plan(self) -> None:
@@ -56,8 +62,10 @@ class ClusterRepair:
         view = self.view
         if not view.manifest_number:
             raise Failed(f"{view}: no manifest of the cluster can be read in {view.folder}/manifest; bring one back from a copy")
-        for name, snapshot in sorted(view.manifest.snapshots.items()):
-            self._plan_snapshot(name, snapshot)
+        self._seen, self._newer = evidence.of_cluster(view)
+        unnamed = self._unnamed_snapshots() if self.older else {}
+        for name in sorted(view.manifest.snapshots.keys() | unnamed):
+            self._plan_snapshot(name, self._adopted(name, unnamed.get(name, [])))
         for name in view.missing_nodes:
             if self.wants_node(name):
                 what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here: the copy misses it too"
@@ -69,7 +77,7 @@ class ClusterRepair:
                 raise Failed(f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest; bring one back from a copy")
             lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
             repair = NodeRepair(self.store, view, node, self.mode, self.clock, self.randomness, self.tell, lost)
-            repair.plan()
+            repair.plan(look_at_entries=self.older)
             self._nodes.append(repair)
             self.items += repair.items
         self.items += [Item(path, "foreign", "clean", LEFT_OUT, what="not of imap-wal") for path in foreign_files(view, self.wants_node)]
@@ -100,8 +108,18 @@ class ClusterRepair:
             target.delete(path)
 
     @property
+    def older(self) -> bool:
+        """The cluster's manifest that speaks is older than what is beside it: newer ones are lost."""
+        return self._lost > 0 or bool(self._newer)
+
+    @property
+    def _lost(self) -> int:
+        return self.lost_manifests.get(f"{self.view.folder}/manifest", 0)
+
+    @property
     def _number(self) -> int:
-        return self.view.manifest_number + self.lost_manifests.get(f"{self.view.folder}/manifest", 0) + 1
+        """A node refuses a cluster's manifest with a lower number than it has seen."""
+        return max(self.view.manifest_number + self._lost, self._seen.number) + 1
 
     def _node_manifest(self, repair: NodeRepair) -> tuple[str, bytes]:
         folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
@@ -125,6 +143,42 @@ class ClusterRepair:
         return path, self.store.read(path)
 
     # ---- snapshots ----
+
+    def _unnamed_snapshots(self) -> dict[str, list[StoredFile]]:
+        """Map → files of its newest generation, where that is newer than the one that the manifest names. A lost manifest may have
+        named it, and the log below it may be gone."""
+        newest: dict[str, tuple[int, list[StoredFile]]] = {}
+        for file in self.store.list(f"{self.view.folder}/snapshot"):
+            *_, name, number, part = file.path.split("/")
+            map_name = layout.decode(name)
+            if not number.isdigit() or not part.endswith(".parquet"):
+                continue
+            self._generation = max(self._generation, int(number))
+            known = self.view.manifest.snapshots.get(map_name)
+            generation, files = newest.get(map_name, (known.generation if known is not None else 0, []))
+            if int(number) >= generation and file.path not in (known.files if known is not None else ()):
+                newest[map_name] = int(number), [*(files if int(number) == generation else []), file]
+        return {name: files for name, (_, files) in newest.items() if files}
+
+    def _adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
+        """The snapshot with these files too. Its marks stay as low as they are: what the log still holds above them is read, and the
+        newest change of each key wins."""
+        known = self.view.manifest.snapshots.get(name)
+        if known is None:
+            known = Snapshot(0, (), {}, 0, 0, 0, self.clock.now_ms())
+        if not unnamed:
+            return known
+        there = {file.path for file in self.store.list(f"{self.view.folder}/snapshot/{layout.encode(name)}")}
+        old = [(path, checksum) for path, checksum in _files(known) if path in there]  # a file that is gone was replaced by the newer
+        files = [*old, *((file.path, 0) for file in unnamed)]
+        self._taken_in += [file.path for file in unnamed]
+        return replace(
+            known,
+            generation=int(unnamed[0].path.split("/")[-2]),
+            files=tuple(path for path, _ in files),
+            checksums=tuple(checksum for _, checksum in files),
+            bytes=known.bytes + sum(file.size for file in unnamed),
+        )
 
     def _plan_snapshot(self, name: str, snapshot: Snapshot) -> None:
         files: list[str] = []
@@ -180,7 +234,7 @@ class ClusterRepair:
 
     def _plan_manifest(self) -> None:
         view, folder = self.view, f"{self.view.folder}/manifest"
-        manifest, lost = view.manifest, self.lost_manifests.get(f"{self.view.folder}/manifest", 0)
+        manifest, lost = view.manifest, self._lost
         repairs = {repair.node.name: repair for repair in self._nodes}
         snapshots = {
             name: replace(
@@ -200,10 +254,10 @@ class ClusterRepair:
             manifest,
             snapshots=snapshots,
             lifetimes=lifetimes,
-            nodes={name: directory for name, directory in manifest.nodes.items() if self.wants_node(name)},
-            # Each of the lost ones may have given one.
-            incarnation=manifest.incarnation + lost,
-            generation=manifest.generation + lost,
+            nodes={name: directory for name, directory in self._registered().items() if self.wants_node(name)},
+            # Each of the lost ones may have given one that nothing tells of.
+            incarnation=max(manifest.incarnation + lost, self._seen.incarnation, *(repair.highest.incarnation for repair in self._nodes), 0),
+            generation=max(manifest.generation + lost, self._seen.generation, self._generation),
         )
         name = f"{folder}/{view.manifest_number:010d}.json"
         self._snapshots = snapshots
@@ -214,8 +268,24 @@ class ClusterRepair:
         status, given_up, what = "clean", None, "made to fit what is kept"
         if lost:
             status, given_up = "corrupt", Extent()
-            what = f"the newest manifest cannot be read; number {view.manifest_number} speaks in its place: later rewrites, drops and cluster starts are forgotten"
+            what = f"the newest manifest cannot be read; number {view.manifest_number} speaks in its place{self._forgotten()}"
+        elif self._newer:
+            status, given_up = "corrupt", Extent()
+            what = f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"
         self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=given_up, what=what, to=f"{folder}/{self._number:010d}.json"))
+
+    def _registered(self) -> dict[str, str]:
+        """Node → log directory; where the manifest is older, also of those that joined later."""
+        known = dict(self.view.manifest.nodes)
+        if self.older:
+            for node in self.view.nodes:
+                if node.manifest.directory:
+                    known.setdefault(node.name, node.manifest.directory)
+        return known
+
+    def _forgotten(self) -> str:
+        adopted = f"; {len(self._taken_in)} files of snapshots that it does not name were taken in" if self._taken_in else ""
+        return f": later drops, cuts and cluster starts are forgotten, and what a later rewrite made final may be back{adopted}"
 
 
 def tolerant_survey(store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[list[ClusterView], dict[str, int]]:

@@ -108,7 +108,7 @@ def check(units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
 
 def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]) -> tuple[list[Finding], list[Unit]]:
     """What of a cluster is told without reading its files, and the files to read. A missing node is a finding about its folder."""
-    newer = evidence.of_cluster(store, view, view.manifest)[1]
+    newer = evidence.of_cluster(view)[1]
     findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", newer)]
     units: list[Unit] = []
     for name, snapshot in sorted(view.manifest.snapshots.items()):
@@ -150,7 +150,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
 
 def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]) -> Iterator[Finding]:
     manifest = node.manifest
-    yield _manifest(f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest).newer)
+    yield _manifest(f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest, view.manifest).newer)
     for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
         piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
         units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
@@ -190,7 +190,9 @@ def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[
         yield Finding(file, "segment", CORRUPT, offset=0, first_lost=lost, what=f"{what}{more}", advice=ADVICE)
 
 
-def _segment(store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline) -> Finding:
+def _segment(
+    store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline
+) -> Finding:
     followed = bool(later) or node.manifest.newest > segment.number
     place = Place(segment.path, segment.epoch, segment.number, followed, node.manifest.checkpoint)
     found = Finding(segment.path, "segment", CLEAN, segment.bytes)

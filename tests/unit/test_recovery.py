@@ -290,12 +290,12 @@ def closed(store: MemoryStore) -> None:
 
 def unsynced(store: MemoryStore) -> None:
     """Six frames of which none is known to be synced; the third is damaged."""
-    for path in segments(store):
-        store.delete(path)
+    for file in store.list(""):
+        store.delete(file.path)
     other = copy_files(MemoryStore("nothing"))
     history(other, segments_=1, frames=6, sync=False)
-    for path in segments(other):
-        store.create(path, other.read(path))
+    for file in other.list(""):
+        store.create(file.path, other.read(file.path))
     flip(store, 0, 2)
 
 
