@@ -1,0 +1,138 @@
+"""Manifests that are damaged, or older than the files beside them: verify finds them, and repair writes a copy with
+every acknowledged entry, whose epochs and incarnations were never given before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal import layout
+from imap_wal.errors import LogError
+from imap_wal.manifest import ClusterManifest, NodeManifest, cluster_manifests, node_manifests
+from storage_backends import open_store
+from tests.cli.conftest import Run
+from tests.support import FakeClock
+
+NODES = ("n1", "n2")
+CLUSTER = "default/embedded"
+
+
+@pytest.fixture
+def log(tmp_path: Path, run: Run) -> tuple[str, dict[str, Any]]:
+    """Two nodes, several epochs, archives, a rewrite and a prune, and commits after that; and what it holds."""
+    url = f"file://{tmp_path}/log"
+    expected: dict[str, Any] = {}
+    count = itertools.count(1)
+
+    def write(node: str, commits: int, *, archive: bool = False) -> None:
+        with imap_wal.open(url, node=node, shared=True, preallocate=False, segment_bytes=2000) as store:
+            for _ in range(commits):
+                number = next(count)
+                key, value = f"{node}-{number % 40}", [number, "x" * 100]
+                store.map("m")[key] = value
+                expected[key] = value
+            if archive:
+                store.archive()
+
+    write("n1", 30)
+    write("n2", 15, archive=True)
+    write("n1", 10, archive=True)
+    assert run("rewrite", url).code == 0
+    assert run("prune", url, "--yes").code == 0
+    write("n2", 20, archive=True)
+    write("n1", 12)
+    write("n2", 5)
+    return url, expected
+
+
+def manifests(url: str, folder: str) -> list[Path]:
+    return sorted((Path(url.removeprefix("file://")) / folder / "manifest").glob("*.json"))
+
+
+def contents(url: str) -> dict[str, Any]:
+    with imap_wal.open(url, node="n1", shared=True) as store:
+        return dict(store.map("m").items())
+
+
+def node_manifest(url: str, node: str) -> NodeManifest:
+    return node_manifests(open_store(url), f"{CLUSTER}/nodes/{node}", FakeClock(), None).read()[1]  # type: ignore[arg-type]
+
+
+def cluster_manifest(url: str) -> ClusterManifest:
+    return cluster_manifests(open_store(url), CLUSTER, FakeClock(), None).read()[1]  # type: ignore[arg-type]
+
+
+def check_copy(run: Run, url: str, copy: str, expected: dict[str, Any], before: Any, why: str, damaged: bool = True) -> None:
+    ended = run("repair", url, "--to", copy, "-o", "json")
+    assert ended.code == (3 if damaged else 0), f"{why}: {ended.err}"
+    assert run("verify", copy).code == 0, f"{why}: {run('verify', copy).out}"
+    # Nothing in the copy was given before: an epoch, a session, an incarnation, a generation.
+    epochs, incarnation, generation = before
+    for node, epoch in epochs.items():
+        assert node_manifest(copy, node).epoch >= epoch, f"{why}: {node}"
+    assert contents(copy) == expected, why
+    with imap_wal.open(copy, node="n2", shared=True) as store:
+        store.map("m")["new"] = 1
+    assert contents(copy) == {**expected, "new": 1}, why
+    assert cluster_manifest(copy).incarnation > incarnation, why
+    assert run("rewrite", copy).code == 0, why
+    assert run("prune", copy, "--yes").code == 0, why
+    assert contents(copy) == {**expected, "new": 1}, why
+    assert cluster_manifest(copy).generation > generation, why
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "removed"])
+@pytest.mark.parametrize("folder", [f"{CLUSTER}/nodes/n1", f"{CLUSTER}/nodes/n2", CLUSTER])
+def test_repair_keeps_every_acknowledged_entry_however_many_of_the_newest_manifests_are_lost(
+    run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path, folder: str, how: Callable[[Path], None]
+) -> None:
+    url, expected = log
+    before = {node: node_manifest(url, node).epoch for node in NODES}, cluster_manifest(url).incarnation, cluster_manifest(url).generation
+    everything = manifests(url, folder)
+    lost = []
+    for path in reversed(everything[1:]):
+        data = path.read_bytes()
+        how(path)
+        lost.append((path, data))
+        if len(lost) > 2 and len(lost) % 4 and path != everything[1]:
+            continue  # not every number, for time's sake; all of the last ones, and the oldest
+        why = f"{len(lost)} of {len(everything)} {how.__name__} in {folder}"
+        verified = run("verify", url, "-o", "json")
+        found = verified.json["files"]
+        told = [file for file in found if file["kind"] == "manifest" and file["status"] == "corrupt"]
+        if how is damage:
+            assert verified.code == 3, why
+            assert told, why
+            with pytest.raises(LogError, match="imap-wal repair"):
+                contents(url)
+        elif verified.code == 0:
+            # What the lost ones said is in none of the files, or the next open finds it again.
+            assert contents_of_a_copy(run, url, tmp_path / f"plain-{len(lost)}") == expected, why
+            continue
+        check_copy(run, url, f"file://{tmp_path}/copy-{len(lost)}", expected, before, why)
+
+
+def contents_of_a_copy(run: Run, url: str, place: Path) -> dict[str, Any]:
+    import shutil
+
+    shutil.copytree(url.removeprefix("file://"), place)
+    return contents(f"file://{place}")
+
+
+def test_a_folder_of_segments_of_another_log_is_found(run: Run, log: tuple[str, dict[str, Any]]) -> None:
+    url, _ = log
+    wal_id = node_manifest(url, "n2").wal_id
+    (Path(url.removeprefix("file://")) / layout.log_path(f"{CLUSTER}/nodes/n2", wal_id)).unlink()
+    ended = run("verify", url, "-o", "json")
+    assert ended.code == 3
+    (file,) = [file for file in ended.json["files"] if file["status"] != "clean"]
+    assert (file["file"], file["kind"]) == (f"{CLUSTER}/nodes/n2/wal", "node")
