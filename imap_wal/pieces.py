@@ -77,7 +77,8 @@ class Piece:
     bytes: int = 0
     records: int = 0
     checkpoint: Position = START
-    """The node manifest's, where it is known: a segment that ends below it is damaged."""
+    newest: int = 0
+    """These two are the node manifest's, where it is known: a segment that has less than it names is damaged."""
 
 
 def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[Changes]:
@@ -103,7 +104,7 @@ class _SegmentPass:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
         if not store.capabilities.durable_append:
             self._store = cast(SegmentStore, _Held(store, piece.path))  # one commit each, and every read is a request: read it whole
-        self._place = Place(piece.path, piece.epoch, piece.number, bool(piece.next_path), piece.checkpoint)
+        self._place = Place(piece.path, piece.epoch, piece.number, bool(piece.next_path), piece.checkpoint, piece.newest)
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
 

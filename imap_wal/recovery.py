@@ -222,8 +222,7 @@ class Recoverer:
 
     def _place(self, index: int) -> Place:
         file, manifest = self._files[index], self._manifest
-        followed = index < len(self._files) - 1 or manifest.newest > file.number
-        return Place(file.path, file.epoch, file.number, followed, manifest.checkpoint)
+        return Place(file.path, *file[:2], index < len(self._files) - 1, manifest.checkpoint, manifest.newest)
 
     def _known(self) -> int:
         """Number of the newest segment that the manifest knows of."""
@@ -282,7 +281,8 @@ class Recoverer:
             )
             self._tell(lost)
         if verdict.status == UNBORN:
-            self._put(file.path, self._empty(file))  # no frame was ever in it; its number stays
+            self._store.delete(file.path)  # no frame was ever in it, and no manifest knows it
+            self._next_segment = file.number
         elif self._store.capabilities.durable_append:
             self._settle_newest(verdict.end)
         return self._result(Recovery(False, self._frames, self._records, file.path, size - verdict.end, lost))

@@ -245,6 +245,7 @@ class ClusterLog:
                 Piece(
                     SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since, until=until,
                     covered=marks, cuts=cuts, bytes=segment.bytes, checkpoint=log.manifest.checkpoint,
+                    newest=log.manifest.newest,
                 )
             )  # fmt: skip
         return found

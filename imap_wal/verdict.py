@@ -1,8 +1,8 @@
 """The verdict on a segment: whole, the tail of a crash, or damage. Open, live readers, archive,
 `verify` and `repair` all ask here, so all of them say the same of the same bytes.
 
-What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or the
-manifest's checkpoint in a later segment)? Does the checkpoint name a frame in it? What does the next
+What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or one
+that the manifest knows)? Does the checkpoint name a frame in it? What does the next
 segment's header say of its last frame?
 
 | status      | what is found                                                                      |
@@ -10,7 +10,7 @@ segment's header say of its last frame?
 | clean       | whole frames, then nothing or zeros                                                |
 | torn-tail   | no frame here; no frame says that this place was synced; nothing follows, and the  |
 |             | checkpoint is below                                                                |
-| unborn      | the front of a header and zeros; nothing follows, and the checkpoint is below      |
+| unborn      | the front of a header and zeros; nothing follows, and the manifest knows none yet  |
 | corrupt     | any other place that is no frame; any other header that is not whole               |
 | short       | the file ends between two frames (or inside its header), and the log went on       |
 | foreign     | a segment of another log, or with another number, under this name                  |
@@ -18,19 +18,19 @@ segment's header say of its last frame?
 
 What each makes of it. "Log error" is `CorruptLog` or `ShortLog`; the number is an exit code.
 
-| status      | absolute | torn-tail     | point-in-time | live view, archive | verify        | repair             |
-|-------------|----------|---------------|---------------|--------------------|---------------|--------------------|
-| clean       | opens    | opens         | opens         | reads all          | clean, 0      | copied             |
-| torn-tail   | refuses  | cuts          | cuts          | reads to there     | torn-tail, 0  | trimmed            |
-| … with      | refuses  | cuts, puts    | cuts, puts    | reads to there,    | torn-tail, 0  | rewritten with     |
-| whole       |          | aside         | aside         | warns              |               | them (salvage),    |
-| frames after|          |               |               |                    |               | trimmed (p.-i.-t.) |
-| unborn      | refuses  | deletes       | deletes       | reads nothing      | torn-tail, 0  | left out           |
-| corrupt     | refuses  | refuses       | gives up from | log error          | corrupt, 3    | what is whole      |
-|             |          |               | there         |                    |               |                    |
-| short       | refuses  | refuses       | as corrupt    | log error          | corrupt, 3    | what is whole      |
-| foreign     | refuses  | refuses       | as corrupt    | log error          | corrupt, 3    | emptied            |
-| unsupported | refuses  | refuses       | refuses       | UnsupportedVersion | unsupported,3 | refuses            |
+| status      | absolute | torn-tail     | point-in-time | live view, archive | verify         | repair            |
+|-------------|----------|---------------|---------------|--------------------|----------------|-------------------|
+| clean       | opens    | opens         | opens         | reads all          | clean, 0       | copied            |
+| torn-tail   | refuses  | cuts          | cuts          | reads to there     | torn-tail, 0   | trimmed           |
+| … with      | refuses  | cuts, puts    | cuts, puts    | reads to there,    | torn-tail, 0   | salvage keeps     |
+| whole       |          | aside         | aside         | warns              |                | them, p.-i.-t.    |
+| frames after|          |               |               |                    |                | does not          |
+| unborn      | refuses  | deletes       | deletes       | reads nothing      | torn-tail, 0   | left out          |
+| corrupt     | refuses  | refuses       | gives up from | log error          | corrupt, 3     | what is whole     |
+|             |          |               | there         |                    |                |                   |
+| short       | refuses  | refuses       | as corrupt    | log error          | corrupt, 3     | what is whole     |
+| foreign     | refuses  | refuses       | as corrupt    | log error          | corrupt, 3     | emptied           |
+| unsupported | refuses  | refuses       | refuses       | UnsupportedVersion | unsupported, 3 | refuses           |
 
 A torn-tail open scans from the checkpoint on; damage below it is found by the restore after it.
 """
@@ -52,14 +52,20 @@ SHORT, FOREIGN, UNSUPPORTED = "short", "foreign", "unsupported"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a segment stands in its log. `followed`: a later segment counts. `checkpoint`: the node
-    manifest's."""
+    """Where a segment is in its log. `followed`: a later segment counts. `checkpoint`, `newest`: the
+    node manifest's; a segment is entered there once its header is safe, and before its first frame."""
 
     path: str
     epoch: int
     number: int
     followed: bool = False
     checkpoint: Position = START
+    newest: int = 0
+
+    @property
+    def known(self) -> int:
+        """Number of the newest segment that the manifest knows."""
+        return max(self.newest, self.checkpoint.segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ def begin(store: SegmentStore, place: Place) -> SegmentReader | Verdict:
         return _unsupported(place, error)
     except LogError as error:
         size = store.size(place.path)
-        if not _followed(place) and place.checkpoint.segment < place.number and unborn(store, place.path):
+        if not _followed(place) and place.known < place.number and unborn(store, place.path):
             what = "the file ends inside its header: a crash before its first commit"
             return Verdict(UNBORN, place, 0, size, what)
         status = SHORT if isinstance(error, ShortLog) else CORRUPT
@@ -197,7 +203,7 @@ def said_by(store: SegmentStore, later: Iterable[str]) -> int:
 
 
 def _followed(place: Place) -> bool:
-    return place.followed or place.checkpoint.segment > place.number
+    return place.followed or place.known > place.number
 
 
 def _unsupported(place: Place, error: LogError) -> Verdict:

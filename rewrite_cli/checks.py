@@ -14,6 +14,7 @@ from imap_wal.errors import ImapWalError
 from rewrite_cli import jars, output
 from rewrite_cli.failures import Failed
 from rewrite_cli.survey import ClusterView, survey
+from rewrite_cli.verifier import CLEAN, plan
 from storage_backends import Locked, SegmentStore, StorageError, open_store
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -178,6 +179,9 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             f"the log of {nodes} is missing: a restart refuses to go on without it",
             'bring its disk back, or start with recovery_policy = "partial" to go on without',
         )
+    for finding in plan(store, view, lambda _: True)[0]:
+        if finding.status != CLEAN and finding.kind != "node":
+            yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
     crashed = []
     for node in view.nodes:
         if node.manifest.clean or not store.capabilities.locks:

@@ -261,8 +261,7 @@ class NodeRepair:
         names = self.view.names(self.node)
         for index, segment in enumerate(living):
             self.tell(segment.path)
-            newest = index == len(living) - 1 and manifest.newest <= segment.number
-            found[segment.number] = look_at(self.store, segment, names, manifest, newest=newest)
+            found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
         epoch = manifest.archived[0] or (living[0].epoch if living else manifest.checkpoint.epoch)
@@ -277,8 +276,8 @@ class NodeRepair:
                 path = layout.wal_path(folder, epoch, number)
                 planned = Segment(path, epoch, number, status="missing", what="this segment is missing: the log goes on after it")
             if planned.torn and planned.scan is not None and planned.scan.header is None:
-                self._note_empty(planned, None, "a crash before its first commit: nothing was ever in it")
-                self._newest = number
+                what = "a crash before its first commit: nothing was ever in it"
+                self.items.append(Item(planned.path, "segment", "torn-tail", LEFT_OUT, what=what))
                 continue
             epoch = planned.epoch
             self._newest = number

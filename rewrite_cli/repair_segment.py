@@ -113,7 +113,7 @@ def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, st
         entries = frame.count if frame.kind == format.ENTRIES else 0
         places.append(Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
 
-    place = verdict.Place(segment.path, segment.epoch, segment.number, not newest, manifest.checkpoint)
+    place = verdict.Place(segment.path, segment.epoch, segment.number, not newest, manifest.checkpoint, manifest.newest)
     said, reader = verdict.judge(store, place, visit)
     if said.status == verdict.UNSUPPORTED:
         raise said.error()

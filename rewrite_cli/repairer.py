@@ -17,6 +17,7 @@ from typing import Any
 from imap_wal import layout
 from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.entry import ORDER
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest import NOTHING_SEEN, ClusterManifest, Mark, Seen, Snapshot, _checksum, cluster_manifests, node_manifests
 from rewrite_cli import evidence, salvage
@@ -256,7 +257,7 @@ class ClusterRepair:
             lifetimes=lifetimes,
             nodes={name: directory for name, directory in self._registered().items() if self.wants_node(name)},
             # Each of the lost ones may have given one that nothing tells of.
-            incarnation=max(manifest.incarnation + lost, self._seen.incarnation, *(repair.highest.incarnation for repair in self._nodes), 0),
+            incarnation=max(manifest.incarnation + lost, self._seen.incarnation, self._incarnation()),
             generation=max(manifest.generation + lost, self._seen.generation, self._generation),
         )
         name = f"{folder}/{view.manifest_number:010d}.json"
@@ -282,6 +283,15 @@ class ClusterRepair:
                 if node.manifest.directory:
                     known.setdefault(node.name, node.manifest.directory)
         return known
+
+    def _incarnation(self) -> int:
+        """Where the manifest is older: the highest of all entries that can be read."""
+        found = [repair.highest.incarnation for repair in self._nodes]
+        if self.older:
+            paths = [path for snapshot in self._snapshots.values() for path in snapshot.files]
+            rows = (row for path in paths for row in salvage.rows_of(self.store, path, archive=False))
+            found.append(max((row[ORDER][0] for row in rows), default=0))
+        return max(found, default=0)
 
     def _forgotten(self) -> str:
         adopted = f"; {len(self._taken_in)} files of snapshots that it does not name were taken in" if self._taken_in else ""

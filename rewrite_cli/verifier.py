@@ -21,6 +21,7 @@ from typing import Any
 
 import google_crc32c
 
+from imap_wal import verdict as verdicts
 from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock
 from imap_wal.errors import LogError, UnsupportedVersion
@@ -28,13 +29,14 @@ from imap_wal.format import ENTRIES, START, Frame, Position
 from imap_wal.manifest import MISSING_ADVICE
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
 from imap_wal.segments import SegmentFile
-from imap_wal.verdict import CLEAN, CORRUPT, FOREIGN, SHORT, TORN, UNBORN, UNSUPPORTED, Place, judge, said_by
+from imap_wal.verdict import FOREIGN, SHORT, UNBORN, Place, judge, said_by
 from rewrite_cli import evidence
 from rewrite_cli.salvage import survey_file
 from rewrite_cli.scan import Scan, last_lost, scan_segment
 from rewrite_cli.survey import ClusterView, NodeView
 from storage_backends import NotFound, SegmentStore
 
+CLEAN, TORN, CORRUPT, UNSUPPORTED = verdicts.CLEAN, verdicts.TORN, verdicts.CORRUPT, verdicts.UNSUPPORTED
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log: imap-wal repair"
 CUT = "the next start cuts it off"
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -193,8 +195,8 @@ def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[
 def _segment(
     store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline
 ) -> Finding:
-    followed = bool(later) or node.manifest.newest > segment.number
-    place = Place(segment.path, segment.epoch, segment.number, followed, node.manifest.checkpoint)
+    manifest = node.manifest
+    place = Place(segment.path, segment.epoch, segment.number, bool(later), manifest.checkpoint, manifest.newest)
     found = Finding(segment.path, "segment", CLEAN, segment.bytes)
     paths = [each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index]  # none is missing
     records, ended_at = 0, -1

@@ -8,12 +8,11 @@ import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
-from imap_wal.verdict import CLEAN, CORRUPT, TORN, UNSUPPORTED
 from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.times import Duration
-from rewrite_cli.verifier import Deadline, Finding, Unit, check, damaged, foreign_files, plan
+from rewrite_cli.verifier import CLEAN, CORRUPT, TORN, UNSUPPORTED, Deadline, Finding, Unit, check, damaged, foreign_files, plan
 
 
 @click.command()

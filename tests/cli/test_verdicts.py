@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -200,3 +201,65 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(seed: int) -> None:
         opened = copy_files(left)
         assert {finding.status for finding in verified(opened)} == {"clean"}, f"{why}, {recovery_mode}"
         contents(opened, recovery_mode="absolute")
+
+
+def killed(*, sync: bool) -> MemoryStore:
+    """Four commits in one segment, as a kill leaves them."""
+    log = node_log(MemoryStore(f"verdicts-{next(numbers)}"))
+    for key in range(4):
+        log.write(format.ENTRIES, 1, [row(str(key), "v", key + 1)])
+        if sync:
+            log.sync()
+    return copy_files(log.store)
+
+
+def statuses_of(store: MemoryStore) -> dict[str, set[str]]:
+    (path,) = segments(store)
+    return {
+        "verify": {one.status for one in verified(store) if one.file == path},
+        "salvage": {repaired(store, SALVAGE)[0][path]},
+        "point-in-time": {repaired(store, POINT_IN_TIME)[0][path]},
+    }
+
+
+@pytest.mark.parametrize("size", [4, 12, 40])
+def test_a_header_of_zeros_before_acknowledged_frames_is_damage_for_everybody(size: int) -> None:
+    store = killed(sync=True)
+    (path,) = segments(store)
+    overwrite(store, path, bytes(size) + store.read(path)[size:])
+    assert statuses_of(store) == {who: {"corrupt"} for who in ("verify", "salvage", "point-in-time")}
+    for mode in ("absolute", "torn-tail"):
+        assert refused(lambda mode=mode: node_log(copy_files(store), recovery_mode=mode)) is not None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", [0, 4, 12, 40])
+def test_a_header_that_was_never_whole_is_a_torn_tail_for_everybody(size: int) -> None:
+    store = killed(sync=True)
+    (path,) = segments(store)
+    whole = store.read(path)
+    born = path.replace("-00000001.wal", "-00000002.wal")
+    store.create(born, whole[:size] + bytes(100))
+    assert {one.status for one in verified(store) if one.file == born} == {"torn-tail"}
+    assert {repaired(store, mode)[0][born] for mode in (SALVAGE, POINT_IN_TIME)} == {"torn-tail"}
+    assert node_log(copy_files(store)).recovery.lost is None
+    assert len(contents(store)) == 4
+    # The same of a segment that the manifest knows is damage: frames were in it.
+    store.delete(born)
+    overwrite(store, path, whole[:size] + bytes(100))
+    assert statuses_of(store) == {who: {"corrupt"} for who in ("verify", "salvage", "point-in-time")}
+    assert refused(lambda: node_log(copy_files(store))) is not None
+    assert refused(lambda: [*ClusterLog(store, "default", "embedded").changes()]) is not None
+
+
+def test_damage_in_a_tail_that_was_never_synced_is_a_torn_tail_for_everybody() -> None:
+    store = killed(sync=False)
+    (path,) = segments(store)
+    frames = list(SegmentReader(store, path).frames())
+    data = bytearray(store.read(path))
+    data[frames[1].offset + 14] ^= 1
+    overwrite(store, path, bytes(data))
+    assert statuses_of(store) == {who: {"torn-tail"} for who in ("verify", "salvage", "point-in-time")}
+    kept = {mode: keys(repaired(store, mode)[1]) for mode in (SALVAGE, POINT_IN_TIME)}
+    assert kept == {SALVAGE: [0, 2, 3], POINT_IN_TIME: [0]}
+    assert node_log(store).recovery.lost is not None
+    assert keys(store) == [0]
