@@ -2,8 +2,9 @@
 
 Operations gather while a commit is under way, and the next commit takes them all. The event loop never waits for the disk: one thread commits.
 
-What gathers, and what is being committed, is bounded by `ring_bytes` and `ring_slots`. An operation that comes when they are used up is not serialised yet: it waits its turn,
-and so does whoever awaits it.
+What gathers, and what is being committed, is bounded by `ring_bytes` and `ring_slots`. An operation
+that comes when they are used up is not serialised yet: it waits its turn, and so does whoever
+awaits it.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class AsyncStore:
         await self.close()
 
     def enqueue(self, make: Callable[[], Changes]) -> asyncio.Future[None]:
-        """Have the changes that `make` serialises committed with whatever else waits; the future ends when they are durable."""
+        """Have the changes that `make` serialises committed with whatever else waits; the future
+        ends when they are durable."""
         self._store.check_open()
         future = self._create_future()
         if self._full:
@@ -205,10 +207,12 @@ class AsyncStore:
 
 
 class AsyncMap(MapReads):
-    """One map of an AsyncStore. `set`, `delete` and `update` return awaitables that end when the change is durable; reads are plain calls, as of a dict.
+    """One map of an AsyncStore. `set`, `delete` and `update` return awaitables that end when the
+    change is durable; reads are plain calls, as of a dict.
 
-    When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: leave its value alone until it has ended, and expect NotSerializable and TooLarge from
-    the awaitable then."""
+    When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: leave
+    its value alone until it has ended, and expect NotSerializable and TooLarge from the awaitable
+    then."""
 
     def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
         self._durable = inner._store
@@ -218,7 +222,8 @@ class AsyncMap(MapReads):
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
         """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at once."""
-        # What `enqueue` does with one change, spelt out: this is what every operation costs the event loop.
+        # What `enqueue` does with one change, spelt out: this is what every operation costs the
+        # event loop.
         store, state = self._store, self._state
         if ttl is not None or store._full or self._durable.closed:
             return store.enqueue(lambda: self._inner.changes([(key, value)], ttl))

@@ -14,7 +14,8 @@ HEAP_SPARE = 64
 
 
 class MapState:
-    """What memory knows of one map: serialised keys and values, and who expires when. `get` takes no lock; all else is one step among threads."""
+    """What memory knows of one map: serialised keys and values, and who expires when. `get` takes
+    no lock; all else is one step among threads."""
 
     __slots__ = ("_deadlines", "_mutex", "expires", "logged", "name", "serializer", "values")
 
@@ -23,7 +24,8 @@ class MapState:
         self.values: dict[bytes, bytes] = {}
         self.expires: dict[bytes, int] = {}
         self._deadlines: list[tuple[int, bytes]] = []
-        """A heap: one for each key of `expires`, and outdated ones, at most as many and `HEAP_SPARE`."""
+        """A heap: one for each key of `expires`, and outdated ones, at most as many and
+        `HEAP_SPARE`."""
         self._mutex = threading.Lock()
 
     def set(self, key: bytes, value: bytes | None, expires_at_ms: int = 0) -> None:
@@ -46,7 +48,8 @@ class MapState:
             heapq.heapify(self._deadlines)
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
-        # The deadline first: between the other order's two looks, the entry may expire and be purged, deadline and all.
+        # The deadline first: between the other order's two looks, the entry may expire and be
+        # purged, deadline and all.
         if self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
             return None
         return self.values.get(key)
@@ -82,7 +85,8 @@ class MapState:
             return list(self.values)
 
     def pairs(self, now_ms: int) -> tuple[list[bytes], list[bytes]]:
-        """All keys and their values of one moment: two lists take a tenth of what a list of pairs takes."""
+        """All keys and their values of one moment: two lists take a tenth of what a list of pairs
+        takes."""
         with self._mutex:
             self._purge(now_ms)
             return list(self.values), list(self.values.values())

@@ -5,8 +5,9 @@ batch is done, or until a leader that leaves wakes one of them to lead. One call
 
 A failed write or sync poisons the committer: nothing more is acknowledged, and the sync is never tried again on that file.
 
-The thread that leads may be interrupted at any line (Ctrl-C). What it was doing is in `_Commit`, and the next leader ends it: what was not written whole is cut off and
-written again; what was is synced and acknowledged. Where that cannot be known, the committer is poisoned.
+The thread that leads may be interrupted at any line (Ctrl-C). What it was doing is in `_Commit`,
+and the next leader ends it: what was not written whole is cut off and written again; what was is
+synced and acknowledged. Where that cannot be known, the committer is poisoned.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from imap_wal.writer import Mark, NodeLog
 from storage_backends import StorageError
 
 LOOK_AGAIN_S = 0.5
-"""Who waits for a leader looks this often whether there is one: an interrupted leader may have woken none."""
+"""Who waits for a leader looks this often whether there is one: an interrupted leader may have
+woken none."""
 
 
 class Batch:
-    """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in pieces, `apply` what to do when it is acknowledged
-    (before anyone is told), in log order. `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the caller's: what the payload says."""
+    """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in
+    pieces, `apply` what to do when it is acknowledged (before anyone is told), in log order.
+    `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the
+    caller's: what the payload says."""
 
     __slots__ = ("apply", "awaited", "content", "count", "done", "error", "kind", "payload", "position", "request", "session", "size", "sleeper")
 
@@ -84,8 +88,8 @@ class CommitStatistics:
 
 
 class _Commit:
-    """A commit under way: `batches`, the ring's sequence after them, where the log was before. What is `written` is in the log whole, what is `safe` may be
-    acknowledged."""
+    """A commit under way: `batches`, the ring's sequence after them, where the log was before. What
+    is `written` is in the log whole, what is `safe` may be acknowledged."""
 
     __slots__ = ("batches", "end", "mark", "safe", "written")
 
@@ -128,7 +132,8 @@ class Committer:
         return self._failure
 
     def submit(self, batch: Batch) -> None:
-        """Put the batch in the ring; when it is full, commit until there is room. `TooLarge` where no frame could hold it."""
+        """Put the batch in the ring; when it is full, commit until there is room. `TooLarge` where
+        no frame could hold it."""
         if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
             raise TooLarge(f"{batch.count} changes of {batch.size} bytes at once; a commit takes at most {COUNT_MAX} and less than 2 GiB")
         batch.sleeper = threading.Lock()
@@ -159,7 +164,8 @@ class Committer:
             self._wake_next()
 
     def _wake_next(self) -> None:
-        """Whoever published after a leader's last look found the commit lock taken and sleeps: one of them leads now."""
+        """Whoever published after a leader's last look found the commit lock taken and sleeps: one
+        of them leads now."""
         for batch in self._consumer.take() if self._consumer.ready() else ():
             if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
                 batch.wake()
@@ -231,7 +237,8 @@ class Committer:
                 self._lead(work)
 
     def close(self, clean: bool = True) -> None:
-        """Commit what is left, then close the log; `clean` says so in it. Safe to call again after an interrupt."""
+        """Commit what is left, then close the log; `clean` says so in it. Safe to call again after
+        an interrupt."""
 
         def work() -> None:
             if clean:
@@ -284,7 +291,8 @@ class Committer:
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
-        """Bring the commit to its end, from wherever it is: into the log, into memory, out of the ring."""
+        """Bring the commit to its end, from wherever it is: into the log, into memory, out of the
+        ring."""
         batches = commit.batches
         if self._failure is None and not commit.safe:
             self._commit(commit)

@@ -51,7 +51,8 @@ class OutcomeUnknown(ImapWalError):
 
 
 class WriterLocked(ImapWalError):
-    """Another process holds this node's log; `holder` names it. Stop it, or take over: it acknowledges nothing more then."""
+    """Another process holds this node's log; `holder` names it. Stop it, or take over: it
+    acknowledges nothing more then."""
 
     def __init__(self, node: str, holder: str) -> None:
         super().__init__(f"the log of node {node!r} is being written by {holder}; stop that process, or shut it out with takeover=True")

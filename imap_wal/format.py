@@ -156,8 +156,8 @@ def header_bytes_needed(data: bytes) -> int:
 
 
 def encode_frame(seed: int, offset: int, kind: int, count: int, synced: int, payload: list[bytes]) -> tuple[list[bytes], int, int]:
-    """The chunks of one frame at `offset`, their total length and the frame's CRC. `payload` is the msgpack stream in pieces. `TooLarge`: a reader would take the frame
-    for damage."""
+    """The chunks of one frame at `offset`, their total length and the frame's CRC. `payload` is the
+    msgpack stream in pieces. `TooLarge`: a reader would take the frame for damage."""
     body_length = SYNCED_BYTES + sum(map(len, payload))
     if body_length > BODY_BYTES_MAX or not 0 <= count <= COUNT_MAX:
         raise TooLarge(f"a frame of {count} entries in {body_length} bytes; it takes at most {COUNT_MAX} in {BODY_BYTES_MAX}: commit less at once")

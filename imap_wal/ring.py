@@ -6,8 +6,9 @@ that stand in the ring are bounded.
 
 Python's lock stands where the Disruptor has compare-and-swap: claim and publish are one step, so consumers never see a gap.
 
-A Ctrl-C may raise at any line here. So what must change together changes in one assignment; and the lock is a plain one, whose `with` has no gap for an interrupt to get
-between lock and block: entering a Condition runs Python, and has one.
+A Ctrl-C may raise at any line here. So what must change together changes in one assignment; and the
+lock is a plain one, whose `with` has no gap for an interrupt to get between lock and block:
+entering a Condition runs Python, and has one.
 """
 
 from __future__ import annotations

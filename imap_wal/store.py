@@ -160,7 +160,8 @@ class Store:
         return StoreStatistics(self.committer.statistics, self.ring.statistics, self._log.recovery, self._restore_seconds, entries)
 
     def close(self) -> None:
-        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice, also after an interrupt."""
+        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice, also
+        after an interrupt."""
         if self._ended:
             return
         self.closed = True
@@ -210,7 +211,8 @@ class Store:
             return self._publish(runs)
 
     def decide(self, state: MapState, key: bytes, choose: Callable[[bytes | None], Changes | None]) -> bytes | None:
-        """Read the key, and log and apply what `choose` makes of its value: one step, in which nobody else changes the key. Returns the value that was read."""
+        """Read the key, and log and apply what `choose` makes of its value: one step, in which
+        nobody else changes the key. Returns the value that was read."""
         while True:
             self.check_open()
             with self._order_lock:
@@ -224,7 +226,8 @@ class Store:
         return value
 
     def take_last(self, state: MapState) -> tuple[bytes, bytes] | None:
-        """Delete the key that was added last, and return it with its value; None where there is none. Two callers never get the same."""
+        """Delete the key that was added last, and return it with its value; None where there is
+        none. Two callers never get the same."""
         while True:
             self.check_open()
             with self._order_lock:
@@ -342,8 +345,9 @@ _RAISE = object()
 
 
 class DurableMap(MapReads, MutableMapping[Any, Any]):
-    """One map of a store. Every change returns when it is as durable as the store was told; an error means memory is unchanged.
-    Every operation is atomic among threads, `pop`, `popitem` and `setdefault` too."""
+    """One map of a store. Every change returns when it is as durable as the store was told; an
+    error means memory is unchanged. Every operation is atomic among threads, `pop`, `popitem` and
+    `setdefault` too."""
 
     def __init__(self, store: Store, state: MapState) -> None:
         super().__init__(store, state)
@@ -379,7 +383,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         self.pop(key)
 
     def pop(self, key: Any, default: Any = _RAISE) -> Any:
-        """Delete the key and return its value: of several threads one gets it. KeyError, or `default`, where there is none."""
+        """Delete the key and return its value: of several threads one gets it. KeyError, or
+        `default`, where there is none."""
         deletion = self.deletion(key)
         value = self._store.decide(self._state, deletion.keys[0], lambda present: None if present is None else deletion)
         if value is not None:
@@ -389,14 +394,16 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return default
 
     def popitem(self) -> tuple[Any, Any]:
-        """Delete the key that was added last; returns it with its value. Each is given to one thread. KeyError where there is none."""
+        """Delete the key that was added last; returns it with its value. Each is given to one
+        thread. KeyError where there is none."""
         found = self._store.take_last(self._state)
         if found is None:
             raise KeyError("popitem(): the map is empty")
         return self._state.serializer.load_key(found[0]), self._state.serializer.load(found[1])
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """The value of the key; where there is none, `default` is set first. Several threads all get the value of the one that came first."""
+        """The value of the key; where there is none, `default` is set first. Several threads all
+        get the value of the one that came first."""
         changes = self.changes([(key, default)])
         value = self._store.decide(self._state, changes.keys[0], lambda present: changes if present is None else None)
         return self._state.serializer.load(changes.values[0] if value is None else value)  # type: ignore[arg-type]  # an upsert
@@ -406,8 +413,9 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return Changes(self._state, [self._state.serializer.dump_key(key)], [None])
 
     def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
-        """All of them in one commit: after a crash all are there or none. `other` is what a dict's `update` takes. `ttl`: all of them for that many seconds; a key named
-        "ttl" is given in the mapping: `update({"ttl": 5})`."""
+        """All of them in one commit: after a crash all are there or none. `other` is what a dict's
+        `update` takes. `ttl`: all of them for that many seconds; a key named "ttl" is given in the
+        mapping: `update({"ttl": 5})`."""
         changes = self.changes(chain(pairs(other), more.items()), ttl)
         if changes:
             self._store.change([changes])
@@ -449,8 +457,11 @@ def open(  # the public name: imap_wal.open
     shared: bool = False,
     **settings: Any,
 ) -> Store:
-    """Open (or create) the durable maps under `url`, a folder or any fsspec URL; `settings` are the fields of `Settings`. `wal_dir`: another URL for the segments being written,
-    so that they may stand on a quick local disk and archives and snapshots on an object store; told once, the root remembers it. `wal_filter`: sees every entry of the log before it counts, and keeps, skips or changes it, or stops there (`imap_wal.wal_filter`).
+    """Open (or create) the durable maps under `url`, a folder or any fsspec URL; `settings` are the
+    fields of `Settings`. `wal_dir`: another URL for the segments being written, so that they may
+    stand on a quick local disk and archives and snapshots on an object store; told once, the root
+    remembers it. `wal_filter`: sees every entry of the log before it counts, and keeps, skips or
+    changes it, or stops there (`imap_wal.wal_filter`).
 
     The maps of a cluster have one writer: an open shuts out every store that is open under another node name, which then acknowledges
     nothing more (`Fenced`). `shared=True` leaves those alone, for processes that write different keys at the same time, each under a node

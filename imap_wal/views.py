@@ -1,4 +1,5 @@
-"""Reading a map while entries expire and other threads change it: every walk shows the map of one moment, key and value from one look."""
+"""Reading a map while entries expire and other threads change it: every walk shows the map of one
+moment, key and value from one look."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ class Home(Protocol):
 
 
 class MapReads(Mapping[Any, Any]):
-    """The reading half of a map. Each walk holds a list of keys, and of values where it gives them, of the moment it began: 16 bytes an entry, and the values that
-    were replaced since. `Closed` after the store was closed."""
+    """The reading half of a map. Each walk holds a list of keys, and of values where it gives them,
+    of the moment it began: 16 bytes an entry, and the values that were replaced since. `Closed`
+    after the store was closed."""
 
     def __init__(self, home: Home, state: MapState) -> None:
         self._home, self._state = home, state
@@ -89,9 +91,10 @@ def _caller(depth: int) -> _Place:
 
 
 class _Copy:
-    """`dict(map)` under way. It asks `keys()` and then `map[key]` for each, and nothing in between says that the two belong together; but both come from one instruction
-    of one call, and the keys come back as the same objects in the same order. So it gets the values of the moment of `keys()`: an entry that expires or is deleted in
-    between does not make it fail."""
+    """`dict(map)` under way. It asks `keys()` and then `map[key]` for each, and nothing in between
+    says that the two belong together; but both come from one instruction of one call, and the keys
+    come back as the same objects in the same order. So it gets the values of the moment of
+    `keys()`: an entry that expires or is deleted in between does not make it fail."""
 
     __slots__ = ("at", "instruction", "keys", "values")
 

@@ -171,7 +171,8 @@ class NodeLog:
         return Mark(segment, segment.size if segment else 0, segment.checksum if segment else 0, self.end, self.bytes_written)
 
     def rewind(self, mark: Mark | None = None) -> bool:
-        """After a failed `write`, or one that was interrupted after `mark`: True when it is certain that nothing of it is left behind."""
+        """After a failed `write`, or one that was interrupted after `mark`: True when it is certain
+        that nothing of it is left behind."""
         segment = self._segment
         if segment is None:
             return True
@@ -257,8 +258,9 @@ class NodeLog:
         )
 
     def _settle_half_made(self) -> None:
-        """An interrupt stopped the making of a segment: its file may be there, with a part of its header. It keeps its number, empty; the next segment gets the
-        next one. Nothing is deleted: a successor may have taken the file into account."""
+        """An interrupt stopped the making of a segment: its file may be there, with a part of its
+        header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
+        a successor may have taken the file into account."""
         self.check_fence()
         self.store.replace(self._next_path(), self._next_header().encode())
         self._next_segment, self._making = self._next_segment + 1, False

@@ -50,7 +50,8 @@ def open_store(
 
 
 def _at_home(url: str) -> str:
-    """With `~` at the front of a local path as the home folder. The root remembers `wal_dir` so: another user has another home."""
+    """With `~` at the front of a local path as the home folder. The root remembers `wal_dir` so:
+    another user has another home."""
     protocol, separator, path = url.rpartition("://")
     if not path.startswith("~") or protocol not in ("", "file", "local", "objects+file"):
         return url

@@ -379,8 +379,9 @@ class LocalStore:
 
     @staticmethod
     def _preallocate(fd: int, length: int) -> int:
-        """Reserve so many bytes, or less: half of what is free at most, for others write to this disk too. Returns how many; 0 where the file system cannot, or has
-        no room: then a segment grows with what is written."""
+        """Reserve so many bytes, or less: half of what is free at most, for others write to this
+        disk too. Returns how many; 0 where the file system cannot, or has no room: then a segment
+        grows with what is written."""
         try:
             disk = os.fstatvfs(fd)
             length = min(length, disk.f_bavail * disk.f_frsize // 2)

@@ -1,4 +1,5 @@
-"""Ctrl-C in the middle of a put: what comes after it works, or says why not; nothing hangs, nothing acknowledged is lost, no name is used up."""
+"""Ctrl-C in the middle of a put: what comes after it works, or says why not; nothing hangs, nothing
+acknowledged is lost, no name is used up."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ OURS = tuple(str(Path(package.__file__ or "").parent) for package in (imap_wal, 
 
 
 class Interrupted:
-    """Runs work, and raises KeyboardInterrupt before the so-many-th line of this project's code in it. `lines`: how many there were.
+    """Runs work, and raises KeyboardInterrupt before the so-many-th line of this project's code in
+    it. `lines`: how many there were.
 
-    Lines that begin with `with` are left out: Python shows them again at the block's end, before the lock is let go, where no signal is looked at."""
+    Lines that begin with `with` are left out: Python shows them again at the block's end, before
+    the lock is let go, where no signal is looked at."""
 
     def __init__(self, at: int) -> None:
         self.at, self.lines, self.where = at, 0, ""
@@ -80,7 +83,8 @@ def check_after(store: imap_wal.Store, acked: dict[str, Any], doubtful: dict[str
 
 
 def play(store: imap_wal.Store, at: int, before: dict[str, Any], work: Callable[[Any], Any], **doubtful: Any) -> tuple[int, bool]:
-    """One store, interrupted at one line of `work`. Returns the number of lines, and whether the store went on."""
+    """One store, interrupted at one line of `work`. Returns the number of lines, and whether the
+    store went on."""
     m = store.map("m")
     acked = dict(before)
     for key, value in before.items():
@@ -127,7 +131,8 @@ def test_an_interrupt_at_any_line_of_a_change_leaves_a_store_that_works_or_says_
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_in_any_call_of_the_first_put_to_a_local_disk_uses_up_no_name(tmp_path: Path, when: str) -> None:
-    """The segment's file may be there, with no header or with one; the next put makes another, and every reader takes the log."""
+    """The segment's file may be there, with no header or with one; the next put makes another, and
+    every reader takes the log."""
     at, struck = 0, True
     while struck:
         at += 1
@@ -153,7 +158,8 @@ def test_an_interrupt_in_any_call_of_the_first_put_to_a_local_disk_uses_up_no_na
 
 
 class InterruptedStore:
-    """Raises KeyboardInterrupt in the so-many-th call from now, before or after it is done; `left` 0: never."""
+    """Raises KeyboardInterrupt in the so-many-th call from now, before or after it is done; `left`
+    0: never."""
 
     def __init__(self, inner: LocalStore, when: str) -> None:
         self._inner, self._when = inner, when

@@ -1,4 +1,5 @@
-"""A map that several threads change while it is read: every walk shows one moment, and of two who want the same entry one gets it."""
+"""A map that several threads change while it is read: every walk shows one moment, and of two who
+want the same entry one gets it."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def test_who_asks_for_keys_and_then_for_a_value_gets_no_old_one(memory: MemorySt
 
 
 def test_walks_of_a_map_where_entries_expire_and_threads_write_never_fail_and_never_mix_two_moments(memory: MemoryStore) -> None:
-    """All keys get the same number in one commit: a walk that shows two numbers mixes two moments."""
+    """All keys get the same number in one commit: a walk that shows two numbers mixes two
+    moments."""
     with embedded(memory, durability="os") as store:
         m = store.map("m")
         m.update(dict.fromkeys(range(50), 0))
