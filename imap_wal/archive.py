@@ -228,8 +228,10 @@ def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
     """The rows of a snapshot's file, apart by the node that wrote them."""
     for batch in batches(store, piece.path):
         rows, nodes = to_rows(batch), nodes_of(batch)
-        for node in dict.fromkeys(nodes):
-            own = rows if nodes.count(node) == len(nodes) else [row for row, name in zip(rows, nodes, strict=True) if name == node]
+        found: dict[str, list[Row]] = {}
+        for row, node in zip(rows, nodes, strict=True):
+            found.setdefault(node, []).append(row)
+        for node, own in found.items():
             yield Changes(node, own, START, START, batch.nbytes * len(own) // len(rows))
 
 

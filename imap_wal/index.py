@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from imap_wal import runs
 from imap_wal.entry import Row
 from imap_wal.errors import OrderConflict, StorageUnavailable
-from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, LABEL, ORDER, Entry, Head, Run, RunWriter, Values
+from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, LABEL, ORDER, PARTITION, TIMESTAMP_MS, Entry, Head, Run, RunWriter, Values
 
 _Found = tuple[Row, str]
 """The newest row of a key, and the node that wrote it."""
@@ -135,6 +135,18 @@ class _Table:
             self.rows[key] = row
 
 
+class _Labels(dict[tuple[str, str, str], int]):
+    """(key class, value class, node) → the number that stands for them in runs."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, str, str]] = []
+
+    def __missing__(self, words: tuple[str, str, str]) -> int:
+        self[words] = number = len(self.words)
+        self.words.append(words)
+        return number
+
+
 class NewestIndex:
     """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses files in `scratch` (default: the system's temporary folder)
     that have no names, so that nothing is left behind even after a kill. `StorageUnavailable` when there is no room for them; what was added before is not lost then."""
@@ -153,8 +165,7 @@ class NewestIndex:
         self._runs: dict[int, Run] = {}
         self._next_run = 0
         self._window_bytes = min(max(memory_bytes // 512, 4096), _WINDOW_BYTES_MAX)
-        self._labels: list[tuple[str, str, str]] = []
-        self._label_numbers: dict[tuple[str, str, str], int] = {}
+        self._labels = _Labels()
         self._version = 0
         """Grows with everything that changes what a pass over the index would find, or where."""
 
@@ -211,14 +222,17 @@ class NewestIndex:
                     break
             return found
         entries = {entry[KEY]: entry for entry in self._find(name, keys)}
-        values = Values(self._runs, 0)
+        wanted: list[Entry] = []
+        taken = 0
         for key in keys:
-            entry = entries.get(key)
-            found.append(None if entry is None else self._row(name, entry, values))
-            size += max(0, entry[runs.LENGTH]) if entry is not None else 0
-            if bytes_max is not None and size >= bytes_max:
-                break
-        return found
+            taken += 1
+            if key in entries:
+                wanted.append(entries[key])
+                size += max(0, entries[key][runs.LENGTH])
+                if bytes_max is not None and size >= bytes_max:
+                    break
+        rows = {row[1]: row for row in self._loaded(name, wanted, Values(self._runs, 0))[0]}
+        return [rows.get(key) for key in keys[:taken]]
 
     def keys(self, name: str, rows_max: int = 10_000) -> Iterator[list[KeyState]]:
         """Key, deleted flag and expiry of every newest row, without reading values. Otherwise as `batches`."""
@@ -337,12 +351,12 @@ class NewestIndex:
         tables = [rows for table in self._tables.values() for rows in (table.rows, table.rivals)]
         payload = sum(len(row[1]) + len(row[3] or b"") for table in tables for row in table.values())
         count = sum(map(len, tables))
-        used = payload + ROW_BYTES * count
-        if used > self._memory_bytes // 2:
+        used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
+        if used > self._memory_bytes // 2 and (least <= self._memory_bytes * 3 // 4 or not self._spill):
             for table in tables:
                 self._share_strings(table)
-            used = payload + SHARED_ROW_BYTES * count
-        if used > self._memory_bytes * 3 // 4:
+            used = least
+        if least > self._memory_bytes * 3 // 4:
             if self._spill:
                 self._flush()
                 used = 0
@@ -371,22 +385,21 @@ class NewestIndex:
         self.clear()
         self._settle(RUNS_MAX)
 
-    def _heads(self, table: _Table) -> Iterator[tuple[Head, bytes | None]]:
-        rows, rivals, label = table.rows, table.rivals, self._label
-        for key in sorted(rows):
-            row = rows[key]
-            yield (key, row[9], label(row, table), row[5], row[6], row[7], row[8]), row[3]
-            if rivals and key in rivals:
-                row = rivals[key]
-                yield (key, row[9], label(row, table), row[5], row[6], row[7], row[8]), row[3]
+    def _heads(self, table: _Table) -> Iterator[tuple[list[Head], list[int], Iterable[bytes | None]]]:
+        """What a table has, sorted, as a run takes it."""
+        label, own, node = self._labels, _OWN_FIELDS, table.node
+        for rows in self._sorted(table, None):
+            heads = [
+                (row[1], row[9], label[row[2], row[4], row[own] if len(row) > own else node], row[5], row[6], row[7], row[8]) for row in rows
+            ]
+            yield heads, [-1 if row[3] is None else len(row[3]) for row in rows], [row[3] for row in rows]
 
-    def _label(self, row: _Owned, table: _Table) -> int:
-        words = row[2], row[4], row[_OWN_FIELDS] if len(row) > _OWN_FIELDS else table.node
-        number = self._label_numbers.get(words)
-        if number is None:
-            number = self._label_numbers[words] = len(self._labels)
-            self._labels.append(words)
-        return number
+    @staticmethod
+    def _sorted(table: _Table, after: bytes | None) -> Iterator[list[_Owned]]:
+        keys = sorted(table.rows if after is None else (key for key in table.rows if key > after))
+        for start in range(0, len(keys), _WINDOW_ROWS):
+            some = keys[start : start + _WINDOW_ROWS]
+            yield [row for key in some for row in table.of(key)] if table.rivals else [table.rows[key] for key in some]
 
     def _settle(self, runs_max: int) -> None:
         """Where there are more runs than that: merge the smallest ones, each that is not much larger than those before it together. So an entry is written again about
@@ -411,23 +424,20 @@ class NewestIndex:
             for name in sorted(set().union(*(run.sections for run in merging))):
                 values = Values(by_number, self._window_bytes)
                 sources = [run.windows(name, None, self._window_bytes) for run in merging]
-                writer.write(name, ((entry[: runs.RUN], values.get(entry)) for entry in self._contenders(sources)))
+                contenders = self._contenders(sources)
+                writer.write(name, ((entries, [entry[runs.LENGTH] for entry in entries], values.each(entries)) for entries in contenders))
             run = writer.finish()
         self._runs = {number: each for number, each in self._runs.items() if number not in by_number}
         self._runs[run.number] = run
         self._version += 1
 
-    def _contenders(self, sources: Sequence[Iterator[list[Entry]]]) -> Iterator[Entry]:
+    def _contenders(self, sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
         """The newest entries, and after each that is in conflict its rival."""
         for entries in runs.merged(sources):
-            winners, rivals = runs.newest(entries, self._labels)
-            if not rivals:
-                yield from winners
-                continue
-            for entry in winners:
-                yield entry
-                if entry[KEY] in rivals:
-                    yield rivals[entry[KEY]]
+            winners, rivals = runs.newest(entries, self._labels.words)
+            if rivals:
+                winners = [each for entry in winners for each in (entry, rivals.get(entry[KEY])) if each is not None]
+            yield winners
 
     def _writer(self, entries: int) -> RunWriter:
         self._next_run += 1
@@ -442,13 +452,12 @@ class NewestIndex:
         return found
 
     def _memory_windows(self, table: _Table, after: bytes | None) -> Iterator[list[Entry]]:
-        keys = sorted(table.rows if after is None else (key for key in table.rows if key > after))
-        for start in range(0, len(keys), _WINDOW_ROWS):
-            yield [self._entry(table, row) for key in keys[start : start + _WINDOW_ROWS] for row in table.of(key)]
+        for rows in self._sorted(table, after):
+            yield [self._entry(table, row) for row in rows]
 
     def _entry(self, table: _Table, row: _Owned) -> Entry:
         length = -1 if row[3] is None else len(row[3])
-        return (row[1], row[9], self._label(row, table), row[5], row[6], row[7], row[8], IN_MEMORY, row, length)
+        return (row[1], row[9], self._labels[row[2], row[4], table.owner(row)], row[5], row[6], row[7], row[8], IN_MEMORY, row, length)
 
     def _find(self, name: str, keys: Iterable[bytes]) -> list[Entry]:
         """The newest entries of those keys, in order of keys."""
@@ -463,10 +472,10 @@ class NewestIndex:
 
     def _decided(self, name: str, entries: list[Entry]) -> list[Entry]:
         """The newest of each key. `OrderConflict`."""
-        winners, rivals = runs.newest(entries, self._labels)
+        winners, rivals = runs.newest(entries, self._labels.words)
         for key, rival in rivals.items():
             winner = next(entry for entry in winners if entry[KEY] == key)
-            raise _conflict(name, key, *((entry[ORDER], self._labels[entry[LABEL]][2]) for entry in (winner, rival)))
+            raise _conflict(name, key, *((entry[ORDER], self._labels.words[entry[LABEL]][2]) for entry in (winner, rival)))
         return winners
 
     def _stored_pages(
@@ -520,13 +529,12 @@ class NewestIndex:
                 yield self._loaded(name, page, values)
 
     def _loaded(self, name: str, entries: Sequence[Entry], values: Values) -> tuple[list[Row], list[str]]:
-        labels, row = self._labels, self._row
-        return [row(name, entry, values) for entry in entries], [labels[entry[LABEL]][2] for entry in entries]
-
-    def _row(self, name: str, entry: Entry, values: Values) -> Row:
-        key, order, label, deleted, timestamp_ms, expires_at_ms, partition, *_ = entry
-        key_class, value_class, _ = self._labels[label]
-        return (name, key, key_class, values.get(entry), value_class, deleted, timestamp_ms, expires_at_ms, partition, order)
+        words = [self._labels.words[entry[LABEL]] for entry in entries]
+        rows: list[Row] = [
+            (name, entry[KEY], said[0], value, said[1], entry[DELETED], entry[TIMESTAMP_MS], entry[EXPIRES_AT_MS], entry[PARTITION], entry[ORDER])
+            for entry, said, value in zip(entries, words, values.each(entries), strict=True)
+        ]
+        return rows, [said[2] for said in words]
 
     @contextmanager
     def _needing_room(self) -> Iterator[None]:

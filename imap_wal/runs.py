@@ -128,42 +128,37 @@ class RunWriter:
         self._end = self._values_end = 0
         self._sections: dict[str, Section] = {}
 
-    def write(self, name: str, entries: Iterable[tuple[Head, bytes | None]]) -> None:
-        """All entries of a map with their values, sorted by key."""
-        number, most = self._number, self._block_entries
-        put, put_value = self._entries.write, self._values.write
-        pack = msgpack.Packer(use_bin_type=True).pack
+    def write(self, name: str, chunks: Iterable[tuple[Sequence[Head], list[int], Iterable[bytes | None]]]) -> None:
+        """All entries of a map, sorted by key, some at a time, equal keys together: heads (or entries of other runs), lengths of their values (-1 for None), and the
+        values, of which no more is in memory than who gives them holds."""
+        number, at, begin = self._number, self._values_end, self._end + self._values_end
+        put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
         first_keys: list[bytes] = []
         offsets = array("Q")
-        block: list[Entry] = []
-        end, at, start = self._end, self._values_end, self._end + self._values_end
-        room, count, keys = BLOCK_BYTES_MAX, 0, 0
-        last: bytes | None = None
-        for head, value in entries:
-            key = head[0]
-            if key != last:
-                last = key
-                keys += 1
-                if len(block) >= most or room <= 0:
-                    first_keys.append(block[0][KEY])
-                    offsets.append(end)
-                    end += put(pack(block))
-                    count += len(block)
-                    block, room = [], BLOCK_BYTES_MAX
-            room -= len(key)
-            if value is None:
-                block.append((*head, number, at, -1))
-            else:
-                block.append((*head, number, at, len(value)))
-                at += put_value(value)
-        if block:
-            first_keys.append(block[0][KEY])
-            offsets.append(end)
-            end += put(pack(block))
-            count += len(block)
-            offsets.append(end)
-            self._sections[name] = Section(count, keys, end + at - start, first_keys, offsets)
-        self._end, self._values_end = end, at
+        count = keys = 0
+        for heads, lengths, values in chunks:
+            entries: list[Entry] = []
+            for head, length in zip(heads, lengths, strict=True):
+                entries.append((*head[:RUN], number, at, length))
+                if length > 0:
+                    at += length
+            most = min(self._block_entries, 1 + BLOCK_BYTES_MAX * len(entries) // (1 + sum(map(len, map(key_of, entries)))))
+            start = 0
+            while start < len(entries):
+                stop = start + most
+                while stop < len(entries) and entries[stop][KEY] == entries[stop - 1][KEY]:
+                    stop += 1
+                first_keys.append(entries[start][KEY])
+                offsets.append(self._end)
+                self._end += put(pack(entries[start:stop]))
+                start = stop
+            self._values.writelines(filter(None, values))
+            count += len(entries)
+            keys += len(set(map(key_of, entries)))
+        if count:
+            offsets.append(self._end)
+            self._sections[name] = Section(count, keys, self._end + at - begin, first_keys, offsets)
+        self._values_end = at
 
     def finish(self) -> Run:
         """The run, to be read from now on."""
@@ -179,21 +174,23 @@ class Values:
         self.runs, self._window_bytes = runs, window_bytes
         self._windows: dict[int, tuple[int, bytes]] = {}
 
-    def get(self, entry: Entry) -> bytes | None:
-        run, offset, length = entry[RUN:]
-        if run == IN_MEMORY:
-            value: bytes | None = offset[3]
-            return value
-        if length <= 0:
-            return None if length < 0 else b""
-        if length >= self._window_bytes:
-            return self.runs[run].value(offset, length)
-        start, data = self._windows.get(run, (0, b""))
-        at = offset - start
-        if at < 0 or at + length > len(data):
-            data, at = self.runs[run].value(offset, self._window_bytes), 0
-            self._windows[run] = offset, data
-        return data[at : at + length]
+    def each(self, entries: Iterable[Entry]) -> Iterator[bytes | None]:
+        """The value of each."""
+        runs, windows, window_bytes = self.runs, self._windows, self._window_bytes
+        for *_, run, offset, length in entries:
+            if run == IN_MEMORY:
+                yield offset[3]
+            elif length <= 0:
+                yield None if length < 0 else b""
+            elif length >= window_bytes:
+                yield runs[run].value(offset, length)
+            else:
+                start, data = windows.get(run, (0, b""))
+                at = offset - start
+                if at < 0 or at + length > len(data):
+                    data, at = runs[run].value(offset, window_bytes), 0
+                    windows[run] = offset, data
+                yield data[at : at + length]
 
 
 def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
