@@ -16,14 +16,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from imap_wal import runs
 from imap_wal.entry import Row
 from imap_wal.errors import OrderConflict, StorageUnavailable
-from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, LABEL, ORDER, PARTITION, TIMESTAMP_MS, Entry, Head, Run, RunWriter, Values
+from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, LABEL, ORDER, Chunk, Entry, Run, RunWriter, Values
 
 _Found = tuple[Row, str]
 """The newest row of a key, and the node that wrote it."""
@@ -44,7 +44,6 @@ _WINDOW_BYTES_MAX = 64 * 1024
 _WINDOW_ROWS = 1024
 
 T = TypeVar("T")
-_plain_key: Callable[[_Owned], bytes] = itemgetter(1)
 
 
 class KeyConflict(OrderConflict):
@@ -164,7 +163,7 @@ class NewestIndex:
         self._room = memory_bytes
         self._runs: dict[int, Run] = {}
         self._next_run = 0
-        self._window_bytes = min(max(memory_bytes // 512, 4096), _WINDOW_BYTES_MAX)
+        self._window_bytes = min(max(memory_bytes // 2048, 4096), _WINDOW_BYTES_MAX)
         self._labels = _Labels()
         self._version = 0
         """Grows with everything that changes what a pass over the index would find, or where."""
@@ -352,7 +351,9 @@ class NewestIndex:
         payload = sum(len(row[1]) + len(row[3] or b"") for table in tables for row in table.values())
         count = sum(map(len, tables))
         used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
-        if used > self._memory_bytes // 2 and (least <= self._memory_bytes * 3 // 4 or not self._spill):
+        if self._runs:
+            least = used  # it will not fit, so nothing is gained by what comes next
+        elif used > self._memory_bytes // 2 and (least <= self._memory_bytes * 3 // 4 or not self._spill):
             for table in tables:
                 self._share_strings(table)
             used = least
@@ -378,21 +379,22 @@ class NewestIndex:
         with self._needing_room():
             writer = self._writer(entries)
             for name, table in sorted(self._tables.items()):
-                writer.write(name, self._heads(table))
+                writer.write(name, self._chunks(table))
             run = writer.finish()
         self._runs[run.number] = run
         self.overflowed = True
         self.clear()
         self._settle(RUNS_MAX)
 
-    def _heads(self, table: _Table) -> Iterator[tuple[list[Head], list[int], Iterable[bytes | None]]]:
-        """What a table has, sorted, as a run takes it."""
-        label, own, node = self._labels, _OWN_FIELDS, table.node
+    def _chunks(self, table: _Table) -> Iterator[Chunk]:
+        """What a table has, sorted, as a run takes it. Columns: no Python a row."""
+        own, node = _OWN_FIELDS, table.node
         for rows in self._sorted(table, None):
-            heads = [
-                (row[1], row[9], label[row[2], row[4], row[own] if len(row) > own else node], row[5], row[6], row[7], row[8]) for row in rows
-            ]
-            yield heads, [-1 if row[3] is None else len(row[3]) for row in rows], [row[3] for row in rows]
+            _, keys, key_classes, values, value_classes, deleted, timestamps, expires, partitions, orders, *_ = zip(*rows, strict=False)
+            nodes = repeat(node) if table.alone else [row[own] if len(row) > own else node for row in rows]
+            labels = list(map(self._labels.__getitem__, zip(key_classes, value_classes, nodes, strict=False)))
+            lengths = list(map(len, values)) if None not in values else [-1 if value is None else len(value) for value in values]
+            yield (keys, orders, labels, deleted, timestamps, expires, partitions), lengths, values
 
     @staticmethod
     def _sorted(table: _Table, after: bytes | None) -> Iterator[list[_Owned]]:
@@ -425,7 +427,8 @@ class NewestIndex:
                 values = Values(by_number, self._window_bytes)
                 sources = [run.windows(name, None, self._window_bytes) for run in merging]
                 contenders = self._contenders(sources)
-                writer.write(name, ((entries, [entry[runs.LENGTH] for entry in entries], values.each(entries)) for entries in contenders))
+                columns = ((list(zip(*entries, strict=True)), entries) for entries in contenders)
+                writer.write(name, ((some[: runs.RUN], some[runs.LENGTH], values.each(entries)) for some, entries in columns))
             run = writer.finish()
         self._runs = {number: each for number, each in self._runs.items() if number not in by_number}
         self._runs[run.number] = run
@@ -441,7 +444,7 @@ class NewestIndex:
 
     def _writer(self, entries: int) -> RunWriter:
         self._next_run += 1
-        return RunWriter(self._next_run, self._scratch, entries, self._memory_bytes // 16)
+        return RunWriter(self._next_run, self._scratch, entries, self._memory_bytes // 8)
 
     def _sources(self, name: str, after: bytes | None) -> list[Iterator[list[Entry]]]:
         """Everything there is of a map, above a key."""
@@ -529,12 +532,12 @@ class NewestIndex:
                 yield self._loaded(name, page, values)
 
     def _loaded(self, name: str, entries: Sequence[Entry], values: Values) -> tuple[list[Row], list[str]]:
-        words = [self._labels.words[entry[LABEL]] for entry in entries]
-        rows: list[Row] = [
-            (name, entry[KEY], said[0], value, said[1], entry[DELETED], entry[TIMESTAMP_MS], entry[EXPIRES_AT_MS], entry[PARTITION], entry[ORDER])
-            for entry, said, value in zip(entries, words, values.each(entries), strict=True)
-        ]
-        return rows, [said[2] for said in words]
+        if not entries:
+            return [], []
+        keys, orders, labels, deleted, timestamps, expires, partitions, *_ = zip(*entries, strict=True)
+        key_classes, value_classes, nodes = zip(*map(self._labels.words.__getitem__, labels), strict=True)
+        columns = (keys, key_classes, values.each(entries), value_classes, deleted, timestamps, expires, partitions, orders)
+        return list(zip(repeat(name), *columns, strict=False)), list(nodes)
 
     @contextmanager
     def _needing_room(self) -> Iterator[None]:

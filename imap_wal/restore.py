@@ -416,34 +416,44 @@ class LiveView:
             return [name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None]
 
     def keys(self, name: str, batch: int = 10_000) -> Iterator[list[bytes]]:
-        """The live keys of a map, in no order, at most `batch` at a time."""
-        for rows in self.rows(name, batch):
-            yield [row[1] for row in rows]
+        """The live keys of a map, in no order, at most `batch` at a time. No value is read."""
+        for states in self._each(self._index.keys(name, batch)):
+            now = self._log.clock.now_ms()
+            keys = [key for key, deleted, expires in states if not deleted and not 0 < expires <= now]
+            if keys:
+                yield keys
 
     def rows(self, name: str, batch: int = 10_000) -> Iterator[list[Row]]:
-        """The live rows of a map, in no order, at most `batch` at a time."""
-        with self._lock:
-            batches = self._index.batches(name, batch)
+        """The live rows of a map, in no order, at most `batch` at a time and not many bytes (`NewestIndex.page_bytes`)."""
+        for rows in self._each(self._index.batches(name, batch)):
+            alive = live(rows, self._log.clock.now_ms())
+            if alive:
+                yield alive
+
+    def _each(self, pages: Iterator[T]) -> Iterator[T]:
+        """Each page of a listing, taken with the lock held. The index may change between two of them."""
         while True:
             with self._lock:
                 try:
-                    rows = next(batches, None)
+                    page = next(pages, None)
                 except KeyConflict as error:
                     raise self._explain(error) from error
-            if rows is None:
+            if page is None:
                 return
-            rows = live(rows, self._log.clock.now_ms())
-            if rows:
-                yield rows
+            yield page
 
     def load(self, name: str, keys: Sequence[bytes]) -> list[Row]:
         """The live rows of those keys; absent, deleted and expired ones are left out."""
+        return self.load_some(name, keys, None)[0]
+
+    def load_some(self, name: str, keys: Sequence[bytes], bytes_max: int | None) -> tuple[list[Row], int]:
+        """`load` of the first keys, of as many as it takes for their values to reach `bytes_max`; and how many keys that were."""
         with self._lock:
             try:
-                found = self._index.get(name, keys)
+                found = self._index.get(name, keys, bytes_max)
             except KeyConflict as error:
                 raise self._explain(error) from error
-        return live([row for row in found if row is not None], self._log.clock.now_ms())
+        return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
 
     def metadata(self) -> list[Metadata]:
         """All metadata of all nodes, each once, in the order they were read."""
@@ -464,7 +474,7 @@ class LiveView:
     def statistics(self) -> RestoreStatistics:
         with self._lock:
             total = sum(self._index.counts().values())
-            living = sum(len(rows) for name in self._index.maps() for rows in self.rows(name))
+            living = sum(len(keys) for name in self._index.maps() for keys in self.keys(name))
             return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing)
 
     def close(self) -> None:
@@ -554,8 +564,7 @@ class LiveView:
         known, lifetimes = self._lifetimes, state.manifest.lifetimes
         new = [lifetime for lifetime in lifetimes if lifetime not in known]
         if any(cursor.position > lifetime.cuts.get(node, START) for lifetime in new for node, cursor in self._cursors.items()):
-            self._index.close()
-            self._index = self._new_index()
+            self._index.forget()
             self._cursors.clear()
             self._generations.clear()
         self._lifetimes = lifetimes

@@ -15,16 +15,18 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import accumulate, repeat
+from operator import add, itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgpack
 
-Head: TypeAlias = tuple[Any, ...]
-"""(key, order, label, deleted, timestamp_ms, expires_at_ms, partition). The label is a number that stands for key class, value class and node."""
 Entry: TypeAlias = tuple[Any, ...]
-"""A `Head` and where its value is: (…, run, offset, length); length -1 for None. In memory: run IN_MEMORY, the row in place of the offset."""
+"""(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The label is a number that stands for key class, value class and node; the
+last three say where the value is, length -1 for None. In memory: run IN_MEMORY, the row in place of the offset."""
+Chunk: TypeAlias = tuple[Sequence[Sequence[Any]], Sequence[int], Iterable[bytes | None]]
+"""Some entries as columns up to the partition, the lengths of their values, and the values."""
 
 KEY, ORDER, LABEL, DELETED, TIMESTAMP_MS, EXPIRES_AT_MS, PARTITION, RUN, OFFSET, LENGTH = range(10)
 IN_MEMORY = -1
@@ -32,11 +34,12 @@ IN_MEMORY = -1
 BLOCK_ENTRIES_MIN = 16
 BLOCK_BYTES_MAX = 64 * 1024
 """A block ends with the entry that takes its keys past this size."""
-BLOCK_INDEX_BYTES = 128
-"""What a block takes in memory: its first key and its place."""
+BLOCK_INDEX_BYTES = 80
+"""What a block takes in memory, about: its first key and its place."""
 BUFFER_BYTES = 256 * 1024
 
-key_of = itemgetter(KEY)
+key_of, length_of = itemgetter(KEY), itemgetter(LENGTH)
+_place_of = itemgetter(RUN, OFFSET, LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,37 +131,35 @@ class RunWriter:
         self._end = self._values_end = 0
         self._sections: dict[str, Section] = {}
 
-    def write(self, name: str, chunks: Iterable[tuple[Sequence[Head], list[int], Iterable[bytes | None]]]) -> None:
-        """All entries of a map, sorted by key, some at a time, equal keys together: heads (or entries of other runs), lengths of their values (-1 for None), and the
-        values, of which no more is in memory than who gives them holds."""
-        number, at, begin = self._number, self._values_end, self._end + self._values_end
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """All entries of a map, sorted by key, some at a time, equal keys together. Of the values no more is in memory than who gives them holds."""
+        begin, values_begin = self._end, self._values_end
         put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
         first_keys: list[bytes] = []
         offsets = array("Q")
-        count = keys = 0
+        count = distinct = 0
         for heads, lengths, values in chunks:
-            entries: list[Entry] = []
-            for head, length in zip(heads, lengths, strict=True):
-                entries.append((*head[:RUN], number, at, length))
-                if length > 0:
-                    at += length
-            most = min(self._block_entries, 1 + BLOCK_BYTES_MAX * len(entries) // (1 + sum(map(len, map(key_of, entries)))))
+            keys: Sequence[bytes] = heads[KEY]
+            ends = list(accumulate(map(max, lengths, repeat(0)), initial=self._values_end))
+            entries = list(zip(*heads, repeat(self._number), ends, lengths, strict=False))
+            most = min(self._block_entries, 1 + BLOCK_BYTES_MAX * len(keys) // (1 + sum(map(len, keys))))
             start = 0
             while start < len(entries):
                 stop = start + most
-                while stop < len(entries) and entries[stop][KEY] == entries[stop - 1][KEY]:
+                while stop < len(entries) and keys[stop] == keys[stop - 1]:
                     stop += 1
-                first_keys.append(entries[start][KEY])
+                first_keys.append(keys[start])
                 offsets.append(self._end)
                 self._end += put(pack(entries[start:stop]))
                 start = stop
             self._values.writelines(filter(None, values))
+            self._values_end = ends[-1]
             count += len(entries)
-            keys += len(set(map(key_of, entries)))
+            distinct += len(set(keys))
         if count:
             offsets.append(self._end)
-            self._sections[name] = Section(count, keys, self._end + at - begin, first_keys, offsets)
-        self._values_end = at
+            size = self._end - begin + self._values_end - values_begin
+            self._sections[name] = Section(count, distinct, size, first_keys, offsets)
 
     def finish(self) -> Run:
         """The run, to be read from now on."""
@@ -177,7 +178,8 @@ class Values:
     def each(self, entries: Iterable[Entry]) -> Iterator[bytes | None]:
         """The value of each."""
         runs, windows, window_bytes = self.runs, self._windows, self._window_bytes
-        for *_, run, offset, length in entries:
+        here, start, data = IN_MEMORY, 0, b""
+        for run, offset, length in map(_place_of, entries):
             if run == IN_MEMORY:
                 yield offset[3]
             elif length <= 0:
@@ -185,11 +187,14 @@ class Values:
             elif length >= window_bytes:
                 yield runs[run].value(offset, length)
             else:
-                start, data = windows.get(run, (0, b""))
+                if run != here:
+                    here = run
+                    start, data = windows.get(run, (0, b""))
                 at = offset - start
                 if at < 0 or at + length > len(data):
-                    data, at = runs[run].value(offset, window_bytes), 0
-                    windows[run] = offset, data
+                    start, at = offset, 0
+                    data = runs[run].value(offset, window_bytes)
+                    windows[run] = start, data
                 yield data[at : at + length]
 
 
@@ -249,5 +254,5 @@ def newest(entries: list[Entry], labels: Sequence[tuple[str, str, str]]) -> tupl
 
 
 def sizes(entries: Sequence[Entry]) -> list[int]:
-    """What key and value of each take."""
-    return [len(entry[KEY]) + max(0, entry[LENGTH]) for entry in entries]
+    """What key and value of each take, about."""
+    return list(map(add, map(len, map(key_of, entries)), map(length_of, entries)))
