@@ -33,6 +33,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
 from imap_wal.pieces import PAYLOAD_BYTES_MAX, SEGMENT, Changes, Metadata, Piece, read_piece, void_below
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
+from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 _ENTRY_FIELDS = [
     pa.field("map", pa.string(), nullable=False),
