@@ -261,7 +261,7 @@ class NewestIndex:
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
         """What a merge elsewhere must know: the newest row of every key, and of keys in conflict both. No conflict is raised here."""
         if self._runs:
-            for entries in runs.merged(self._sources(name, None)):
+            for entries in self._contenders(self._sources(name, None)):
                 yield from self._pages_of(name, entries, rows_max, dict(self._runs))
             return
         table = self._tables.get(name)
