@@ -500,7 +500,9 @@ class LiveView:
         for name, known in state.nodes.items():
             manifest = known.manifest
             wal = wal_folder(log.store, known.folder, manifest.archived)
-            if [each.path for each in wal.segments] != [each.path for each in known.segments] or (manifest.wal_id and manifest.wal_id not in wal.logs):
+            if [each.path for each in wal.segments] != [each.path for each in known.segments] or (
+                manifest.wal_id and manifest.wal_id not in wal.logs
+            ):
                 found = log.node(name)
                 if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
                     return None
