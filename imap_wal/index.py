@@ -468,8 +468,8 @@ class NewestIndex:
         wanted = sorted(set(keys))
         found = [entry for run in self._runs.values() for entry in run.find(name, wanted)]
         table = self._tables.get(name)
-        if table is not None:
-            found += [self._entry(table, row) for key in wanted for row in table.of(key)]
+        if table is not None and table.rows:
+            found += [self._entry(table, row) for key in wanted if key in table.rows for row in table.of(key)]
         found.sort(key=runs.key_of)
         return self._decided(name, found)
 

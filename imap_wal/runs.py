@@ -97,7 +97,7 @@ class Run:
         found: list[Entry] = []
         if section is None:
             return found
-        first_keys, offsets = section.first_keys, section.offsets
+        first_keys, offsets, unpack = section.first_keys, section.offsets, msgpack.unpackb
         here = -1
         entries: tuple[Entry, ...] = ()
         for key in keys:
@@ -105,7 +105,7 @@ class Run:
             if block < 0:
                 continue
             if block != here:
-                here, entries = block, msgpack.unpackb(self._read(offsets[block], offsets[block + 1]), use_list=False)
+                here, entries = block, unpack(self._read(offsets[block], offsets[block + 1]), use_list=False)
             index = bisect_left(entries, key, key=key_of)
             while index < len(entries) and entries[index][KEY] == key:
                 found.append(entries[index])
