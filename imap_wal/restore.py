@@ -506,6 +506,8 @@ class LiveView:
                 found = log.node(name)
                 if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
                     return None
+                if mark_beyond(name, found.manifest, found.last, state.manifest):
+                    return None
                 nodes[name] = found
                 moved.add(name)
             elif known.segments and self._has_more(name, known.segments[-1].path):
