@@ -31,7 +31,7 @@ from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, Fenced, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
-from imap_wal.pieces import SEGMENT, Changes, Metadata, Piece, read_piece, void_below
+from imap_wal.pieces import PAYLOAD_BYTES_MAX, SEGMENT, Changes, Metadata, Piece, read_piece, void_below
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
@@ -59,6 +59,8 @@ ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
 GROUP_ROWS_MAX = 65_536
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 """A row group is about this much: what a reader or writer holds in memory of one file."""
+BATCH_BYTES = PAYLOAD_BYTES_MAX
+"""A batch that is read holds about this much, unpacked."""
 OPEN_FILES_MAX = 128
 """Maps that one pass over the segments writes; a log of more maps takes more passes."""
 ATTEMPTS = 8
@@ -170,11 +172,13 @@ def batches(store: SegmentStore, path: str, columns: list[str] | None = None, ro
                 raise CorruptLog(path, 0, f"this Parquet file has columns {file.schema.names}, or types, that are not ours", "restore it from a copy")
             promised = (file.metadata.metadata or {}).get(ROWS)
             found = 0
-            groups = range(file.num_row_groups)  # one after the other: a pass over all of them keeps in memory what it has read of the file
-            for batch in (each for group in groups for each in file.iter_batches(rows_max, row_groups=[group], columns=columns)):
-                validate(batch)
-                found += len(batch)
-                yield batch
+            for group in range(file.num_row_groups):  # one after the other: a pass over all of them keeps in memory what it has read of the file
+                described = file.metadata.row_group(group)
+                rows = max(1, min(rows_max, BATCH_BYTES * described.num_rows // max(1, described.total_byte_size)))
+                for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                    validate(batch)
+                    found += len(batch)
+                    yield batch
         except (pa.ArrowException, OSError, EOFError, ValueError, LookupError, TypeError) as error:  # what pyarrow makes of a damaged footer
             raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
         if promised != b"%d" % found:
@@ -228,8 +232,10 @@ def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
     """The rows of a snapshot's file, apart by the node that wrote them."""
     for batch in batches(store, piece.path):
         rows, nodes = to_rows(batch), nodes_of(batch)
-        for node in dict.fromkeys(nodes):
-            own = rows if nodes.count(node) == len(nodes) else [row for row, name in zip(rows, nodes, strict=True) if name == node]
+        found: dict[str, list[Row]] = {}
+        for row, node in zip(rows, nodes, strict=True):
+            found.setdefault(node, []).append(row)
+        for node, own in found.items():
             yield Changes(node, own, START, START, batch.nbytes * len(own) // len(rows))
 
 

@@ -1,39 +1,49 @@
 """The newest change of every key, in bounded memory.
 
-    add ─▶ one dict a map and node: key → newest row        the fast path: a lookup and a tuple compare
+    add ─▶ one dict a map: key → newest row                 the fast path: a lookup and a tuple compare
              │ more than `memory_bytes`
              ▼
-           shared strings, exact count ─▶ still too much ─▶ SQLite in a scratch file, one row a map, key and node
+           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too many runs: merged
 
-The node stays apart until a key is read, so that two nodes that claim the same (incarnation, partition version) are seen as the conflict they are,
-whichever was merged first, and so that merging a node never looks at another one. See docs/decisions/0006-newest-index.md.
+A row that another node wrote than the first one of its map carries its node at its end. When two nodes claim the same (incarnation, partition version) for a key, both rows
+are kept until something newer settles it: the conflict is found whichever was merged first. Everything is read in pages of `page_bytes`, derived from `memory_bytes`.
+See docs/decisions/0016-sorted-runs.md.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import struct
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
 
-import msgpack
-
+from imap_wal import runs
 from imap_wal.entry import Row
-from imap_wal.errors import OrderConflict
+from imap_wal.errors import OrderConflict, StorageUnavailable
+from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, LABEL, ORDER, Chunk, Entry, Run, RunWriter, Values
 
-_Table = dict[bytes, Row]
 _Found = tuple[Row, str]
 """The newest row of a key, and the node that wrote it."""
+_Owned: TypeAlias = tuple[Any, ...]
+"""A row of a table; with its node at the end where that is not the table's."""
+KeyState: TypeAlias = tuple[bytes, bool, int]
+"""(key, deleted, expires_at_ms) of a newest row."""
 
 ROW_BYTES = 700
 """What a row fresh from msgpack takes besides key and value: tuples, integers, three strings of its own, its place in the dict."""
 SHARED_ROW_BYTES = 500
 """The same, once equal strings are one."""
-_KEYS_A_QUERY = 500
-_ORDER = struct.Struct(">QQQQ")  # big-endian: SQLite compares the bytes as we compare the tuples
+RUNS_MAX = 16
+"""Runs that may wait for their merge; a lookup merges them before."""
+PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
+_OWN_FIELDS = 10
+_WINDOW_BYTES_MAX = 64 * 1024
+_WINDOW_ROWS = 1024
+
+T = TypeVar("T")
 
 
 class KeyConflict(OrderConflict):
@@ -44,16 +54,30 @@ class KeyConflict(OrderConflict):
         self.map, self.key = name, key
 
 
+def _conflict(name: str, key: bytes, one: tuple[Any, str], other: tuple[Any, str]) -> KeyConflict:
+    """`one` and `other` are order and node."""
+    (order, node), (other_order, other_node) = one, other
+    return KeyConflict(
+        name,
+        key,
+        f"map {name!r}, key {key!r}: nodes {node!r} and {other_node!r} both hold a change of incarnation {order[0]}, "
+        f"partition version {order[1]} (orders {order} and {other_order})",
+    )
+
+
 class Newest:
     """Of several nodes' rows of the same keys, the newest. Two nodes with the same (incarnation, partition version) are a conflict when nothing is newer."""
 
-    __slots__ = ("_conflicts", "_found")
+    __slots__ = ("_conflicts", "_found", "size")
 
     def __init__(self) -> None:
         self._found: dict[bytes, _Found] = {}
         self._conflicts: dict[bytes, tuple[_Found, _Found]] = {}
+        self.size = 0
+        """Bytes of all keys and values that were offered."""
 
     def offer(self, key: bytes, row: Row, node: str) -> None:
+        self.size += len(key) + len(row[3] or b"")
         known = self._found.get(key)
         if known is None:
             self._found[key] = (row, node)
@@ -75,187 +99,265 @@ class Newest:
     def settle(self) -> dict[bytes, _Found]:
         """Row and node of each key, in the order the keys were first offered. `OrderConflict`."""
         for key, ((row, node), (other, other_node)) in self._conflicts.items():
-            incarnation, partition_version = row[9][:2]
-            raise KeyConflict(
-                row[0],
-                key,
-                f"map {row[0]!r}, key {key!r}: nodes {node!r} and {other_node!r} both hold a change of incarnation {incarnation}, "
-                f"partition version {partition_version} (orders {row[9]} and {other[9]})",
-            )
+            raise _conflict(row[0], key, (row[9], node), (other[9], other_node))
         return self._found
 
 
+class _Table:
+    """The rows of one map in memory. `node` wrote those that do not say; `alone`: nobody else wrote any. `rivals`: of keys in conflict, the row that is not in `rows`."""
+
+    __slots__ = ("alone", "node", "rivals", "rows")
+
+    def __init__(self, node: str) -> None:
+        self.node, self.alone = node, True
+        self.rows: dict[bytes, _Owned] = {}
+        self.rivals: dict[bytes, _Owned] = {}
+
+    def owner(self, row: _Owned) -> str:
+        return row[_OWN_FIELDS] if len(row) > _OWN_FIELDS else self.node
+
+    def of(self, key: bytes) -> list[_Owned]:
+        """The row of a key and its rival."""
+        return [row for row in (self.rows.get(key), self.rivals.get(key)) if row is not None]
+
+    def offer(self, key: bytes, row: _Owned) -> None:
+        """A row of a key that is known, where more than one node writes."""
+        known = self.rows[key]
+        order, other = row[9], known[9]
+        newer = other < order
+        if order[:2] != other[:2]:
+            if newer and self.rivals:
+                self.rivals.pop(key, None)
+        elif self.owner(row) != self.owner(known):
+            self.rivals[key] = known if newer else row
+        if newer:
+            self.rows[key] = row
+
+
+class _Labels(dict[tuple[str, str, str], int]):
+    """(key class, value class, node) → the number that stands for them in runs."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, str, str]] = []
+
+    def __missing__(self, words: tuple[str, str, str]) -> int:
+        self[words] = number = len(self.words)
+        self.words.append(words)
+        return number
+
+
 class NewestIndex:
-    """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses a file in `scratch` (default: the system's temporary
-    folder) that has no name, so that nothing is left behind even after a kill."""
+    """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses files in `scratch` (default: the system's temporary folder)
+    that have no names, so that nothing is left behind even after a kill. `StorageUnavailable` when there is no room for them; what was added before is not lost then."""
 
     def __init__(self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True) -> None:
         self._memory_bytes, self._scratch, self._spill = memory_bytes, scratch, spill
+        self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)
+        """Keys and values of a page together; a single larger one is a page of its own."""
         self.full = False
         """Without `spill`: it is time to take `every` row out and `clear`."""
-        self._tables: dict[str, dict[str, _Table]] = {}
+        self.overflowed = False
+        """Whether memory did not suffice."""
+        self._tables: dict[str, _Table] = {}
         self._grown = 0
         self._room = memory_bytes
-        self._database: sqlite3.Connection | None = None
-        self._ids: dict[str, int] = {}
-        self._names: list[str] = []
+        self._runs: dict[int, Run] = {}
+        self._next_run = 0
+        self._window_bytes = min(max(memory_bytes // 2048, 4096), _WINDOW_BYTES_MAX)
+        self._labels = _Labels()
+        self._version = 0
+        """Grows with everything that changes what a pass over the index would find, or where."""
 
     def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None) -> None:
         """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the caller knows it."""
         name: str | None = None
-        table: _Table = {}
-        get = table.get
+        table = _Table(node)
+        known_rows = table.rows
+        get = known_rows.get
+        alone = True
+        tail: tuple[str, ...] = ()
         new = 0
         for row in rows:
             if row[0] != name:
-                new += len(table)
+                new += len(known_rows)
                 name = row[0]
-                table = self._tables.setdefault(name, {}).setdefault(node, {})
-                new -= len(table)
-                get = table.get
+                table = self._tables.get(name) or self._tables.setdefault(name, _Table(node))
+                known_rows = table.rows
+                get = known_rows.get
+                tail = () if table.node == node else (node,)
+                alone = table.alone = table.alone and not tail
+                new -= len(known_rows)
             key = row[1]
             known = get(key)
-            if known is None or known[9] < row[9]:
-                table[key] = row
+            if known is None:
+                known_rows[key] = row + tail
+            elif not alone:
+                table.offer(key, row + tail)
+            elif known[9] < row[9]:
+                known_rows[key] = row
         if payload_bytes is None:
             payload_bytes = sum(len(row[1]) + len(row[3] or b"") for row in rows)
-        new += len(table)
+        new += len(known_rows)
+        self._version += 1
         self._grown += payload_bytes + ROW_BYTES * new  # an upper bound: what replaced rows took is not given back
         if self._grown > self._room:
             self._tighten()
 
     def maps(self) -> list[str]:
         """Names of all maps that have a row, tombstones too."""
-        found = {name for name, nodes in self._tables.items() if any(nodes.values())}
-        if self._database is not None:
-            found.update(self._names[number] for (number,) in self._database.execute("SELECT DISTINCT map FROM rows"))
-        return sorted(found)
+        return sorted({name for name, table in self._tables.items() if table.rows}.union(*(run.sections for run in self._runs.values())))
 
-    def get(self, name: str, keys: Sequence[bytes]) -> list[Row | None]:
-        """The newest row of each key, tombstones too; None where there is none. `OrderConflict`."""
-        return [found[0] if found else None for found in self._lookup(name, keys)]
+    def get(self, name: str, keys: Sequence[bytes], bytes_max: int | None = None) -> list[Row | None]:
+        """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only of the first keys, of as many as it takes to reach that size.
+        `OrderConflict`."""
+        found: list[Row | None] = []
+        size = 0
+        if not self._runs:
+            table = self._tables.get(name)
+            for each in self._rows_of(name, table, keys) if table is not None else [None] * len(keys):
+                found.append(each)
+                size += len(each[3] or b"") if each is not None and bytes_max is not None else 0
+                if bytes_max is not None and size >= bytes_max:
+                    break
+            return found
+        entries = {entry[KEY]: entry for entry in self._find(name, keys)}
+        wanted: list[Entry] = []
+        taken = 0
+        for key in keys:
+            taken += 1
+            if key in entries:
+                wanted.append(entries[key])
+                size += max(0, entries[key][runs.LENGTH])
+                if bytes_max is not None and size >= bytes_max:
+                    break
+        rows = {row[1]: row for row in self._loaded(name, wanted, Values(self._runs, 0))[0]}
+        return [rows.get(key) for key in keys[:taken]]
+
+    def keys(self, name: str, rows_max: int = 10_000) -> Iterator[list[KeyState]]:
+        """Key, deleted flag and expiry of every newest row, without reading values. Otherwise as `batches`."""
+        if not self._runs:
+            for some in self._pages_of_memory(name, rows_max, ordered=False):
+                states = [(row[1], row[5], row[7]) for row in some]
+                yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
+            return
+        for entries, _ in self._stored_pages(name, rows_max, lambda entries: [len(entry[KEY]) for entry in entries]):
+            yield [(entry[KEY], entry[DELETED], entry[EXPIRES_AT_MS]) for entry in entries]
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
-        """All newest rows of a map, tombstones too. Rows that are added meanwhile may show or not. `OrderConflict`."""
+        """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at most. Rows that are added meanwhile may show or not; a key that is there all
+        the time shows once. `OrderConflict`."""
         for rows, _ in self.batches_with_nodes(name, rows_max):
             yield rows
 
     def batches_with_nodes(self, name: str, rows_max: int = 10_000, *, ordered: bool = False) -> Iterator[tuple[list[Row], list[str]]]:
         """`batches`, and of each row the node that wrote it; `ordered` by key."""
-        pages = self._pages(name, rows_max, ordered) if self._database is None else self._stored_pages(name, rows_max)
-        for found in pages:
-            if found:
-                yield [row for row, _ in found], [node for _, node in found]
+        if self._runs:
+            yield from self._stored_rows(name, rows_max)
+            return
+        for some in self._pages_of_memory(name, rows_max, ordered):
+            for page in in_pages(some, [len(row[1]) + len(row[3] or b"") for row in some], self.page_bytes):
+                yield self._split(self._tables[name], page)
 
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
-        """The newest row of every key and node, for a merge elsewhere; no conflict is seen here."""
-        if self._database is not None:
-            self._flush()
-            stored = self._database.execute("SELECT node, row FROM rows WHERE map = ?", (self._id(name),))
-            while page := stored.fetchmany(rows_max):
-                yield [msgpack.unpackb(packed, use_list=False) for _, packed in page], [self._names[number] for number, _ in page]
-        for node, table in self._tables.get(name, {}).items():
-            rows = iter(table.values())
-            while batch := list(islice(rows, rows_max)):
-                yield batch, [node] * len(batch)
+        """What a merge elsewhere must know: the newest row of every key, and of keys in conflict both. No conflict is raised here."""
+        if self._runs:
+            for entries in self._contenders(self._sources(name, None)):
+                yield from self._pages_of(name, entries, rows_max, dict(self._runs))
+            return
+        table = self._tables.get(name)
+        found = [] if table is None else [*table.rows.values(), *table.rivals.values()]
+        for start in range(0, len(found), rows_max):
+            some = found[start : start + rows_max]
+            for page in in_pages(some, [len(row[1]) + len(row[3] or b"") for row in some], self.page_bytes):
+                yield self._split(cast(_Table, table), page)
 
     def count(self, name: str) -> int:
         """How many keys of a map have a row, tombstones too."""
-        if self._database is None:
-            nodes = list(self._tables.get(name, {}).values())
-            return len(nodes[0]) if len(nodes) == 1 else len(_union(nodes))
-        self._flush()
-        return int(self._database.execute("SELECT count(DISTINCT key) FROM rows WHERE map = ?", (self._id(name),)).fetchone()[0])
+        sections = [run.sections[name] for run in self._runs.values() if name in run.sections]
+        table = self._tables.get(name)
+        if not sections:
+            return len(table.rows) if table is not None else 0
+        if len(sections) == 1 and (table is None or not table.rows):
+            return sections[0].keys
+        return sum(len(set(map(runs.key_of, entries))) for entries in runs.merged(self._sources(name, None)))
 
     def counts(self) -> dict[str, int]:
         return {name: self.count(name) for name in self.maps()}
 
     def remove(self, name: str) -> None:
         """Forget a map."""
+        self._version += 1
         self._tables.pop(name, None)
-        if self._database is not None:
-            self._database.execute("DELETE FROM rows WHERE map = ?", (self._id(name),))
+        for run in self._runs.values():
+            run.sections.pop(name, None)
+        self._runs = {number: run for number, run in self._runs.items() if run.sections}
+        self._merge([run for run in self._runs.values() if run.sparse])
+
+    def forget(self) -> None:
+        """Forget everything; listings under way go on with what is added from now on."""
+        self.clear()
+        self._runs = {}
 
     def clear(self) -> None:
         """Forget what is in memory."""
+        self._version += 1
         self._tables.clear()
         self._grown, self._room, self.full = 0, self._memory_bytes, False
 
     def close(self) -> None:
-        """Let go of memory and of the scratch file. Safe to call twice."""
-        self._tables.clear()
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        """Let go of memory and of the scratch files. Safe to call twice."""
+        self.forget()
 
-    @property
-    def overflowed(self) -> bool:
-        """Whether memory did not suffice."""
-        return self._database is not None
+    # ---- in memory ----
 
-    # ---- inside ----
+    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool) -> Iterator[list[_Owned]]:
+        """The rows of a map that was all in memory when this began. Those that have gone to scratch since are found there."""
+        table = self._tables.get(name)
+        if table is None:
+            return
+        keys = sorted(table.rows) if ordered else list(table.rows)
+        for start in range(0, len(keys), rows_max):
+            some = keys[start : start + rows_max]
+            if self._runs:
+                for rows, nodes in self._pages_of(name, self._find(name, some), rows_max, dict(self._runs)):
+                    yield [(*row, node) for row, node in zip(rows, nodes, strict=True)]
+                continue
+            now = self._tables.get(name)
+            if now is not None:
+                self._refuse_rivals(name, now, some)
+                yield [row for row in map(now.rows.get, some) if row is not None]
 
-    def _pages(self, name: str, count: int, ordered: bool) -> Iterator[list[_Found]]:
-        nodes = list(self._tables.get(name, {}).values())
-        keys: Sequence[bytes] = list(nodes[0] if len(nodes) == 1 else _union(nodes))
-        if ordered:
-            keys = sorted(keys)
-        for start in range(0, len(keys), count):
-            yield [item for item in self._lookup(name, keys[start : start + count]) if item]
+    def _rows_of(self, name: str, table: _Table, keys: Sequence[bytes]) -> Iterator[Row | None]:
+        self._refuse_rivals(name, table, keys)
+        for row in map(table.rows.get, keys):
+            yield None if row is None else cast(Row, row[:_OWN_FIELDS])
 
-    def _stored_pages(self, name: str, count: int) -> Iterator[list[_Found]]:
-        last, above = b"", ">="
-        query = "SELECT key, node, row FROM rows WHERE map = ? AND key {} ? ORDER BY key, node LIMIT ?"
-        while self._database is not None:
-            self._flush()
-            # by key, not by cursor: rows may be added between two batches
-            page = self._database.execute(query.format(above), (self._id(name), last, count)).fetchall()
-            if not page:
-                return
-            if len(page) == count:  # more nodes of the last key may follow
-                last = page.pop()[0]
-                while page and page[-1][0] == last:
-                    page.pop()
-                key = (self._id(name), last)
-                page += self._database.execute("SELECT key, node, row FROM rows WHERE map = ? AND key = ?", key)
-            last, above = page[-1][0], ">"
-            newest = Newest()
-            for key, number, packed in page:
-                newest.offer(key, msgpack.unpackb(packed, use_list=False), self._names[number])
-            yield list(newest.settle().values())
-
-    def _lookup(self, name: str, keys: Sequence[bytes]) -> list[_Found | None]:
-        """Row and node of each key."""
-        nodes = self._tables.get(name, {})
-        if self._database is None and len(nodes) == 1:
-            ((node, table),) = nodes.items()
-            return [(row, node) if row is not None else None for row in map(table.get, keys)]
-        newest = Newest()
-        for node, table in nodes.items():
+    @staticmethod
+    def _refuse_rivals(name: str, table: _Table, keys: Sequence[bytes]) -> None:
+        if table.rivals:
             for key in keys:
-                row = table.get(key)
-                if row is not None:
-                    newest.offer(key, row, node)
-        if self._database is not None:
-            for start in range(0, len(keys), _KEYS_A_QUERY):
-                part = keys[start : start + _KEYS_A_QUERY]
-                query = f"SELECT key, node, row FROM rows WHERE map = ? AND key IN ({','.join('?' * len(part))})"  # noqa: S608  # only question marks
-                for key, number, packed in self._database.execute(query, (self._id(name), *part)):
-                    newest.offer(key, msgpack.unpackb(packed, use_list=False), self._names[number])
-        found = newest.settle()
-        return [found.get(key) for key in keys]
+                if key in table.rivals:
+                    raise _conflict(name, key, *((row[9], table.owner(row)) for row in table.of(key)))
+
+    @staticmethod
+    def _split(table: _Table, page: list[_Owned]) -> tuple[list[Row], list[str]]:
+        """Rows, and the node of each."""
+        own, node = _OWN_FIELDS, table.node
+        return [cast(Row, row[:own]) for row in page], [row[own] if len(row) > own else node for row in page]
 
     def _tighten(self) -> None:
-        """Count exactly. When little room is left, make equal strings one; when that is not enough, give all to the scratch file."""
-        tables = [table for nodes in self._tables.values() for table in nodes.values()]
+        """Count exactly. When little room is left, make equal strings one; when that is not enough, give all to scratch."""
+        tables = [rows for table in self._tables.values() for rows in (table.rows, table.rivals)]
         payload = sum(len(row[1]) + len(row[3] or b"") for table in tables for row in table.values())
         count = sum(map(len, tables))
-        used = payload + ROW_BYTES * count
-        if used > self._memory_bytes // 2:
+        used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
+        if self._runs:
+            least = used  # it will not fit, so nothing is gained by what comes next
+        elif used > self._memory_bytes // 2 and (least <= self._memory_bytes * 3 // 4 or not self._spill):
             for table in tables:
                 self._share_strings(table)
-            used = payload + SHARED_ROW_BYTES * count
-        if used > self._memory_bytes * 3 // 4:
+            used = least
+        if least > self._memory_bytes * 3 // 4:
             if self._spill:
                 self._flush()
                 used = 0
@@ -264,55 +366,198 @@ class NewestIndex:
         self._grown, self._room = 0, self._memory_bytes - used
 
     @staticmethod
-    def _share_strings(table: _Table) -> None:
+    def _share_strings(table: dict[bytes, _Owned]) -> None:
         intern = sys.intern
         for key, row in table.items():
-            name, own, key_class, value, value_class, deleted, timestamp, expires, partition, order = row
-            table[key] = (intern(name), own, intern(key_class), value, intern(value_class), deleted, timestamp, expires, partition, order)
+            table[key] = (intern(row[0]), row[1], intern(row[2]), row[3], intern(row[4]), *row[5:])
+
+    # ---- on scratch ----
 
     def _flush(self) -> None:
-        database = self._database or self._open_database()
-        pack = msgpack.Packer(use_bin_type=True).pack
-        order = _ORDER.pack
-        database.execute("BEGIN")
-        for name, nodes in self._tables.items():
-            number = self._id(name)
-            for node, table in nodes.items():
-                node_number = self._id(node)
-                database.executemany(
-                    "INSERT INTO rows VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ord = excluded.ord, row = excluded.row "
-                    "WHERE excluded.ord > rows.ord",
-                    ((number, key, node_number, order(*table[key][9]), pack(table[key])) for key in sorted(table)),
-                )
-        database.execute("COMMIT")
-        self._tables.clear()
-        self._grown, self._room = 0, self._memory_bytes
+        """Everything in memory becomes a run."""
+        entries = sum(len(table.rows) + len(table.rivals) for table in self._tables.values())
+        with self._needing_room():
+            writer = self._writer(entries)
+            for name, table in sorted(self._tables.items()):
+                writer.write(name, self._chunks(table))
+            run = writer.finish()
+        self._runs[run.number] = run
+        self.overflowed = True
+        self.clear()
+        self._settle(RUNS_MAX)
 
-    def _open_database(self) -> sqlite3.Connection:
-        with tempfile.NamedTemporaryFile(prefix="imap-wal-index-", dir=self._scratch) as file:
-            database = sqlite3.connect(file.name, isolation_level=None, check_same_thread=False)
-            # Nobody reads this file after us: no journal, no sync. And none of it is needed by name again.
-            for pragma in (
-                "journal_mode = OFF",
-                "synchronous = OFF",
-                "locking_mode = EXCLUSIVE",
-                f"cache_size = -{max(2048, self._memory_bytes // 8192)}",
-            ):
-                database.execute(f"PRAGMA {pragma}")
-            database.execute(
-                "CREATE TABLE rows (map INTEGER, key BLOB, node INTEGER, ord BLOB, row BLOB, PRIMARY KEY (map, key, node)) WITHOUT ROWID"
-            )
-        self._database = database
-        return database
+    def _chunks(self, table: _Table) -> Iterator[Chunk]:
+        """What a table has, sorted, as a run takes it. Columns: no Python a row."""
+        own, node = _OWN_FIELDS, table.node
+        for rows in self._sorted(table, None):
+            _, keys, key_classes, values, value_classes, deleted, timestamps, expires, partitions, orders, *_ = zip(*rows, strict=False)
+            nodes = repeat(node) if table.alone else [row[own] if len(row) > own else node for row in rows]
+            labels = list(map(self._labels.__getitem__, zip(key_classes, value_classes, nodes, strict=False)))
+            lengths = list(map(len, values)) if None not in values else [-1 if value is None else len(value) for value in values]
+            yield (keys, orders, labels, deleted, timestamps, expires, partitions), lengths, values
 
-    def _id(self, name: str) -> int:
-        number = self._ids.get(name)
-        if number is None:
-            number = self._ids[name] = len(self._names)
-            self._names.append(name)
-        return number
+    @staticmethod
+    def _sorted(table: _Table, after: bytes | None) -> Iterator[list[_Owned]]:
+        keys = sorted(table.rows if after is None else (key for key in table.rows if key > after))
+        for start in range(0, len(keys), _WINDOW_ROWS):
+            some = keys[start : start + _WINDOW_ROWS]
+            yield [row for key in some for row in table.of(key)] if table.rivals else [table.rows[key] for key in some]
+
+    def _settle(self, runs_max: int) -> None:
+        """Where there are more runs than that: merge the smallest ones, each that is not much larger than those before it together. So an entry is written again about
+        as often as the index doubles, and less often while many runs may wait."""
+        if len(self._runs) <= runs_max:
+            return
+        smallest = sorted(self._runs.values(), key=lambda run: run.size)
+        size, count = smallest[0].size, 1
+        while count < len(smallest) and smallest[count].size <= 2 * size:
+            size += smallest[count].size
+            count += 1
+        if count > 1 or len(smallest) > RUNS_MAX:
+            self._merge(smallest[: max(count, 2)])
+
+    def _merge(self, merging: Sequence[Run]) -> None:
+        """Several runs become one."""
+        if not merging:
+            return
+        by_number = {run.number: run for run in merging}
+        with self._needing_room():
+            writer = self._writer(sum(section.entries for run in merging for section in run.sections.values()))
+            for name in sorted(set().union(*(run.sections for run in merging))):
+                values = Values(by_number, self._window_bytes)
+                sources = [run.windows(name, None, self._window_bytes) for run in merging]
+                contenders = self._contenders(sources)
+                columns = ((list(zip(*entries, strict=True)), entries) for entries in contenders)
+                writer.write(name, ((some[: runs.RUN], some[runs.LENGTH], values.each(entries)) for some, entries in columns))
+            run = writer.finish()
+        self._runs = {number: each for number, each in self._runs.items() if number not in by_number}
+        self._runs[run.number] = run
+        self._version += 1
+
+    def _contenders(self, sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
+        """The newest entries, and after each that is in conflict its rival."""
+        for entries in runs.merged(sources):
+            winners, rivals = runs.newest(entries, self._labels.words)
+            if rivals:
+                winners = [each for entry in winners for each in (entry, rivals.get(entry[KEY])) if each is not None]
+            yield winners
+
+    def _writer(self, entries: int) -> RunWriter:
+        self._next_run += 1
+        return RunWriter(self._next_run, self._scratch, entries, self._memory_bytes // 8)
+
+    def _sources(self, name: str, after: bytes | None) -> list[Iterator[list[Entry]]]:
+        """Everything there is of a map, above a key."""
+        found = [run.windows(name, after, self._window_bytes) for run in self._runs.values() if name in run.sections]
+        table = self._tables.get(name)
+        if table is not None and table.rows:
+            found.append(self._memory_windows(table, after))
+        return found
+
+    def _memory_windows(self, table: _Table, after: bytes | None) -> Iterator[list[Entry]]:
+        for rows in self._sorted(table, after):
+            yield [self._entry(table, row) for row in rows]
+
+    def _entry(self, table: _Table, row: _Owned) -> Entry:
+        length = -1 if row[3] is None else len(row[3])
+        return (row[1], row[9], self._labels[row[2], row[4], table.owner(row)], row[5], row[6], row[7], row[8], IN_MEMORY, row, length)
+
+    def _find(self, name: str, keys: Iterable[bytes]) -> list[Entry]:
+        """The newest entries of those keys, in order of keys."""
+        self._settle(1)
+        wanted = sorted(set(keys))
+        found = [entry for run in self._runs.values() for entry in run.find(name, wanted)]
+        table = self._tables.get(name)
+        if table is not None and table.rows:
+            found += [self._entry(table, row) for key in wanted if key in table.rows for row in table.of(key)]
+        found.sort(key=runs.key_of)
+        return self._decided(name, found)
+
+    def _decided(self, name: str, entries: list[Entry]) -> list[Entry]:
+        """The newest of each key. `OrderConflict`."""
+        winners, rivals = runs.newest(entries, self._labels.words)
+        for key, rival in rivals.items():
+            winner = next(entry for entry in winners if entry[KEY] == key)
+            raise _conflict(name, key, *((entry[ORDER], self._labels.words[entry[LABEL]][2]) for entry in (winner, rival)))
+        return winners
+
+    def _stored_pages(
+        self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
+    ) -> Iterator[tuple[list[Entry], dict[int, Run]]]:
+        """Pages of the newest entries of a map, and the runs that have their values. By key, not by place: whatever happens to the index between two pages, the next
+        one goes on after the last key."""
+        after: bytes | None = None
+        while True:
+            version, here = self._version, dict(self._runs)
+            held: list[Entry] = []
+            size = 0
+            for winners in self._ended(self._decided(name, entries) for entries in runs.merged(self._sources(name, after))):
+                held += winners
+                size += sum(sizes(winners))
+                if winners and len(held) < rows_max and size < self.page_bytes:
+                    continue
+                for start in range(0, len(held), rows_max):
+                    some = held[start : start + rows_max]
+                    for page in in_pages(some, sizes(some), self.page_bytes):
+                        yield page, here
+                        after = page[-1][KEY]
+                        if self._version != version:
+                            break
+                    if self._version != version:
+                        break
+                held, size = [], 0
+                if self._version != version:
+                    break
+            else:
+                return
+
+    @staticmethod
+    def _ended(lists: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
+        """An empty list marks the end."""
+        yield from lists
+        yield []
+
+    def _stored_rows(self, name: str, rows_max: int) -> Iterator[tuple[list[Row], list[str]]]:
+        values = Values({}, 0)
+        for entries, here in self._stored_pages(name, rows_max):
+            if values.runs is not here:
+                values = Values(here, self._window_bytes)
+            yield self._loaded(name, entries, values)
+
+    def _pages_of(self, name: str, entries: list[Entry], rows_max: int, here: dict[int, Run]) -> Iterator[tuple[list[Row], list[str]]]:
+        values = Values(here, self._window_bytes)
+        for start in range(0, len(entries), rows_max):
+            some = entries[start : start + rows_max]
+            for page in in_pages(some, runs.sizes(some), self.page_bytes):
+                yield self._loaded(name, page, values)
+
+    def _loaded(self, name: str, entries: Sequence[Entry], values: Values) -> tuple[list[Row], list[str]]:
+        if not entries:
+            return [], []
+        keys, orders, labels, deleted, timestamps, expires, partitions, *_ = zip(*entries, strict=True)
+        key_classes, value_classes, nodes = zip(*map(self._labels.words.__getitem__, labels), strict=True)
+        columns = (keys, key_classes, values.each(entries), value_classes, deleted, timestamps, expires, partitions, orders)
+        return list(zip(repeat(name), *columns, strict=False)), list(nodes)
+
+    @contextmanager
+    def _needing_room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            room = self._scratch or tempfile.gettempdir()
+            raise StorageUnavailable(f"a merge that is larger than memory needs room in {room}: {error}; the log was not changed") from error
 
 
-def _union(tables: list[_Table]) -> set[bytes]:
-    keys: set[bytes] = set()
-    return keys.union(*tables)
+def in_pages(found: list[T], sizes: Sequence[int], bytes_max: int) -> Iterator[list[T]]:
+    """What was found, cut where `sizes` add up to more than `bytes_max`; no page is empty."""
+    if sum(sizes) <= bytes_max:
+        if found:
+            yield found
+        return
+    start = size = 0
+    for index, each in enumerate(sizes):
+        if size + each > bytes_max and index > start:
+            yield found[start:index]
+            start, size = index, 0
+        size += each
+    yield found[start:]

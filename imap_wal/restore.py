@@ -34,7 +34,7 @@ from imap_wal.manifest import (
     older_manifest,
 )
 from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Piece, read_piece
-from imap_wal.segments import SegmentFile, sorted_out
+from imap_wal.segments import SegmentFile, sorted_out, wal_folder
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound, SegmentStore
 
@@ -386,7 +386,8 @@ class LiveView:
         self._lifetimes: tuple[object, ...] = ()
         self._metadata: dict[Metadata, None] = {}
         self._missing: Mapping[str, str] = {}
-        self._signature: object = None
+        self._state: ClusterState | None = None
+        """What is merged; None when that is not known, or nothing is."""
         self._records = self._bytes = 0
         self._seconds = 0.0
         self._closed = False
@@ -394,20 +395,24 @@ class LiveView:
     def catch_up(self) -> None:
         """Merge everything once; later, what was appended since. Cheap when nothing was. `MissingNode`, `LogError`, `StorageError`."""
         with self._lock:
-            if self._closed or self._unchanged():
+            if self._closed:
+                return
+            news = None if self._state is None else self._news(self._state)
+            if news is not None and not news[1]:
                 return
             start = self._log.clock.monotonic()
             with no_garbage_collection():
                 for attempt in range(ATTEMPTS):
-                    self._signature = None
-                    signature = self._look()
+                    self._state = None  # whatever fails from here on: next time everything is looked at
+                    state, nodes = news or (self._log.state(), None)
                     try:
-                        self._merge()
+                        self._merge(state, nodes)
                     except NotFound:
                         if attempt == ATTEMPTS - 1:
                             raise
+                        news = None
                         continue
-                    self._signature = signature
+                    self._state = state
                     break
             self._seconds += self._log.clock.monotonic() - start
 
@@ -417,34 +422,44 @@ class LiveView:
             return [name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None]
 
     def keys(self, name: str, batch: int = 10_000) -> Iterator[list[bytes]]:
-        """The live keys of a map, in no order, at most `batch` at a time."""
-        for rows in self.rows(name, batch):
-            yield [row[1] for row in rows]
+        """The live keys of a map, in no order, at most `batch` at a time. No value is read."""
+        for states in self._each(self._index.keys(name, batch)):
+            now = self._log.clock.now_ms()
+            keys = [key for key, deleted, expires in states if not deleted and not 0 < expires <= now]
+            if keys:
+                yield keys
 
     def rows(self, name: str, batch: int = 10_000) -> Iterator[list[Row]]:
-        """The live rows of a map, in no order, at most `batch` at a time."""
-        with self._lock:
-            batches = self._index.batches(name, batch)
+        """The live rows of a map, in no order, at most `batch` at a time and not many bytes (`NewestIndex.page_bytes`)."""
+        for rows in self._each(self._index.batches(name, batch)):
+            alive = live(rows, self._log.clock.now_ms())
+            if alive:
+                yield alive
+
+    def _each(self, pages: Iterator[T]) -> Iterator[T]:
+        """Each page of a listing, taken with the lock held. The index may change between two of them."""
         while True:
             with self._lock:
                 try:
-                    rows = next(batches, None)
+                    page = next(pages, None)
                 except KeyConflict as error:
                     raise self._explain(error) from error
-            if rows is None:
+            if page is None:
                 return
-            rows = live(rows, self._log.clock.now_ms())
-            if rows:
-                yield rows
+            yield page
 
     def load(self, name: str, keys: Sequence[bytes]) -> list[Row]:
         """The live rows of those keys; absent, deleted and expired ones are left out."""
+        return self.load_some(name, keys, None)[0]
+
+    def load_some(self, name: str, keys: Sequence[bytes], bytes_max: int | None) -> tuple[list[Row], int]:
+        """`load` of the first keys, of as many as it takes for their values to reach `bytes_max`; and how many keys that were."""
         with self._lock:
             try:
-                found = self._index.get(name, keys)
+                found = self._index.get(name, keys, bytes_max)
             except KeyConflict as error:
                 raise self._explain(error) from error
-        return live([row for row in found if row is not None], self._log.clock.now_ms())
+        return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
 
     def metadata(self) -> list[Metadata]:
         """All metadata of all nodes, each once, in the order they were read."""
@@ -465,7 +480,7 @@ class LiveView:
     def statistics(self) -> RestoreStatistics:
         with self._lock:
             total = sum(self._index.counts().values())
-            living = sum(len(rows) for name in self._index.maps() for rows in self.rows(name))
+            living = sum(len(keys) for name in self._index.maps() for keys in self.keys(name))
             return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing)
 
     def close(self) -> None:
@@ -479,26 +494,49 @@ class LiveView:
     def _new_index(self) -> NewestIndex:
         return NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
 
-    def _look(self) -> object:
-        """What of the listings would change with a rotation, an archive, a snapshot, a new node."""
-        store, folder = self._log.store, self._log.folder
-        names = [f"{folder}/manifest", *(f"{self._log.node_folder(node)}/{part}" for node in sorted(self._cursors) for part in ("manifest", "wal"))]
-        return [[file.path for file in store.list(name)] for name in names]
+    def _news(self, state: ClusterState) -> tuple[ClusterState, Collection[str]] | None:
+        """What has come since `state` was merged, as far as it is in segments: the state now, and the nodes that have more to read. None:
+        everything is to be looked at. While nothing moves this is a listing and a read for each node, and one listing for all."""
+        log, nodes, moved = self._log, dict(state.nodes), set()
+        for name, known in state.nodes.items():
+            manifest = known.manifest
+            wal = wal_folder(log.store, known.folder, manifest.archived)
+            if [each.path for each in wal.segments] != [each.path for each in known.segments] or (
+                manifest.wal_id and manifest.wal_id not in wal.logs
+            ):
+                found = log.node(name)
+                if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
+                    return None
+                if mark_beyond(name, found.manifest, found.last, state.manifest):
+                    return None
+                nodes[name] = found
+                moved.add(name)
+            elif known.segments and self._has_more(name, known.segments[-1].path):
+                moved.add(name)
+        for name in state.missing:
+            found = log.node(name)
+            if not found.missing and found.manifest.directory == state.manifest.nodes[name]:
+                return None  # it is back
+        # After the nodes, as in `ClusterLog.state`: what was removed from one of them is in a snapshot that is published by now.
+        newer = log.manifests.next_path(state.number)
+        if any(file.path >= newer for file in log.store.list(log.manifests.folder)):
+            return None
+        return replace(state, nodes=nodes), moved
 
-    def _unchanged(self) -> bool:
-        if self._signature is None or self._look() != self._signature:
-            return False
-        # A preallocated segment does not grow: look at the place where its next frame would stand.
+    def _has_more(self, node: str, newest: str) -> bool:
+        """Whether a node's newest segment goes on after what was merged. A preallocated one does not grow: look at the place of its next frame."""
+        cursor = self._cursors[node]
+        if cursor.path != newest:
+            return True
+        if not self._log.store.capabilities.durable_append:
+            return False  # an object never grows
         try:
-            return not any(
-                cursor.path and self._log.store.read(cursor.path, cursor.next_offset, FRAME_HEADER_BYTES).strip(b"\0")
-                for cursor in self._cursors.values()
-            )
+            return bool(self._log.store.read(newest, cursor.next_offset, FRAME_HEADER_BYTES).strip(b"\0"))
         except NotFound:
-            return False
+            return True
 
-    def _merge(self) -> None:
-        state = self._log.state()
+    def _merge(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
+        """Read what is not merged yet, of some nodes or of all."""
         state.demand(self._settings.recovery_policy)
         self._missing = state.missing
         self._heed_lifetimes(state)
@@ -510,7 +548,8 @@ class LiveView:
                 self._generations.pop(name, None)
             until = {node: cursor.position for node, cursor in self._cursors.items()}
             pieces += [(piece, False) for piece in self._log.pieces(state, maps=again, until=until)]
-        for node, log in state.nodes.items():
+        logs = {node: log for node, log in state.nodes.items() if nodes is None or node in nodes}
+        for node, log in logs.items():
             cursor = self._cursors.get(node)
             if cursor is None or cursor.directory != log.manifest.directory:
                 cursor = self._cursors[node] = _Cursor(log.manifest.directory)
@@ -520,7 +559,7 @@ class LiveView:
                 start = cursor.next_offset if piece.path == cursor.path else 0
                 pieces.append((replace(piece, start=start), True))
         self._read(pieces, again)
-        for node, log in state.nodes.items():
+        for node, log in logs.items():
             # Only when all of a node's archives are merged: they are a file a map, side by side in position.
             end = max((archive.last for archive in log.manifest.archives), default=START)
             if end > self._cursors[node].position:
@@ -555,8 +594,7 @@ class LiveView:
         known, lifetimes = self._lifetimes, state.manifest.lifetimes
         new = [lifetime for lifetime in lifetimes if lifetime not in known]
         if any(cursor.position > lifetime.cuts.get(node, START) for lifetime in new for node, cursor in self._cursors.items()):
-            self._index.close()
-            self._index = self._new_index()
+            self._index.forget()
             self._cursors.clear()
             self._generations.clear()
         self._lifetimes = lifetimes

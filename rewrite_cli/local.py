@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from imap_wal.archive import SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.archive import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.entry import Row
 from imap_wal.errors import StorageUnavailable
-from imap_wal.index import NewestIndex
+from imap_wal.index import NewestIndex, in_pages
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.restore import ClusterLog, MergeProgress, no_garbage_collection, snapshot_pieces
 from imap_wal.settings import Settings
@@ -101,8 +101,11 @@ class PartWriter:
                 if not maybe or fate(row, node, bool(late) and (name, row[1]) in late) != GONE
             ]
             rows, nodes = [row for row, _ in kept], [node for _, node in kept]
-        if not rows:
-            return
+        # By bytes, whatever the caller holds: a column of a batch ends at 2 GiB.
+        for page in in_pages(list(zip(rows, nodes, strict=True)), [len(row[1]) + len(row[3] or b"") for row in rows], GROUP_BYTES_MAX):
+            self._write([row for row, _ in page], [node for _, node in page])
+
+    def _write(self, rows: list[Row], nodes: list[str]) -> None:
         if self._file is None:
             self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA)
         batch = to_batch(rows, nodes)

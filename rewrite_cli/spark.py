@@ -460,7 +460,7 @@ def newest_of_sorted(batches: Iterator[Any]) -> Iterator[tuple[str, list[Row], l
         lates = batch.column(batch.schema.get_field_index("late")).to_pylist()
         for index, row in enumerate(archive.to_rows(batch)):
             name, key = row[0], row[1]
-            if held is None or held[0] != name or (held[1].count >= _KEYS_A_BATCH and key != last):
+            if held is None or held[0] != name or ((held[1].count >= _KEYS_A_BATCH or held[1].size >= archive.GROUP_BYTES_MAX) and key != last):
                 if held is not None:
                     yield held[0], *settled(held[0], held[1]), held[2]
                 held = (name, Newest(), set())

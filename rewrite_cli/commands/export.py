@@ -21,6 +21,7 @@ from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.times import Moment, iso
 
 FORMATS = ("jsonl", "csv", "parquet")
+_GROUP_BYTES = 32 * 1024 * 1024
 COLUMNS = ("namespace", "cluster", "map", "key", "value", "written", "expires", "key_class", "value_class")
 
 
@@ -109,12 +110,16 @@ def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
     count = 0
     with _whole(target) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         batch: list[dict[str, Any]] = []
+        size = 0
         for entry in entries:
             count += 1
-            batch.append(_flat(entry))
-            if len(batch) == 50_000:
+            flat = _flat(entry)
+            batch.append(flat)
+            size += len(flat["key"] or "") + len(flat["value"] or "")
+            if len(batch) == 50_000 or size >= _GROUP_BYTES:
                 writer.write_table(pa.Table.from_pylist(batch, schema))
                 batch.clear()
+                size = 0
         writer.write_table(pa.Table.from_pylist(batch, schema))
     return count
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import sys
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from imap_wal.entry import Row
-from imap_wal.errors import OrderConflict
+from imap_wal.errors import OrderConflict, StorageUnavailable
 from imap_wal.index import NewestIndex
+from imap_wal.runs import Run, RunWriter
 from tests.histories import put
 
 
@@ -82,3 +86,180 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
         with pytest.raises(OrderConflict, match=r"'n3' and 'n4'|'n4' and 'n3'"):
             index.get("orders", [b"k"])
         index.close()
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
+def test_many_nodes_that_fall_out_give_the_same_rows_and_conflicts_in_any_order(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+    """Against the definition: of all rows of a key those with the greatest (incarnation, partition version) are of one node, or in conflict."""
+    random_ = random.Random(seed)
+    for _ in range(10):
+        history: dict[bytes, list[tuple[str, Row]]] = {}
+        index = NewestIndex(memory_bytes, tmp_path)
+        for request in range(random_.randrange(1, 400)):
+            node = f"n{random_.randrange(4)}"
+            order = (random_.randrange(1, 3), random_.randrange(1, 30 if random_.random() < 0.9 else 3), 1, request)
+            row = put(f"k{random_.randrange(25)}", None if random_.random() < 0.2 else request, order, expires_at_ms=request)
+            history.setdefault(row[1], []).append((node, row))
+            index.add(node, [row])
+        expected: dict[bytes, tuple[str, Row]] = {}
+        conflicts = set()
+        for key, rows in history.items():
+            top = max(row[9][:2] for _, row in rows)
+            expected[key] = max((each for each in rows if each[1][9][:2] == top), key=lambda each: each[1][9])
+            if len({node for node, row in rows if row[9][:2] == top}) > 1:
+                conflicts.add(key)
+        for key in history:
+            if key in conflicts:
+                with pytest.raises(OrderConflict):
+                    index.get("orders", [key])
+            else:
+                assert index.get("orders", [key, b"absent"]) == [expected[key][1], None]
+        every = {(row[1], node): row for rows, nodes in index.every("orders") for row, node in zip(rows, nodes, strict=True)}
+        for key in history:  # enough for a merge elsewhere to see the same
+            assert every[key, expected[key][0]] == expected[key][1]
+            assert (sum(of == key for of, _ in every) > 1) >= (key in conflicts)
+        assert index.count("orders") == len(history)
+        if conflicts:
+            for listing in (index.keys("orders"), index.batches("orders")):
+                with pytest.raises(OrderConflict):
+                    list(listing)
+        else:
+            found = {row[1]: (node, row) for rows, nodes in index.batches_with_nodes("orders", 3) for row, node in zip(rows, nodes, strict=True)}
+            assert found == expected
+            states = [state for states in index.keys("orders", 3) for state in states]
+            assert sorted(states) == sorted((key, row[5], row[7]) for key, (_, row) in expected.items())
+        index.close()
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes of the files without a name that this process holds in a folder."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(link.readlink()).startswith(str(folder)):
+                found += link.stat().st_blocks * 512
+    return found
+
+
+def test_disk_grows_with_the_newest_rows_and_not_with_how_often_they_were_written(tmp_path: Path) -> None:
+    most = {}
+    for keys, rounds in ((4_000, 1), (8_000, 1), (16_000, 1), (4_000, 12)):
+        index = NewestIndex(1_000_000, tmp_path)
+        taken = 0
+        for round_ in range(rounds):
+            for start in range(0, keys, 200):
+                numbers = range(start, start + 200)
+                index.add("n1", [put(f"key-{number * 7919 % keys}", "v" * 500, (1, round_, 1, number)) for number in numbers])
+            taken = max(taken, on_disk(tmp_path))
+        assert index.count("orders") == keys
+        assert sum(map(len, index.batches("orders"))) == keys
+        most[keys, rounds] = taken
+        assert list(tmp_path.iterdir()) == [], "the files have no name: nothing is left after a kill"
+        index.close()
+        assert on_disk(tmp_path) == 0
+    assert most[8_000, 1] < 2.5 * most[4_000, 1] and most[16_000, 1] < 2.5 * most[8_000, 1], most
+    assert most[4_000, 12] < 5 * most[4_000, 1], "twelve times as many records of the same keys"
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 8_000_000])
+def test_a_page_of_large_values_is_bounded_by_bytes(memory_bytes: int, tmp_path: Path) -> None:
+    index = NewestIndex(memory_bytes, tmp_path)
+    size = 1 << 20
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            index.add("n1", [put(f"key-{number:02d}", "v" * size, (1, 1, 1, number))])
+        count = 0
+        for rows, _ in index.batches_with_nodes("orders", ordered=True):
+            count += len(rows)
+            assert len(rows) == 1 or sum(len(row[3] or b"") for row in rows) <= index.page_bytes
+        assert count == 40 and index.page_bytes <= max(memory_bytes // 16, 65536)
+        assert sum(map(len, index.keys("orders"))) == 40
+        assert len(index.get("orders", [b"key-%02d" % number for number in range(40)], bytes_max=3 * size)) == 3
+        if memory_bytes < 1 << 30:
+            assert index.overflowed and tracemalloc.get_traced_memory()[1] < 2 * memory_bytes
+    finally:
+        tracemalloc.stop()
+    index.close()
+
+
+def test_a_listing_of_keys_reads_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = NewestIndex(1, tmp_path)
+    for number in range(50):
+        index.add(f"n{number % 3}", [put(f"key-{number}", "v", (1, 1, 1, number), expires_at_ms=number)])
+
+    def refuse(*_: object) -> bytes:
+        raise AssertionError("a value was read")
+
+    monkeypatch.setattr(Run, "value", refuse)
+    assert sorted(key for states in index.keys("orders", 7) for key, _, _ in states) == sorted(b"key-%d" % number for number in range(50))
+    assert index.count("orders") == 50
+    with pytest.raises(AssertionError, match="a value was read"):
+        list(index.batches("orders"))
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 60_000, 1])
+def test_a_listing_under_way_misses_no_key_whatever_happens_to_the_index(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+    random_ = random.Random(seed)
+    rows = [put(f"key-{number:03d}", number, (1, 1, 1, number)) for number in range(300)]
+    index = NewestIndex(memory_bytes, tmp_path)
+    index.add("n1", rows)
+    for listing in (index.keys("orders", 7), index.batches("orders", 7)):
+        found: list[bytes] = []
+        for page in listing:
+            found += [each[0] if isinstance(each[0], bytes) else each[1] for each in page]
+            match random_.randrange(4):
+                case 0:
+                    index.add("n2", [put(f"key-{number:03d}", "new", (1, 2, 1, random_.randrange(10**6))) for number in range(0, 300, 9)])
+                case 1:
+                    index.remove("orders")
+                    index.add("n1", rows)
+                case 2:
+                    index.forget()
+                    index.add("n1", rows)
+                case _:
+                    index.get("orders", [b"key-001"])  # merges runs
+        assert sorted(found) == [row[1] for row in rows]
+    index.close()
+
+
+def test_a_full_scratch_is_said_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = NewestIndex(20_000, tmp_path)
+    finish = RunWriter.finish
+
+    def full(writer: RunWriter) -> Run:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunWriter, "finish", full)
+    with pytest.raises(StorageUnavailable, match=str(tmp_path)):
+        for number in range(100):
+            index.add("n1", [put(f"key-{number}", number, (1, 1, 1, number))])
+    known = index.count("orders")
+    assert known > 10
+    monkeypatch.setattr(RunWriter, "finish", finish)
+    index.add("n1", [put(f"key-{number}", number, (1, 1, 1, number)) for number in range(100)])
+    assert index.overflowed and index.count("orders") == 100 == sum(map(len, index.batches("orders")))
+    index.close()
+
+
+def test_reading_costs_the_same_whether_one_node_wrote_or_a_hundred(tmp_path: Path) -> None:
+    calls = {}
+    for nodes in (1, 100):
+        index = NewestIndex(1 << 30, tmp_path)
+        for number in range(1000):
+            index.add(f"n{number % nodes}", [put(f"key-{number}", number, (1, 1, 1, number))])
+        count = 0
+
+        def note(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            assert sum(map(len, index.batches("orders"))) == 1000
+            assert None not in index.get("orders", [b"key-%d" % number for number in range(1000)])
+        finally:
+            sys.setprofile(None)
+        calls[nodes] = count
+        index.close()
+    assert calls[100] < 2 * calls[1], calls

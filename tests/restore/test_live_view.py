@@ -444,3 +444,93 @@ def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> Non
     made.catch_up()
     assert values(made) == {"a": "new"}
     log.close()
+
+
+def test_a_look_after_a_change_asks_each_of_fifty_nodes_twice_and_reads_only_the_one_that_moved(memory: MemoryStore) -> None:
+    logs = [node(memory, f"n{number}", Settings(preallocate=True, segment_bytes=1 << 16)) for number in range(50)]
+    for number, log in enumerate(logs):
+        append(log, put(f"k{number}", "old", (1, 1, 1, 1)))
+    store = FaultyStore(memory)
+    made = view(store)
+
+    def calls() -> int:
+        before = len(store.operations)
+        made.catch_up()
+        return len(store.operations) - before
+
+    assert calls() <= 2 * 50 + 1, "nothing moved"
+    append(logs[7], put("k7", "new", (1, 1, 1, 2)))
+    after_a_change = calls()
+    assert values(made)["k7"] == "new"
+    assert after_a_change <= 2 * 50 + 10, "506 before: every manifest and every folder again"
+    logs[8].rotate()
+    append(logs[8], put("k8", "new", (1, 1, 1, 2)))
+    assert calls() <= 2 * 50 + 20 and values(made)["k8"] == "new"
+
+
+def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(memory: MemoryStore) -> None:
+    """Each of the ways in which an acknowledged change can come to be where the view did not look last time."""
+    names = ("n1", "n2", "n3")
+    logs = {name: node(memory, name) for name in names}
+    made = view(memory)
+    expected: dict[str, str] = {}
+    request = 0
+
+    def write(name: str) -> None:
+        nonlocal request
+        request += 1
+        append(logs[name], put(f"{name}-{request % 3}", str(request), (1, request, 1, request)))
+        expected[f"{name}-{request % 3}"] = str(request)
+
+    def archive(name: str) -> None:
+        logs[name].rotate()
+        archive_sealed(memory, logs[name].identity.node_folder, name, logs[name].manifests, writing=logs[name].unsealed)
+
+    def reopen(name: str, clean: bool) -> None:
+        logs[name].close(clean=clean)
+        logs[name] = node(memory, name)
+
+    for name in names:
+        for between in (
+            lambda: None,
+            logs[name].rotate,
+            lambda name=name: archive(name),
+            lambda name=name: reopen(name, clean=True),
+            lambda name=name: reopen(name, clean=False),
+            lambda: rewrite(cluster(memory), LocalEngine(SMALL)),
+            lambda: prune(cluster(memory)),
+        ):
+            for once_more in (False, True):
+                write(name)
+                between()
+                if once_more:
+                    write(name)
+                made.catch_up()
+                assert values(made) == expected == values(view(memory))
+
+
+def test_a_listing_of_keys_under_way_is_whole_when_a_new_lifetime_makes_the_view_begin_anew(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, *(put(f"k{number:02d}", "1", (1, 1, 1, number + 1)) for number in range(30)))
+    cuts = pin_cuts(cluster(memory))
+    append(log, put("late", "void", (1, 1, 1, 99)))
+    made = view(memory)
+    listing = made.keys("orders", 7)
+    found = next(listing)
+    cluster(memory).manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+    made.catch_up()
+    found += [key for keys in listing for key in keys]
+    assert sorted(found) == [b"k%02d" % number for number in range(30)]
+
+
+def test_values_are_loaded_up_to_a_size(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, *(put(f"k{number}", "x" * 1000, (1, 1, 1, number + 1)) for number in range(10)))
+    keys = [b"absent", *(b"k%d" % number for number in range(10))]
+    for memory_bytes in (1 << 30, 1):
+        made = view(memory, restore_memory_bytes=memory_bytes)
+        rows, taken = made.load_some("orders", keys, 2500)
+        assert [row[1] for row in rows] == [b"k0", b"k1", b"k2"] and taken == 4
+        assert made.load_some("orders", keys[taken:], None)[1] == 7
+        assert len(made.load("orders", keys)) == 10
+        made.close()

@@ -1,0 +1,94 @@
+"""Large values under a small bound: memory follows the bound, not the values."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from rewrite_cli.commands import export
+
+VALUES = 160
+VALUE_BYTES = 1 << 20
+BOUND = 32 << 20
+MIB = 1 << 20
+
+WORK = f"""
+import resource, sys
+import pyarrow.parquet
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.settings import Settings
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.rewriter import rewrite
+from storage_backends import open_store
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+what, url = sys.argv[1:]
+settings = Settings(restore_memory_bytes={BOUND})
+log = ClusterLog(open_store(url), "default", "embedded")
+base = peak()
+if what == "rewrite":
+    count = rewrite(log, LocalEngine(settings)).maps[0].live
+else:
+    view = LiveView(log, settings)
+    view.catch_up()
+    count = sum(len(keys) for keys in view.keys("big"))
+    for rows in view.rows("big", 100):
+        for row in rows:
+            assert row[3][:4] == row[1][-4:], row[1]
+            count -= 1
+    assert count == 0
+    count = len(view.load("big", [b"key-0000", b"key-0001"])) + {VALUES - 2}
+    view.close()
+print(count, peak() - base)
+"""
+
+
+def run(what: str, folder: Path) -> tuple[int, int]:
+    """Entries, and the memory that a process of its own took for it."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(imap_wal.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", WORK, what, folder.as_uri()], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    count, taken = done.stdout.split()
+    return int(count), int(taken)
+
+
+def test_restore_and_rewrite_of_large_values_keep_to_a_small_bound(tmp_path: Path) -> None:
+    filler = os.urandom(VALUE_BYTES)
+    with imap_wal.open(tmp_path.as_uri(), node="n1", durability="os") as store:
+        items = store.map("big", raw=True)
+        for number in range(VALUES):
+            items[b"key-%04d" % number] = b"%04d" % number + filler
+    took: dict[str, int] = {}
+    for step, what in (("from segments", "restore"), ("rewrite", "rewrite"), ("from the snapshot", "restore")):
+        count, took[step] = run(what, tmp_path)
+        assert count == VALUES
+    # 160 MiB of values; a page of 10,000 rows would be all of them, several times.
+    assert took["from segments"] < 4 * BOUND, took
+    assert took["rewrite"] < 8 * BOUND, took
+    assert took["from the snapshot"] < 8 * BOUND, took
+    with imap_wal.open(tmp_path.as_uri(), node="n1", durability="os", restore_memory_bytes=BOUND) as store:
+        items = store.map("big", raw=True)
+        assert len(items) == VALUES and items[b"key-0007"][:4] == b"0007"
+
+
+@pytest.mark.parametrize("form", export.FORMATS)
+def test_an_export_holds_few_large_values_at_a_time(tmp_path: Path, form: str) -> None:
+    def entries() -> Any:
+        for number in range(VALUES):
+            yield dict.fromkeys(export.COLUMNS, "") | {"key": str(number), "value": "v" * VALUE_BYTES}
+
+    tracemalloc.start()
+    try:
+        assert export.write(form, tmp_path / f"out.{form}", entries()) == VALUES
+        assert tracemalloc.get_traced_memory()[1] < 64 * MIB
+    finally:
+        tracemalloc.stop()
