@@ -33,7 +33,7 @@ from imap_wal.manifest import (
     node_manifests,
     older_manifest,
 )
-from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Piece, read_piece
+from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Overtaken, Piece, read_piece
 from imap_wal.segments import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound, SegmentStore
@@ -86,6 +86,11 @@ class ClusterState:
         directory = self.nodes[node].manifest.directory
         marks = {name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()}
         return {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == directory}
+
+    def overtaken(self) -> Overtaken:
+        """Map → partition → pair: what holds above the marks of that map's snapshot."""
+        tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
+        return {name: pairs for name, pairs in tables.items() if pairs}
 
     def demand(self, policy: RecoveryPolicy) -> None:
         """`MissingNode` unless all registered nodes are there, or the policy does without them."""
@@ -223,6 +228,7 @@ class ClusterLog:
         log = state.nodes[node]
         marks = {} if covered else state.covered(node)
         cuts = state.cuts(node)
+        overtaken = {} if covered else state.overtaken()
         found: list[Piece] = []
         for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
             below = max(since or START, marks.get(archive.map, START))
@@ -231,7 +237,7 @@ class ClusterLog:
             found.append(
                 Piece(
                     ARCHIVE, node, archive.path, archive.map, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
-                    bytes=archive.bytes, records=archive.records,
+                    bytes=archive.bytes, records=archive.records, checksum=archive.checksum, overtaken=overtaken,
                 )
             )  # fmt: skip
         all_covered = min((marks.get(name, START) for name in maps), default=END) if maps is not None else START
@@ -244,7 +250,7 @@ class ClusterLog:
             found.append(
                 Piece(
                     SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since, until=until,
-                    covered=marks, cuts=cuts, bytes=segment.bytes,
+                    covered=marks, cuts=cuts, bytes=segment.bytes, overtaken=overtaken,
                 )
             )  # fmt: skip
         return found
@@ -329,8 +335,16 @@ class ClusterLog:
 
 
 def snapshot_pieces(name: str, snapshot: Snapshot) -> list[Piece]:
-    """The part files of a snapshot."""
-    return [Piece(SNAPSHOT, "", path, name, bytes=snapshot.bytes // len(snapshot.files)) for path in snapshot.files]
+    """The part files of a snapshot, with what the manifest says of each."""
+    count = len(snapshot.files)
+    sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
+    rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
+    return [
+        Piece(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
+        for path, size, records, checksum in zip(
+            snapshot.files, sizes, rows, checksums, strict=True
+        )
+    ]
 
 
 def pin_cuts(log: ClusterLog) -> dict[str, Position]:
