@@ -423,10 +423,7 @@ class ClusterManifest:
             snapshots={name: Snapshot.from_json(snapshot) for name, snapshot in data["snapshots"].items()},
             generation=data["generation"],
             orphan_floor=data.get("orphan_floor", 0),
-            versions={
-                int(number): PartitionVersions.decode(text)
-                for number, text in data.get("versions", {}).items()
-            },
+            versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
         )
 
     def seen(self, number: int) -> Seen:

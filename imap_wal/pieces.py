@@ -288,9 +288,7 @@ def select(
     return rows, places
 
 
-def without_overtaken(
-    rows: list[Row], places: list[Position] | None, overtaken: Overtaken
-) -> tuple[list[Row], list[Position] | None]:
+def without_overtaken(rows: list[Row], places: list[Position] | None, overtaken: Overtaken) -> tuple[list[Row], list[Position] | None]:
     """Without entries of owners that had been replaced before a snapshot was made."""
     if not overtaken or not rows:
         return rows, places

@@ -301,6 +301,57 @@ class ClusterLog:
                     if not segment or attempt == ATTEMPTS - 1:
                         raise
 
+    def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
+        """`read_piece`, also over an archive run: when the file goes while it is read, the rest
+        comes from what replaced it. Entries may come twice, in no order; `last` of such a batch is
+        not a place to go on from. `NotFound` when they were removed because a newer snapshot covers
+        them, or after `attempts` in a row that read nothing."""
+        place = piece.since if piece.kind == SEGMENT else None
+        try:
+            for changes in read_piece(self.store, piece, maps):
+                yield changes
+                attempts = ATTEMPTS
+                if piece.kind == SEGMENT:
+                    place = changes.last
+            return
+        except NotFound:
+            if piece.kind == SNAPSHOT or not attempts:
+                raise
+        for following in self._replaced(piece, place, maps):
+            yield from self.read_on(following, maps, attempts - 1)
+
+    def _replaced(self, piece: Piece, place: Position | None, maps: Collection[str] | None) -> list[Piece]:
+        """Where the entries of a piece above `place` are now, under the same rules."""
+        here = (piece.epoch, piece.number)
+        end = piece.last if piece.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
+        until = end if piece.until is None else min(end, piece.until)
+        node = self.node(piece.node)
+        manifest = self.manifest()  # after the node's: it covers whatever was removed from that
+        start = max(place or START, piece.since or START, piece.first._replace(index=-1))
+        if piece.kind == SEGMENT:
+            start = max(start, Position(*here, -1, 0))
+        for name, snapshot in manifest.snapshots.items():
+            mark = snapshot.marks.get(piece.node)
+            wanted = name == piece.map if piece.map else maps is None or name in maps
+            known = max(start, piece.covered.get(name, START))
+            if wanted and mark is not None and mark.position > known < node.manifest.removed:
+                what = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
+                raise NotFound(what, piece.path)
+        state = ClusterState(manifest, {piece.node: node}, {})
+        found = []
+        names = (piece.map,) if piece.map else maps
+        for each in self.node_pieces(state, piece.node, since=start, until=until, maps=names, covered=True):
+            same = each.kind == SEGMENT and (each.epoch, each.number) == here
+            if each.kind == SEGMENT and not same and piece.kind == SEGMENT:
+                continue
+            rules = replace(each, covered=piece.covered, cuts=piece.cuts, overtaken=piece.overtaken)
+            if same:  # what it was to be read with: only then is its end checked
+                rules = replace(rules, until=piece.until, since=place)
+            found.append(rules)
+        if not found and (piece.kind == ARCHIVE or here > node.manifest.archived):
+            raise NotFound("this file of the log is gone, and no other replaced it", piece.path)
+        return found
+
     def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
         """Position of the last entry of every node's log now. `since`: an earlier answer, to read less."""
         return {node: self._end(node, (since or {}).get(node, START)) for node in sorted(self.state().nodes)}
@@ -341,9 +392,7 @@ def snapshot_pieces(name: str, snapshot: Snapshot) -> list[Piece]:
     rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
     return [
         Piece(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
-        for path, size, records, checksum in zip(
-            snapshot.files, sizes, rows, checksums, strict=True
-        )
+        for path, size, records, checksum in zip(snapshot.files, sizes, rows, checksums, strict=True)
     ]
 
 

@@ -37,7 +37,8 @@ class MapRewrite:
 
 @dataclass(frozen=True, slots=True)
 class RewriteReport:
-    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water mark of each node."""
+    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water mark of each node. `clock_skew_ms`: by how much this
+    machine's clock is ahead of the storage's; None where it was not looked, or the storage does not tell."""
 
     namespace: str
     cluster: str
@@ -49,6 +50,7 @@ class RewriteReport:
     seconds: float
     memory_max_bytes: int
     dry_run: bool
+    clock_skew_ms: int | None = None
 
     @property
     def records_per_second(self) -> float:
