@@ -40,10 +40,12 @@ def test_both_engines_give_the_same_snapshot(spark: Any, tmp_path: Path, history
         found = []
         for engine in (LocalEngine(SMALL), SparkEngine(spark)):
             job = prepare(log)
-            merged = {item.map: item for item in engine.run(job, log)}
+            result = engine.run(job, log)
+            merged = {item.map: item for item in result.maps}
             rows = {name: [parquet_rows(log.store, part.path) for part in item.parts] for name, item in merged.items()}
             counts = {name: (item.records, item.unchanged) for name, item in merged.items()}
-            found.append(({name: [row for part in parts for row in part] for name, parts in rows.items()}, counts))
+            flat = {name: [row for part in parts for row in part] for name, parts in rows.items()}
+            found.append((flat, counts, dict(result.pairs)))
             discard(log, job)
         assert found[0] == found[1]
         rewrite(log, SparkEngine(spark))
