@@ -645,7 +645,9 @@ class LiveView:
         where = "; ".join(
             f"node {node!r} at {place}: {row[9]}" for node, place, row in sorted(places, key=lambda place: place[2][9], reverse=True)[:4]
         )
-        return OrderConflict(f"{error}. In the log: {where}")
+        return OrderConflict(
+            f"{error}. In the log: {where}; `imap-wal verify` names all such keys, `imap-wal rewrite --resolve newest` (or node=NAME) decides"
+        )
 
 
 def live(rows: Sequence[Row], now_ms: int) -> list[Row]:

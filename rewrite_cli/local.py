@@ -46,14 +46,14 @@ class LocalEngine:
             index.close()
 
     def _run(self, job: Job, log: ClusterLog, index: NewestIndex) -> Result:
-        tally = Tally(job)
+        tally, counting = Tally(job), job.decisions.counting
         pieces = log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
         total, done, records = sum(piece.bytes for piece in pieces), 0, 0
         for count, piece in enumerate(pieces):
             for changes in log.read_on(piece, job.maps):
                 if changes.rows:
                     tally.add(changes, count_bytes=piece.kind == SEGMENT)
-                    index.add(changes.node, changes.rows, changes.bytes)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes)
                     records += len(changes.rows)
             done += piece.bytes
             if self._progress is not None:
@@ -69,7 +69,7 @@ class LocalEngine:
             for piece in snapshot_pieces(name, snapshot):
                 for changes in read_piece(log.store, piece):
                     tally.add(changes, count_bytes=False, settled=True)
-                    index.add(changes.node, changes.rows, changes.bytes)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes)
             touched.add(name)
         for name in sorted(touched):
             with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True) as folder:

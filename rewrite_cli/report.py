@@ -24,6 +24,10 @@ class MapRewrite:
     generation: int
     files: tuple[str, ...] = ()
     unchanged: bool = False
+    conflicts: int = 0
+    """Keys that two nodes claimed, and that were decided."""
+    set_aside: str = ""
+    """The file that holds the claims that lost."""
 
     @property
     def dropped(self) -> int:

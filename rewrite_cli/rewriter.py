@@ -26,13 +26,16 @@ from typing import Protocol
 from imap_wal import layout
 from imap_wal.archive import batches
 from imap_wal.entry import Row
-from imap_wal.errors import InvalidSetting, LostRace, ShortLog
+from imap_wal.errors import InvalidSetting, LostRace, OrderConflict, ShortLog
 from imap_wal.format import START, Position
+from imap_wal.index import KeyConflict
 from imap_wal.manifest import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
 from imap_wal.pieces import Changes
 from imap_wal.restore import ClusterLog, ClusterState
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
+from rewrite_cli import conflicts
+from rewrite_cli.conflicts import UNDECIDED, Decisions, Resolution
 from rewrite_cli.report import DropReport, MapRewrite, RewriteReport, memory_max_bytes
 from storage_backends import NotFound, StorageError
 
@@ -79,6 +82,8 @@ class Job:
     as_of_ms: int | None = None
     versions: PartitionVersions | None = None
     """What was known of partitions before the first look; the pairs that are read up to it are added. None: this rewrite may not add any."""
+    decisions: Decisions = UNDECIDED
+    """Which of two nodes' claims counts, of keys in conflict."""
 
     def part_path(self, name: str, partition: int, number: int, token: str) -> str:
         """`token` makes the name one that no other attempt at the same work uses."""
@@ -271,14 +276,18 @@ def rewrite(
     policy: RecoveryPolicy = RecoveryPolicy.FULL,
     dry_run: bool = False,
     skew_ms_max: int = SKEW_MS_MAX,
+    resolve: Resolution | None = None,
 ) -> RewriteReport:
     """Prepare, merge, publish. A service that writes meanwhile is not disturbed. `LostRace`: nothing was published, run it again. `InvalidSetting` when this
-    machine's clock differs from the storage's by more than `skew_ms_max`."""
+    machine's clock differs from the storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it, `OrderConflict`."""
     start = log.clock.monotonic()
     skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     for attempt in range(ATTEMPTS):
         job = prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run, skew_ms_max=skew_ms_max)
+        aside = _Aside({}, {})
         try:
+            if resolve is not None:
+                job, aside = _decide(log, job, resolve)
             result = engine.run(job, log)
             if not dry_run:
                 confirm(log, job, result)
@@ -287,6 +296,9 @@ def rewrite(
             if attempt == ATTEMPTS - 1:
                 raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
             continue
+        except KeyConflict as error:
+            discard(log, job)
+            raise OrderConflict(f"{error}; nothing was published: {conflicts.ADVICE}") from error
         except BaseException:
             discard(log, job)
             raise
@@ -299,7 +311,14 @@ def rewrite(
             raise
         # After any other error nobody knows whether the manifest names the new files: they stay. If it does not, prune takes them as orphans one day.
     merged = result.maps
-    changed = tuple(_report(job, item) for item in sorted(merged, key=lambda item: item.map))
+    changed = tuple(
+        replace(
+            _report(job, item),
+            conflicts=aside.keys.get(item.map, 0),
+            set_aside=aside.paths.get(item.map, ""),
+        )
+        for item in sorted(merged, key=lambda item: item.map)
+    )
     return RewriteReport(
         namespace=job.namespace,
         cluster=job.cluster,
@@ -313,6 +332,26 @@ def rewrite(
         dry_run=dry_run,
         clock_skew_ms=skew_ms,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """By map: how many keys were decided, and the file of the claims that lost."""
+
+    keys: Mapping[str, int]
+    paths: Mapping[str, str]
+
+
+def _decide(log: ClusterLog, job: Job, resolve: Resolution) -> tuple[Job, _Aside]:
+    """Find the conflicts and decide them; of a dry run, nothing is written."""
+    if resolve.node and resolve.node not in job.state.manifest.nodes:
+        known = ", ".join(sorted(job.state.manifest.nodes))
+        raise InvalidSetting(f"--resolve names node {resolve.node!r}; there is {known}")
+    with conflicts.Aside() as aside:
+        found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)
+        decisions = conflicts.decide(found, resolve, aside)
+        paths = {} if job.dry_run else aside.publish(log, job.generation)
+        return replace(job, decisions=decisions), _Aside(dict(aside.keys), paths)
 
 
 def confirm(log: ClusterLog, job: Job, result: Result) -> None:
@@ -381,6 +420,9 @@ def discard(log: ClusterLog, job: Job) -> None:
             named = {path for snapshot in log.manifest().snapshots.values() for path in snapshot.files}
             for file in log.store.list(f"{job.folder}/snapshot"):
                 if file.path.split("/")[-2] == f"{job.generation:08d}" and file.path not in named:
+                    log.store.delete(file.path)
+            for file in log.store.list(conflicts.folder(job.folder)):
+                if file.path.split("/")[-1].startswith(f"{job.generation:08d}-"):
                     log.store.delete(file.path)
 
 

@@ -430,7 +430,8 @@ def _combine(job: Job) -> ArrowMap:
                             for changes in log.read_on(piece, job.maps):
                                 if changes.rows:
                                     tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
-                                    index.add(changes.node, changes.rows, changes.bytes)
+                                    counting = job.decisions.counting(changes.node, changes.rows)
+                                    index.add(changes.node, counting, changes.bytes)
                                 if index.full:
                                     yield from _newest_so_far(index, tally)
                 yield from _newest_so_far(index, tally)
