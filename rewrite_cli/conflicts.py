@@ -113,6 +113,8 @@ def find(
     claim a partition's version. `check` is called for every batch, and may raise."""
     settings = settings or Settings()
     state = state or log.state()
+    if len(state.manifest.nodes) < 2:
+        return
     until = log.ends() if until is None else until
     claimed = _claimed_twice(log, maps, state, until, check)
     if not claimed:
@@ -172,13 +174,15 @@ def found(
     return [*said, f"and {more} more keys"] if more else said
 
 
-def decide(conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside) -> Decisions:
+def decide(conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside | None = None) -> Decisions:
     """Decide each, and put the claims that lost aside."""
     winners: dict[tuple[str, bytes], tuple[Pair, str]] = {}
     for conflict in conflicts:
         winner = resolution.winner(conflict.claims)
         winners[conflict.map, conflict.key] = (conflict.pair, winner[1])
-        aside.add(conflict.map, [claim for claim in conflict.claims if claim is not winner])
+        if aside is not None:
+            lost = [claim for claim in conflict.claims if claim is not winner]
+            aside.add(conflict.map, lost)
     return Decisions(winners)
 
 
