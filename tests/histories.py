@@ -17,6 +17,7 @@ from imap_wal.entry import Row, pack
 from imap_wal.manifest import Lifetime
 from imap_wal.restore import ClusterLog, LiveView, pin_cuts
 from imap_wal.settings import Settings
+from imap_wal.storage_clock import SKEW_MS_MAX
 from imap_wal.writer import Identity, NodeLog, open_node_log
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
@@ -56,6 +57,8 @@ class Cluster:
     store: SegmentStore
     clock: FakeClock = field(default_factory=FakeClock)
     settings: Settings = field(default_factory=lambda: Settings(preallocate=False, segment_bytes=1 << 20))
+    skew_ms_max: int = SKEW_MS_MAX
+    """More where the storage's clock goes on while ours stands still."""
 
     def __post_init__(self) -> None:
         self.randomness = SeededRandomness(7)
@@ -162,9 +165,9 @@ class Cluster:
             case "archive":
                 self.archive(node)
             case "rewrite":
-                rewrite(self.log, LocalEngine(self.settings))
+                rewrite(self.log, LocalEngine(self.settings), skew_ms_max=self.skew_ms_max)
             case "rewrite_one":
-                rewrite(self.log, LocalEngine(self.settings), maps=[name])
+                rewrite(self.log, LocalEngine(self.settings), maps=[name], skew_ms_max=self.skew_ms_max)
             case "prune":
                 prune(self.log)
             case "crash" | "restart":
