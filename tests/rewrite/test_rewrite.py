@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from imap_wal import entry
+from imap_wal import entry, pieces
 from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock
 from imap_wal.entry import Row
@@ -56,9 +56,10 @@ def snapshot(store: MemoryStore, name: str = "orders") -> Any:
     return cluster(store).manifest().snapshots[name]
 
 
-def archive(store: MemoryStore, log: NodeLog) -> None:
+def archive(store: MemoryStore, log: NodeLog, writing: int | None = None) -> None:
     log.rotate()
-    archive_sealed(store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+    folder, name = log.identity.node_folder, log.identity.node
+    archive_sealed(store, folder, name, log.manifests, writing=writing or log.unsealed)
 
 
 def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
@@ -631,44 +632,63 @@ def test_a_file_of_the_current_generation_that_no_manifest_names_goes(memory: Me
 
 
 class Between(MemoryStore):
-    """Does something before every k-th read of a file of the log."""
+    """Does something before every k-th read of a segment, once `armed`."""
 
     def __init__(self, name: str, every: int, work: Callable[[], None]) -> None:
         super().__init__(name)
-        self._every, self._work, self._count, self._busy = every, work, 0, False
+        self._every, self._work, self._count = every, work, 0
+        self.armed = False
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        if path.endswith(".wal") and not self._busy:
+        if path.endswith(".wal") and self.armed:
             self._count += 1
             if self._count % self._every == 0:
-                self._busy = True
+                self.armed = False
                 self._work()
-                self._busy = False
+                self.armed = True
         return super().read(path, offset, length)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
-def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, every: int, at_once: int
+) -> None:
     """Segments are archived while it reads them: it goes on from where it was."""
+    monkeypatch.setattr(pieces, "ROWS_MAX", 1)  # a segment is read in many steps
     log = node(memory)
+    expected = {}
     for number in range(30):
-        append(log, put(f"k{number}", number, (1, 1, 1, number + 1)))
-        append(log, put(f"k{number}", number, (1, 1, 1, 100 + number), "other"))
+        append(log, put(f"k{number % 20}", number, (1, 1, 1, number + 1)))
+        append(log, put(f"k{number % 20}", number, (1, 1, 1, 100 + number), "other"))
+        expected[f"k{number % 20}"] = str(number)
         if number % 3 == 0:
             log.rotate()
-    name = memory.url.removeprefix("memory://")
-    slow = Between(name, every, lambda: archive(memory, log))
+    log.rotate()
+    archived: list[int] = []
+
+    def work() -> None:
+        writing = min([len(archived) * at_once + at_once + 1, log.unsealed])
+        if writing not in archived:
+            archived.append(writing)
+            archive(memory, log, writing)
+
+    slow = Between(memory.url.removeprefix("memory://"), every, work)
     attempts = []
 
     class Counting(LocalEngine):
         def run(self, job: Job, log: ClusterLog) -> Result:
             attempts.append(job)
-            return super().run(job, log)
+            slow.armed = True
+            result = super().run(job, log)
+            slow.armed = False
+            return result
 
-    rewrite(cluster(slow), Counting(SMALL))
+    report = rewrite(cluster(slow), Counting(SMALL))
     assert len(attempts) == 1
+    assert len(archived) >= (2 if at_once < 100 else 1), "it did not meet an archive run"
+    assert [each.live for each in report.maps] == [20, 20]
     prune(cluster(memory))
-    expected = {f"k{number}": str(number) for number in range(30)}
     assert values(view(memory)) == expected and values(view(memory), "other") == expected
 
 
@@ -689,8 +709,10 @@ def test_a_rewrite_under_which_another_one_and_a_prune_took_the_log_away_begins_
             prune(cluster(memory))
 
     job = prepare(cluster(memory))
+    slow = Between(name, 3, other)
+    slow.armed = True
     with pytest.raises(NotFound, match="newer snapshot covers"):
-        ENGINE.run(job, cluster(Between(name, 3, other)))
+        ENGINE.run(job, cluster(slow))
     assert done
     append(log, put("k9", 9, (1, 1, 1, 9)))
     run(memory)
