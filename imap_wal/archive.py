@@ -27,11 +27,12 @@ import pyarrow.parquet as pq
 
 from imap_wal import layout
 from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.contents import open_checked
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, Fenced, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
-from imap_wal.pieces import PAYLOAD_BYTES_MAX, SEGMENT, Changes, Metadata, Piece, read_piece, void_below
+from imap_wal.pieces import PAYLOAD_BYTES_MAX, SEGMENT, Changes, Metadata, Piece, read_piece, void_below, without_overtaken
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
@@ -161,11 +162,20 @@ def _strings(array: Any) -> list[str]:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def batches(store: SegmentStore, path: str, columns: list[str] | None = None, rows_max: int = 8192) -> Iterator[Any]:
-    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`.
+def batches(
+    store: SegmentStore,
+    path: str,
+    columns: list[str] | None = None,
+    rows_max: int = 8192,
+    *,
+    checksum: int = 0,
+    records: int = 0,
+) -> Iterator[Any]:
+    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the whole file and `records` are what
+    the manifest says of it; 0: it says nothing.
 
     Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
-    with store.open_input(path) as source:
+    with open_checked(store, path, checksum) as source:
         try:
             file = pq.ParquetFile(source, read_dictionary=DICTIONARIES, page_checksum_verification=True)
             if file.schema not in stored_schemas():
@@ -184,6 +194,9 @@ def batches(store: SegmentStore, path: str, columns: list[str] | None = None, ro
         if promised != b"%d" % found:
             told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
             raise CorruptLog(path, 0, f"this Parquet file promises {told} and holds {found} rows", "restore it from a copy")
+        if records and found != records:
+            what = f"this Parquet file holds {found} rows, the manifest says {records}"
+            raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
 def validate(batch: Any) -> None:
@@ -212,7 +225,7 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
     void = void_below(piece.cuts, piece.first), void_below(piece.cuts, piece.last)
     placed = positions or below >= piece.first or (piece.until is not None and piece.until < piece.last) or void[0] != void[1]
     columns = [field.name for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA) if field.name != "node"]
-    for batch in batches(store, piece.path, columns):
+    for batch in batches(store, piece.path, columns, checksum=piece.checksum, records=piece.records):
         rows, places = to_rows(batch), to_positions(batch) if placed else None
         first, last = piece.first, piece.last
         if places is not None:
@@ -225,12 +238,13 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
             rows, places = [row for row, _ in kept], [place for _, place in kept]
         elif void[0]:
             rows = [row for row in rows if row[9][0] >= void[0]]
+        rows, places = without_overtaken(rows, places, piece.overtaken)
         yield Changes(piece.node, rows, first, last, batch.nbytes, places if positions else None)
 
 
 def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
     """The rows of a snapshot's file, apart by the node that wrote them."""
-    for batch in batches(store, piece.path):
+    for batch in batches(store, piece.path, checksum=piece.checksum, records=piece.records):
         rows, nodes = to_rows(batch), nodes_of(batch)
         found: dict[str, list[Row]] = {}
         for row, node in zip(rows, nodes, strict=True):

@@ -10,10 +10,10 @@ below a floor that the newest one names: below it, the writer lost; above it, it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import google_crc32c
 
@@ -149,6 +149,12 @@ class ManifestLog(Generic[C]):
         return data, self._kind.from_json(data)
 
 
+def _without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Without fields that say nothing: a manifest of the first format did not have them."""
+    silent = {name for name in names if not document[name]}
+    return {name: value for name, value in document.items() if name not in silent}
+
+
 def _checksum(body: Mapping[str, Any]) -> str:
     return f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
@@ -271,6 +277,48 @@ _NO_NODE = NodeManifest()
 
 # ---- the cluster's manifest ----------------------------------------------------------------------------------------
 
+Pair: TypeAlias = tuple[int, int]
+"""(incarnation, partition version): the front of an entry's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionVersions:
+    """Partition → the highest pair that was in the logs at some moment. An owner that holds a lower
+    pair was replaced before that moment, and acknowledges nothing any more."""
+
+    pairs: Mapping[int, Pair] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Runs of partitions with one pair, as `first+count:incarnation.version`, with commas."""
+        runs: list[tuple[int, int, Pair]] = []
+        for partition, pair in sorted(self.pairs.items()):
+            if runs and runs[-1][0] + runs[-1][1] == partition and runs[-1][2] == pair:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1, pair)
+            else:
+                runs.append((partition, 1, pair))
+        return ",".join(f"{first}+{count}:{pair[0]}.{pair[1]}" for first, count, pair in runs)
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        pairs: dict[int, Pair] = {}
+        for run in filter(None, text.split(",")):
+            partitions, _, pair = run.partition(":")
+            first, count = map(int, partitions.split("+"))
+            incarnation, version = map(int, pair.split("."))
+            pairs |= dict.fromkeys(range(first, first + count), (incarnation, version))
+        return cls(pairs)
+
+    def raised(self, pairs: Iterable[tuple[int, Pair]]) -> Self:
+        """With these pairs where they are higher."""
+        found = dict(self.pairs)
+        for partition, pair in pairs:
+            if found.get(partition, ()) < pair:
+                found[partition] = pair
+        return replace(self, pairs=found)
+
+
+NO_VERSIONS = PartitionVersions()
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -301,11 +349,23 @@ class Snapshot:
     """CRC-32C of each whole file; empty: not known."""
     until_ms: int = 0
     """How the map stood at earlier times than this (Unix time) can no longer be told: older changes of its keys are gone."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of each file; empty: not known."""
+    rows: tuple[int, ...] = ()
+    """How many rows each file has; empty: not known."""
+    versions: int = 0
+    """The table in `ClusterManifest.versions` that holds above `marks`; 0: none."""
+    last_expiry_ms: int = 0
+    """When the last row expires; 0: some row never does, or it is not known."""
+
+    def to_json(self) -> dict[str, Any]:
+        return _without_defaults(asdict(self), ("sizes", "rows", "versions", "last_expiry_ms"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         marks = {node: Mark.from_json(mark) for node, mark in data["marks"].items()}
-        return cls(**{**data, "files": tuple(data["files"]), "checksums": tuple(data.get("checksums", ())), "marks": marks})
+        lists = {name: tuple(data.get(name, ())) for name in ("files", "checksums", "sizes", "rows")}
+        return cls(**{**data, **lists, "marks": marks})
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +397,21 @@ class ClusterManifest:
     """By map name."""
     generation: int = 0
     """The last snapshot generation given."""
+    orphan_floor: int = 0
+    """No snapshot of a generation below this is published any more; its files may be deleted."""
+    versions: Mapping[int, PartitionVersions] = field(default_factory=dict)
+    """Generation of the rewrite that made it → table. Above the marks of a snapshot that names a
+    table, an entry of a lower pair was never acknowledged: it is void."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        snapshots = {name: snapshot.to_json() for name, snapshot in self.snapshots.items()}
+        versions = {str(number): table.encode() for number, table in self.versions.items()}
+        document = {
+            **asdict(replace(self, snapshots={}, versions={})),
+            "snapshots": snapshots,
+            "versions": versions,
+        }
+        return _without_defaults(document, ("orphan_floor", "versions"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -350,11 +422,18 @@ class ClusterManifest:
             nodes=data["nodes"],
             snapshots={name: Snapshot.from_json(snapshot) for name, snapshot in data["snapshots"].items()},
             generation=data["generation"],
+            orphan_floor=data.get("orphan_floor", 0),
+            versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
         )
 
     def seen(self, number: int) -> Seen:
         """What who read this as manifest `number` has seen."""
         return Seen(number, self.generation, self.incarnation)
+
+    def versions_of(self, name: str) -> PartitionVersions:
+        """The table that holds for a map above the marks of its snapshot; empty where none does."""
+        snapshot = self.snapshots.get(name)
+        return self.versions.get(snapshot.versions, NO_VERSIONS) if snapshot else NO_VERSIONS
 
     def with_snapshot(self, name: str, snapshot: Snapshot) -> ClusterManifest:
         return replace(self, snapshots={**self.snapshots, name: snapshot}, generation=max(self.generation, snapshot.generation))

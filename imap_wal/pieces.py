@@ -6,6 +6,8 @@ Which entries count:
   since, until   positions at or below `since`, or above `until`, are left out
   covered        map → position: entries of that map at or below it are in a snapshot, and must not be read beside it
   cuts           (incarnation, position): what an older incarnation appended behind the position is void
+  overtaken      map → partition → (incarnation, version): an entry of a lower pair is void, its
+                 owner had been replaced. Only entries above `covered` are judged by it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, TypeAlias, cast
 
 import msgpack
@@ -38,6 +41,7 @@ END = Position(2**62, 0, 0, 0)
 """After everything."""
 
 Metadata: TypeAlias = tuple[Any, ...]
+Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Changes:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot. `next_path` is the segment after a sealed one; "" for the newest.
-    `start` is the byte offset to begin at (0: at the front, or behind `since`)."""
+    `start` is the byte offset to begin at (0: at the front, or behind `since`). `records` and `checksum` (CRC-32C of the whole file)
+    are what the manifest says of a Parquet file; 0: nothing."""
 
     kind: str
     node: str
@@ -79,6 +84,8 @@ class Piece:
     checkpoint: Position = START
     newest: int = 0
     """These two are the node manifest's, where it is known: a segment that has less than it names is damaged."""
+    checksum: int = 0
+    overtaken: Overtaken = field(default_factory=dict)
 
 
 def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[Changes]:
@@ -211,6 +218,7 @@ class _SegmentPass:
             epoch, number = piece.epoch, piece.number
             places = [Position(epoch, number, frame.offset, index) for frame in frames for index in range(frame.count)]
         rows, places = select(rows, places, self._maps, {name for name, mark in piece.covered.items() if last <= mark}, void_below(piece.cuts, last))
+        rows, places = without_overtaken(rows, places, piece.overtaken)
         changes = Changes(piece.node, rows, first, last, self._bytes, places, (), frames[-1].end)
         self._frames = []
         self._bytes = self._records = 0
@@ -265,3 +273,18 @@ def select(
     if incarnation:
         rows = [row for row in rows if row[9][0] >= incarnation]
     return rows, places
+
+
+def without_overtaken(rows: list[Row], places: list[Position] | None, overtaken: Overtaken) -> tuple[list[Row], list[Position] | None]:
+    """Without entries of owners that had been replaced before a snapshot was made."""
+    if not overtaken or not rows:
+        return rows, places
+    tables = overtaken.get
+    nothing: Mapping[int, tuple[int, int]] = {}
+    # An order of four is compared with a pair: lower in the first two fields, or not lower at all.
+    kept = [not row[9] < tables(row[0], nothing).get(row[8], ()) for row in rows]
+    if all(kept):
+        return rows, places
+    if places is not None:
+        places = list(compress(places, kept))
+    return list(compress(rows, kept)), places

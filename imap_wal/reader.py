@@ -244,7 +244,7 @@ class LogReader:
     def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
         piece = Piece(
             ARCHIVE, self.node, archive.path, archive.map, first=archive.first, last=archive.last, cuts=place.cuts,
-            bytes=archive.bytes, records=archive.records,
+            bytes=archive.bytes, records=archive.records, checksum=archive.checksum,
         )  # fmt: skip
         wanted = place.wanted
         for changes in read_piece(self._store, piece, positions=True):

@@ -27,6 +27,12 @@ class Removal:
     summaries: tuple[Summary, ...] = ()
 
     @property
+    def maps(self) -> set[str]:
+        """The maps whose entries go."""
+        found = {archive.map for archive in self.archives}
+        return found.union(*(summary.maps for summary in self.summaries))
+
+    @property
     def bytes(self) -> int:
         """What they take on storage."""
         return sum(archive.bytes for archive in self.archives) + sum(segment.bytes for segment in self.segments)

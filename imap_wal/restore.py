@@ -33,7 +33,7 @@ from imap_wal.manifest import (
     node_manifests,
     older_manifest,
 )
-from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Piece, read_piece
+from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Overtaken, Piece, read_piece
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound, SegmentStore
@@ -86,6 +86,11 @@ class ClusterState:
         directory = self.nodes[node].manifest.directory
         marks = {name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()}
         return {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == directory}
+
+    def overtaken(self) -> Overtaken:
+        """Map → partition → pair: what holds above the marks of that map's snapshot."""
+        tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
+        return {name: pairs for name, pairs in tables.items() if pairs}
 
     def demand(self, policy: RecoveryPolicy) -> None:
         """`MissingNode` unless all registered nodes are there, or the policy does without them."""
@@ -223,6 +228,7 @@ class ClusterLog:
         log = state.nodes[node]
         marks = {} if covered else state.covered(node)
         cuts = state.cuts(node)
+        overtaken = {} if covered else state.overtaken()
         found: list[Piece] = []
         for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
             below = max(since or START, marks.get(archive.map, START))
@@ -231,7 +237,7 @@ class ClusterLog:
             found.append(
                 Piece(
                     ARCHIVE, node, archive.path, archive.map, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
-                    bytes=archive.bytes, records=archive.records,
+                    bytes=archive.bytes, records=archive.records, checksum=archive.checksum, overtaken=overtaken,
                 )
             )  # fmt: skip
         all_covered = min((marks.get(name, START) for name in maps), default=END) if maps is not None else START
@@ -245,7 +251,7 @@ class ClusterLog:
                 Piece(
                     SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since, until=until,
                     covered=marks, cuts=cuts, bytes=segment.bytes, checkpoint=log.manifest.checkpoint,
-                    newest=log.manifest.newest,
+                    newest=log.manifest.newest, overtaken=overtaken,
                 )
             )  # fmt: skip
         return found
@@ -296,6 +302,57 @@ class ClusterLog:
                     if not segment or attempt == ATTEMPTS - 1:
                         raise
 
+    def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
+        """`read_piece`, also over an archive run: when the file goes while it is read, the rest
+        comes from what replaced it. Entries may come twice, in no order; `last` of such a batch is
+        not a place to go on from. `NotFound` when they were removed because a newer snapshot covers
+        them, or after `attempts` in a row that read nothing."""
+        place = piece.since if piece.kind == SEGMENT else None
+        try:
+            for changes in read_piece(self.store, piece, maps):
+                yield changes
+                attempts = ATTEMPTS
+                if piece.kind == SEGMENT:
+                    place = changes.last
+            return
+        except NotFound:
+            if piece.kind == SNAPSHOT or not attempts:
+                raise
+        for following in self._replaced(piece, place, maps):
+            yield from self.read_on(following, maps, attempts - 1)
+
+    def _replaced(self, piece: Piece, place: Position | None, maps: Collection[str] | None) -> list[Piece]:
+        """Where the entries of a piece above `place` are now, under the same rules."""
+        here = (piece.epoch, piece.number)
+        end = piece.last if piece.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
+        until = end if piece.until is None else min(end, piece.until)
+        node = self.node(piece.node)
+        manifest = self.manifest()  # after the node's: it covers whatever was removed from that
+        start = max(place or START, piece.since or START, piece.first._replace(index=-1))
+        if piece.kind == SEGMENT:
+            start = max(start, Position(*here, -1, 0))
+        for name, snapshot in manifest.snapshots.items():
+            mark = snapshot.marks.get(piece.node)
+            wanted = name == piece.map if piece.map else maps is None or name in maps
+            known = max(start, piece.covered.get(name, START))
+            if wanted and mark is not None and mark.position > known < node.manifest.removed:
+                what = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
+                raise NotFound(what, piece.path)
+        state = ClusterState(manifest, {piece.node: node}, {})
+        found = []
+        names = (piece.map,) if piece.map else maps
+        for each in self.node_pieces(state, piece.node, since=start, until=until, maps=names, covered=True):
+            same = each.kind == SEGMENT and (each.epoch, each.number) == here
+            if each.kind == SEGMENT and not same and piece.kind == SEGMENT:
+                continue
+            rules = replace(each, covered=piece.covered, cuts=piece.cuts, overtaken=piece.overtaken)
+            if same:  # what it was to be read with: only then is its end checked
+                rules = replace(rules, until=piece.until, since=place)
+            found.append(rules)
+        if not found and (piece.kind == ARCHIVE or here > node.manifest.archived):
+            raise NotFound("this file of the log is gone, and no other replaced it", piece.path)
+        return found
+
     def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
         """Position of the last entry of every node's log now. `since`: an earlier answer, to read less."""
         return {node: self._end(node, (since or {}).get(node, START)) for node in sorted(self.state().nodes)}
@@ -330,8 +387,14 @@ class ClusterLog:
 
 
 def snapshot_pieces(name: str, snapshot: Snapshot) -> list[Piece]:
-    """The part files of a snapshot."""
-    return [Piece(SNAPSHOT, "", path, name, bytes=snapshot.bytes // len(snapshot.files)) for path in snapshot.files]
+    """The part files of a snapshot, with what the manifest says of each."""
+    count = len(snapshot.files)
+    sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
+    rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
+    return [
+        Piece(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
+        for path, size, records, checksum in zip(snapshot.files, sizes, rows, checksums, strict=True)
+    ]
 
 
 def pin_cuts(log: ClusterLog) -> dict[str, Position]:
@@ -621,7 +684,9 @@ class LiveView:
         where = "; ".join(
             f"node {node!r} at {place}: {row[9]}" for node, place, row in sorted(places, key=lambda place: place[2][9], reverse=True)[:4]
         )
-        return OrderConflict(f"{error}. In the log: {where}")
+        return OrderConflict(
+            f"{error}. In the log: {where}; `imap-wal verify` names all such keys, `imap-wal rewrite --resolve newest` (or node=NAME) decides"
+        )
 
 
 def live(rows: Sequence[Row], now_ms: int) -> list[Row]:

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from imap_wal.format import START, Position
 from imap_wal.manifest import node_manifests
 from imap_wal.removal import Removal, plan_covered, remove
-from imap_wal.restore import ClusterLog, NodeState
+from imap_wal.restore import ClusterLog, ClusterState, NodeState
 from imap_wal.settings import Settings
+from imap_wal.snapshots import demand_whole, remove_former
 from storage_backends import StoredFile
 
 MB = 1024 * 1024
@@ -45,10 +46,19 @@ def only_outlived(log: ClusterLog, node: NodeState, removal: Removal, ttl_s: int
 
 
 def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
-    """For a node's owner: remove what is covered and has outlived its time or its room. `writing`: number of the first segment that is not sealed."""
+    """For a node's owner: remove what is covered and has outlived its time or its room, and snapshot files that no reader needs any more. `writing`: number
+    of the first segment that is not sealed. `CorruptLog` names a file of a snapshot that is not whole: nothing that it covers is removed."""
     if not settings.wal_ttl_seconds and not settings.wal_size_limit_mb:
         return Removal()
     state = log.state()
+    if not state.manifest.snapshots:
+        return Removal()
+    removal = _remove_covered(log, state, node_name, settings, writing)
+    remove_former(log)
+    return removal
+
+
+def _remove_covered(log: ClusterLog, state: ClusterState, node_name: str, settings: Settings, writing: int) -> Removal:
     node = state.nodes.get(node_name)
     covered = state.covered(node_name) if node is not None else {}
     if node is None or not covered:
@@ -56,6 +66,7 @@ def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing
     writing = _first_that_stays(log, node, covered, settings, writing)
     plan = plan_covered(log.store, node, covered, writing)
     removal = only_outlived(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
+    demand_whole(log, state.manifest, removal.maps)
     remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
     return removal
 

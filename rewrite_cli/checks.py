@@ -10,15 +10,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from imap_wal.clock import SystemRandomness
-from imap_wal.errors import ImapWalError
-from rewrite_cli import jars, output
+from imap_wal.errors import ImapWalError, LogError
+from imap_wal.restore import ClusterLog
+from rewrite_cli import conflicts, jars, output
 from rewrite_cli.failures import Failed
 from rewrite_cli.survey import ClusterView, survey
 from rewrite_cli.verifier import CLEAN, plan
-from storage_backends import Locked, SegmentStore, StorageError, open_store
+from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 DISK_FREE_MIN = 0.1
+ORDER_BYTES_MAX = 1024**3
+"""Of a larger log, only `verify` looks for conflicts of order."""
 EXTRAS = {
     "pyzmq": "agent",
     "hazelcast-python-client": "agent",
@@ -199,6 +202,8 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             "the next start recovers them; nothing acknowledged is lost",
         )
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
+    if len(view.manifest.nodes) > 1:
+        yield from _order(store, view, total + view.snapshot_bytes)
     if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
         yield Check(
             name,
@@ -208,3 +213,19 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
         )
     if not view.missing_nodes and not crashed:
         yield Check(name, OK, f"{len(view.nodes)} nodes, epochs {', '.join(str(node.manifest.epoch) for node in view.nodes)}")
+
+
+def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:
+    """Keys that two nodes claim: every restore fails on them. Telling takes reading everything."""
+    name = f"order of {view}"
+    if size > ORDER_BYTES_MAX:
+        what = f"not checked: {output.size(size)} would have to be read"
+        yield Check(name, OK, what, "`imap-wal verify` reads everything, and checks it")
+        return
+    try:
+        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))
+    except (LogError, NotFound) as error:
+        yield Check(name, WARNING, f"not checked: {error}", "`imap-wal verify` tells what is damaged")
+        return
+    for text in texts:
+        yield Check(name, PROBLEM, text, conflicts.ADVICE)

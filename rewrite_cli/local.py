@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from imap_wal.archive import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.entry import Row
 from imap_wal.errors import StorageUnavailable
 from imap_wal.index import NewestIndex, in_pages
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.restore import ClusterLog, MergeProgress, no_garbage_collection, snapshot_pieces
 from imap_wal.settings import Settings
-from rewrite_cli.rewriter import GONE, Job, Merged, Part, Tally
+from rewrite_cli.rewriter import GONE, Job, Merged, Part, Result, Tally, latest_expiry, worth_reading
 from storage_backends import SegmentStore
 
 PART_ROWS_MAX = 1_000_000
@@ -33,7 +34,7 @@ class LocalEngine:
         self._settings = settings or Settings()
         self._progress = progress
 
-    def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+    def run(self, job: Job, log: ClusterLog) -> Result:
         index = NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
         try:
             with no_garbage_collection():
@@ -44,15 +45,15 @@ class LocalEngine:
         finally:
             index.close()
 
-    def _run(self, job: Job, log: ClusterLog, index: NewestIndex) -> list[Merged]:
-        tally = Tally(job.settled)
+    def _run(self, job: Job, log: ClusterLog, index: NewestIndex) -> Result:
+        tally, counting = Tally(job), job.decisions.counting
         pieces = log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
         total, done, records = sum(piece.bytes for piece in pieces), 0, 0
         for count, piece in enumerate(pieces):
-            for changes in read_piece(log.store, piece, job.maps):
+            for changes in log.read_on(piece, job.maps):
                 if changes.rows:
                     tally.add(changes, count_bytes=piece.kind == SEGMENT)
-                    index.add(changes.node, changes.rows, changes.bytes)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes)
                     records += len(changes.rows)
             done += piece.bytes
             if self._progress is not None:
@@ -62,32 +63,35 @@ class LocalEngine:
         for name, snapshot in sorted(job.state.manifest.snapshots.items()):
             if not job.wants(name):
                 continue
-            if name not in touched and not snapshot.tombstones:
+            if name not in touched and not worth_reading(job, snapshot):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             for piece in snapshot_pieces(name, snapshot):
                 for changes in read_piece(log.store, piece):
                     tally.add(changes, count_bytes=False, settled=True)
-                    index.add(changes.node, changes.rows, changes.bytes)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes)
             touched.add(name)
         for name in sorted(touched):
             with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True) as folder:
-                writer = PartWriter(log.store, job, name, Path(folder))
+                writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
                 for rows, nodes in index.batches_with_nodes(name, ordered=True):
                     writer.add(rows, nodes, tally.late)
                 parts = writer.close()
             totals = tally.maps.get(name)
             merged.append(Merged(name, totals.records if totals else 0, totals.bytes if totals else 0, parts))
-        return merged
+        return Result(tuple(merged), tuple(tally.pairs.items()))
 
 
 class PartWriter:
-    """Writes the rows of one map that stay, in key order, as part files; of a dry run, only to learn their size. `first` is the number of the first part."""
+    """Writes the rows of one map that stay, in key order, as part files; of a dry run, only to learn their size. `partition`: which range of keys this is.
+    Every file has a name of its own, so that an attempt at the same work elsewhere takes nothing away; none is ever replaced or deleted here."""
 
-    def __init__(self, store: SegmentStore, job: Job, name: str, folder: Path, first: int = 0) -> None:
-        self._store, self._job, self._name, self._folder, self._next = store, job, name, folder, first
+    def __init__(self, store: SegmentStore, job: Job, name: str, folder: Path, partition: int = 0, randomness: Randomness | None = None) -> None:
+        self._store, self._job, self._name, self._folder, self._partition = store, job, name, folder, partition
+        self._randomness = randomness or SystemRandomness()
         self._file: ParquetFile | None = None
         self._rows = self._bytes = 0
+        self._expiry_ms: list[int] = []
         self._parts: list[Part] = []
 
     def add(self, rows: list[Row], nodes: list[str], late: set[tuple[str, bytes]]) -> None:
@@ -112,6 +116,7 @@ class PartWriter:
         self._file.write(batch, sum(row[5] for row in rows))
         self._rows += len(rows)
         self._bytes += batch.nbytes
+        self._expiry_ms = [latest_expiry((*self._expiry_ms, *(row[7] for row in rows)))]
         if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
             self._finish()
 
@@ -124,8 +129,11 @@ class PartWriter:
         file, self._file = self._file, None
         if file is None:
             return
-        path = self._job.part_path(self._name, self._next)
+        number = len(self._parts)
+        path = self._job.part_path(self._name, self._partition, number, self._randomness.name())
         size, checksum = file.discard() if self._job.dry_run else file.publish(self._store, path)
-        self._parts.append(Part(path, file.records - file.tombstones, file.tombstones, size, checksum))
-        self._next += 1
+        expiry = latest_expiry(self._expiry_ms)
+        live = file.records - file.tombstones
+        self._parts.append(Part(path, live, file.tombstones, size, checksum, self._partition, number, expiry))
         self._rows = self._bytes = 0
+        self._expiry_ms = []

@@ -1,26 +1,33 @@
 """Removing what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service and beside readers.
 
-The manifest first, then the files: who reads meanwhile finds a file gone, reads the manifests again, and finds all of it in the snapshot. A crash in between leaves files that
-no manifest names; the owner's next archive run, or the next prune, deletes them.
+The snapshot is read first (`imap_wal.snapshots`). Then the manifest, then the files: who reads meanwhile finds a file gone, reads the manifests again, and finds all of it in
+the snapshot. A crash in between leaves files that no manifest names; the owner's next archive run, or the next prune, deletes them.
 """
 
 from __future__ import annotations
 
-from imap_wal import layout
 from imap_wal.manifest import Archive, node_manifests
 from imap_wal.removal import plan_covered, remove
-from imap_wal.restore import ClusterLog, ClusterState
+from imap_wal.restore import ClusterLog
 from imap_wal.retention import only_outlived
+from imap_wal.snapshots import demand_whole, remove_former
+from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from rewrite_cli.report import PruneReport
-from storage_backends import StoredFile
-
-ORPHAN_MS = 24 * 3_600_000
-"""Files of an unpublished generation are taken for a rewrite under way until they are this old."""
 
 
-def prune(log: ClusterLog, *, dry_run: bool = False, ttl_s: int = 0, size_limit_mb: int = 0) -> PruneReport:
+def prune(
+    log: ClusterLog,
+    *,
+    dry_run: bool = False,
+    ttl_s: int = 0,
+    size_limit_mb: int = 0,
+    skew_ms_max: int = SKEW_MS_MAX,
+) -> PruneReport:
     """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what outlived them (`imap_wal.retention`). A node whose
-    log is missing, or stands on another disk, is left alone (`skipped` says why)."""
+    log is missing, or is on another disk, is left alone (`skipped` says why). `CorruptLog` names a file of a snapshot that is not whole: nothing that it
+    covers is removed. With `ttl_s`, `InvalidSetting` when this machine's clock differs from the storage's by more than `skew_ms_max`."""
+    if ttl_s and not dry_run:
+        demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     state = log.state()
     segments: list[str] = []
     archives: list[Archive] = []
@@ -32,14 +39,12 @@ def prune(log: ClusterLog, *, dry_run: bool = False, ttl_s: int = 0, size_limit_
         if ttl_s or size_limit_mb:
             removal = only_outlived(log, node, removal, ttl_s, size_limit_mb)
         if not dry_run:
+            demand_whole(log, state.manifest, removal.maps)
             remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
         archives += removal.archives
         segments += [piece.path for piece in removal.segments]
         total += removal.bytes
-    orphans = _former_snapshots(log, state)
-    if not dry_run:
-        for file in orphans:
-            log.store.delete(file.path)
+    orphans = remove_former(log, dry_run=dry_run)
     return PruneReport(
         namespace=log.namespace,
         cluster=log.cluster,
@@ -50,19 +55,3 @@ def prune(log: ClusterLog, *, dry_run: bool = False, ttl_s: int = 0, size_limit_
         skipped=state.missing,
         dry_run=dry_run,
     )
-
-
-def _former_snapshots(log: ClusterLog, state: ClusterState) -> list[StoredFile]:
-    """Files of generations that were replaced, and of rewrites that died."""
-    found = []
-    current = {path for snapshot in state.manifest.snapshots.values() for path in snapshot.files}
-    newest = {name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()}
-    now_ms = log.clock.now_ms()
-    for file in log.store.list(f"{log.folder}/snapshot"):
-        *_, name, generation, _ = file.path.split("/")
-        if file.path in current or not generation.isdigit():
-            continue
-        former = int(generation) < newest.get(layout.decode(name), 0)  # whoever still writes to it has lost the race
-        if former or (file.modified_ms and file.modified_ms < now_ms - ORPHAN_MS):
-            found.append(file)
-    return found

@@ -213,7 +213,7 @@ class ClusterRepair:
             self.items.append(Item(path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what))
         if damaged:
             live = records - tombstones
-            snapshot = replace(snapshot, files=tuple(files), checksums=tuple(checksums), live=live, tombstones=tombstones)
+            snapshot = replace(snapshot, files=tuple(files), checksums=tuple(checksums), live=live, tombstones=tombstones, sizes=(), rows=())
         self._snapshots[name] = snapshot
 
     def _write_snapshot(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
@@ -229,7 +229,7 @@ class ClusterRepair:
                 salvage.copy_file(self.store, path, target)
                 checksums.append(known)
         if self._anew & set(snapshot.files):
-            self._snapshots[name] = replace(snapshot, checksums=tuple(checksums), bytes=max(size, 0))
+            self._snapshots[name] = replace(snapshot, checksums=tuple(checksums), bytes=max(size, 0), sizes=(), rows=())
 
     # ---- the cluster's manifest ----
 

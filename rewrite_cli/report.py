@@ -24,6 +24,10 @@ class MapRewrite:
     generation: int
     files: tuple[str, ...] = ()
     unchanged: bool = False
+    conflicts: int = 0
+    """Keys that two nodes claimed, and that were decided."""
+    set_aside: str = ""
+    """The file that holds the claims that lost."""
 
     @property
     def dropped(self) -> int:
@@ -37,7 +41,8 @@ class MapRewrite:
 
 @dataclass(frozen=True, slots=True)
 class RewriteReport:
-    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water mark of each node."""
+    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water mark of each node. `clock_skew_ms`: by how much this
+    machine's clock is ahead of the storage's; None where it was not looked, or the storage does not tell."""
 
     namespace: str
     cluster: str
@@ -49,6 +54,7 @@ class RewriteReport:
     seconds: float
     memory_max_bytes: int
     dry_run: bool
+    clock_skew_ms: int | None = None
 
     @property
     def records_per_second(self) -> float:

@@ -5,34 +5,40 @@
     publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks; `LostRace` when another rewrite, a drop, a new cluster
               lifetime or a new node came in between
 
-When may a tombstone go? What it hides must never come back: an older change of its key, in a log that this snapshot does not cover.
+When may a tombstone go? What it hides must never come back: an older change of its key that this snapshot does not cover.
   - All registered nodes' logs were read, and up to points that were looked at after the tombstone was there (`settled` first, then `until`).
-  - Nobody can append an older change later: every other node's log is closed, or the tombstone's cluster lifetime is over (later bytes of it are void),
-    or the tombstone is older than `GRACE_MS`, which an append in flight cannot be.
-Otherwise it stays, and a later rewrite asks again. Expired entries go by the same rule, `GRACE_MS` after they expired: this machine's clock may be wrong.
+  - What is appended later and is older has a lower (incarnation, partition version), or comes from the same node and session and is refused as a resend.
+    The snapshot carries the highest pair of each partition up to `settled`, and readers void what is lower above its marks (`PartitionVersions`).
+  - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
+Otherwise it stays, and a later rewrite asks again. Expired entries go by the same rule, some minutes after they expired: by so much may the clock of
+this machine differ from the storage's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Protocol
 
 from imap_wal import layout
+from imap_wal.archive import batches
 from imap_wal.entry import Row
-from imap_wal.errors import InvalidSetting, LostRace
+from imap_wal.errors import InvalidSetting, LostRace, OrderConflict, ShortLog
 from imap_wal.format import START, Position
-from imap_wal.manifest import ClusterManifest, Mark, Snapshot
+from imap_wal.index import KeyConflict
+from imap_wal.manifest import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
 from imap_wal.pieces import Changes
 from imap_wal.restore import ClusterLog, ClusterState
 from imap_wal.settings import RecoveryPolicy
+from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
+from rewrite_cli import conflicts
+from rewrite_cli.conflicts import UNDECIDED, Decisions, Resolution
 from rewrite_cli.report import DropReport, MapRewrite, RewriteReport, memory_max_bytes
 from storage_backends import NotFound, StorageError
 
-GRACE_MS = 3_600_000
 ATTEMPTS = 3
 
 LIVE, KEPT, GONE = "live", "kept", "gone"
@@ -40,23 +46,22 @@ LIVE, KEPT, GONE = "live", "kept", "gone"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which newest rows a snapshot holds."""
+    """Which newest rows a snapshot holds. `open_nodes`: of embedded stores, those that may append more; empty in a cluster of members."""
 
     now_ms: int
     complete: bool
-    open_nodes: frozenset[str]
-    incarnation: int
+    open_nodes: frozenset[str] = frozenset()
+    skew_ms_max: int = SKEW_MS_MAX
+
+    def expired(self, expires_at_ms: int) -> bool:
+        """Whether it has expired by every clock that differs by no more than is allowed."""
+        return 0 < expires_at_ms <= self.now_ms - self.skew_ms_max
 
     def fate(self, row: Row, node: str, late: bool) -> str:
         """LIVE, KEPT (a tombstone that must stay) or GONE. `late`: it was appended after the logs were looked at the first time."""
-        expired = 0 < row[7] <= self.now_ms - GRACE_MS
-        if not row[5] and not expired:
+        if not row[5] and not self.expired(row[7]):
             return LIVE
-        if not self.complete or late:
-            return KEPT
-        incarnation = row[9][0]
-        settled = incarnation == self.incarnation and row[6] <= self.now_ms - GRACE_MS
-        return GONE if self.open_nodes <= {node} or incarnation < self.incarnation or settled else KEPT
+        return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +80,15 @@ class Job:
     generation: int
     dry_run: bool
     as_of_ms: int | None = None
+    versions: PartitionVersions | None = None
+    """What was known of partitions before the first look; the pairs that are read up to it are added. None: this rewrite may not add any."""
+    decisions: Decisions = UNDECIDED
+    """Which of two nodes' claims counts, of keys in conflict."""
 
-    def part_path(self, name: str, part: int) -> str:
-        return f"{layout.snapshot_folder(self.folder, name, self.generation)}/part-{part:05d}.parquet"
+    def part_path(self, name: str, partition: int, number: int, token: str) -> str:
+        """`token` makes the name one that no other attempt at the same work uses."""
+        folder = layout.snapshot_folder(self.folder, name, self.generation)
+        return f"{folder}/part-{partition:05d}-{number:05d}-{token}.parquet"
 
     def wants(self, name: str) -> bool:
         return self.maps is None or name in self.maps
@@ -85,19 +96,26 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a new snapshot."""
+    """One file of a new snapshot: file `number` of the range of keys `partition`. `last_expiry_ms` as in `Snapshot`."""
 
     path: str
     live: int
     tombstones: int
     bytes: int
     checksum: int
+    partition: int = 0
+    number: int = 0
+    last_expiry_ms: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.live + self.tombstones
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One map as an engine left it. `read_bytes` counts what was read of segments. No `parts` and `unchanged`: nothing new was in the logs, and the
-    former snapshot has no tombstones to be rid of."""
+    """One map as an engine left it, its parts in key order. `read_bytes` counts what was read of segments. No `parts` and `unchanged`: nothing new was in
+    the logs, and the former snapshot has nothing to be rid of (`worth_reading`)."""
 
     map: str
     records: int
@@ -106,12 +124,25 @@ class Merged:
     unchanged: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an engine found and wrote. `pairs`: partition → highest pair of entries at or below `settled`, for a job with `versions`."""
+
+    maps: tuple[Merged, ...]
+    pairs: tuple[tuple[int, tuple[int, int]], ...] = ()
+
+
 class Engine(Protocol):
     """Merges what a job names and writes part files (of a dry run: measures and discards them)."""
 
     name: str
 
-    def run(self, job: Job, log: ClusterLog) -> list[Merged]: ...
+    def run(self, job: Job, log: ClusterLog) -> Result: ...
+
+
+def worth_reading(job: Job, snapshot: Snapshot) -> bool:
+    """Whether a snapshot to which nothing was added may get smaller."""
+    return snapshot.tombstones > 0 or job.rule.expired(snapshot.last_expiry_ms)
 
 
 @dataclass(slots=True)
@@ -123,12 +154,13 @@ class Totals:
 
 
 class Tally:
-    """Counts what goes into a merge, and remembers tombstones that came after the first look at the logs."""
+    """Counts what goes into a merge, remembers tombstones that came after the first look at the logs, and the highest pair of each partition before it."""
 
-    def __init__(self, settled: Mapping[str, Position]) -> None:
-        self._settled = settled
+    def __init__(self, job: Job) -> None:
+        self._settled, self._pairs_wanted = job.settled, job.versions is not None
         self.maps: dict[str, Totals] = {}
         self.late: set[tuple[str, bytes]] = set()
+        self.pairs: dict[int, tuple[int, int]] = {}
 
     def add(self, changes: Changes, *, count_bytes: bool, settled: bool = False) -> None:
         """A batch; `settled` when it is of a snapshot."""
@@ -139,8 +171,15 @@ class Tally:
             totals.records += count
             if count_bytes:
                 totals.bytes += changes.bytes * count // len(rows)
-        if not settled and changes.last > self._settled.get(changes.node, START):
+        if settled:
+            return
+        if changes.last > self._settled.get(changes.node, START):
             self.late.update((row[0], row[1]) for row in rows if row[5] or row[7])
+        elif self._pairs_wanted:
+            pairs = self.pairs
+            for partition, incarnation, version in {(row[8], row[9][0], row[9][1]) for row in rows}:
+                if pairs.get(partition, (-1, -1)) < (incarnation, version):
+                    pairs[partition] = incarnation, version
 
 
 def prepare(
@@ -150,12 +189,11 @@ def prepare(
     as_of_ms: int | None = None,
     policy: RecoveryPolicy = RecoveryPolicy.FULL,
     dry_run: bool = False,
+    skew_ms_max: int = SKEW_MS_MAX,
 ) -> Job:
     """Look at the logs twice and fix what a rewrite covers. `as_of_ms`: only what was written until then; what is newer stays in the log as it is.
     `MissingNode`, `LogError`; `InvalidSetting` for a time that an earlier rewrite has made untellable."""
-    settled = log.ends()
-    until = log.ends(settled)
-    state = log.state()  # after the ends: its listings have all files up to them
+    before, settled, until, state = _look_twice(log)
     state.demand(policy)
     until = {node: until.get(node, START) for node in state.nodes}
     complete = not state.missing
@@ -165,8 +203,11 @@ def prepare(
         until = {node: min(until[node], _last_until(log, state, node, as_of_ms)) for node in until}
         settled = until
         now_ms = as_of_ms
-        complete = complete and len(state.manifest.nodes) == 1  # the cuts were not made at one moment: by clocks, and those differ
-    generation = 0 if dry_run else log.manifests.update(lambda manifest: replace(manifest, generation=manifest.generation + 1)).generation
+        complete = False  # the cuts were not made at one moment, and what was known of partitions is newer than they are
+    members = bool(state.manifest.claims or state.manifest.lifetimes)
+    generation = 0
+    if not dry_run:
+        generation = log.manifests.update(lambda manifest: replace(manifest, generation=manifest.generation + 1)).generation
     return Job(
         url=log.store.url,
         namespace=log.namespace,
@@ -179,13 +220,34 @@ def prepare(
         rule=Rule(
             now_ms,
             complete,
-            frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
-            max((lifetime.incarnation for lifetime in state.manifest.lifetimes), default=0),
+            frozenset() if members else frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
+            skew_ms_max,
         ),
         generation=generation,
         dry_run=dry_run,
         as_of_ms=as_of_ms,
+        versions=_known_versions(before) if complete and members else None,
     )
+
+
+def _look_twice(log: ClusterLog) -> tuple[ClusterManifest, dict[str, Position], dict[str, Position], ClusterState]:
+    """The manifest, the ends of all logs, the ends again, the state. Snapshots stay the same meanwhile: what their tables say of partitions was so before
+    the first look, and their marks are not above the second."""
+    for _ in range(ATTEMPTS):
+        before = log.manifest()
+        settled = log.ends()
+        until = log.ends(settled)
+        state = log.state()  # after the ends: its listings have all files up to them
+        if state.manifest.snapshots == before.snapshots:
+            return before, settled, until, state
+    raise LostRace(f"other rewrites were published {ATTEMPTS} times while this one looked at the logs; run it again when they are done")
+
+
+def _known_versions(manifest: ClusterManifest) -> PartitionVersions:
+    known = NO_VERSIONS
+    for table in manifest.versions.values():
+        known = known.raised(table.pairs.items())
+    return known
 
 
 def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | None = None) -> None:
@@ -213,30 +275,50 @@ def rewrite(
     as_of_ms: int | None = None,
     policy: RecoveryPolicy = RecoveryPolicy.FULL,
     dry_run: bool = False,
+    skew_ms_max: int = SKEW_MS_MAX,
+    resolve: Resolution | None = None,
 ) -> RewriteReport:
-    """Prepare, merge, publish. A service that writes meanwhile is not disturbed. `LostRace`: nothing was published, run it again."""
+    """Prepare, merge, publish. A service that writes meanwhile is not disturbed. `LostRace`: nothing was published, run it again. `InvalidSetting` when this
+    machine's clock differs from the storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it, `OrderConflict`."""
     start = log.clock.monotonic()
+    skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     for attempt in range(ATTEMPTS):
-        job = prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run)
+        job = prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run, skew_ms_max=skew_ms_max)
+        aside = _Aside({}, {})
         try:
-            merged = engine.run(job, log)
+            if resolve is not None:
+                job, aside = _decide(log, job, resolve)
+            result = engine.run(job, log)
+            if not dry_run:
+                confirm(log, job, result)
         except NotFound as error:
             discard(log, job)
             if attempt == ATTEMPTS - 1:
                 raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
             continue
+        except KeyConflict as error:
+            discard(log, job)
+            raise OrderConflict(f"{error}; nothing was published: {conflicts.ADVICE}") from error
         except BaseException:
             discard(log, job)
             raise
         break
     if not dry_run:
         try:
-            publish(log, job, merged)
+            publish(log, job, result)
         except LostRace:
             discard(log, job)
             raise
         # After any other error nobody knows whether the manifest names the new files: they stay. If it does not, prune takes them as orphans one day.
-    changed = tuple(_report(job, item) for item in sorted(merged, key=lambda item: item.map))
+    merged = result.maps
+    changed = tuple(
+        replace(
+            _report(job, item),
+            conflicts=aside.keys.get(item.map, 0),
+            set_aside=aside.paths.get(item.map, ""),
+        )
+        for item in sorted(merged, key=lambda item: item.map)
+    )
     return RewriteReport(
         namespace=job.namespace,
         cluster=job.cluster,
@@ -248,17 +330,66 @@ def rewrite(
         seconds=log.clock.monotonic() - start,
         memory_max_bytes=memory_max_bytes(),
         dry_run=dry_run,
+        clock_skew_ms=skew_ms,
     )
 
 
-def publish(log: ClusterLog, job: Job, merged: Collection[Merged]) -> ClusterManifest:
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """By map: how many keys were decided, and the file of the claims that lost."""
+
+    keys: Mapping[str, int]
+    paths: Mapping[str, str]
+
+
+def _decide(log: ClusterLog, job: Job, resolve: Resolution) -> tuple[Job, _Aside]:
+    """Find the conflicts and decide them; of a dry run, nothing is written."""
+    if resolve.node and resolve.node not in job.state.manifest.nodes:
+        known = ", ".join(sorted(job.state.manifest.nodes))
+        raise InvalidSetting(f"--resolve names node {resolve.node!r}; there is {known}")
+    with conflicts.Aside() as aside:
+        found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)
+        decisions = conflicts.decide(found, resolve, aside)
+        paths = {} if job.dry_run else aside.publish(log, job.generation)
+        return replace(job, decisions=decisions), _Aside(dict(aside.keys), paths)
+
+
+def confirm(log: ClusterLog, job: Job, result: Result) -> None:
+    """Read every new file once more: all are there, with the bytes and the rows they were written with. `CorruptLog`, `ShortLog`; `LostRace` when a prune has
+    given this rewrite up."""
+    for item in result.maps:
+        for part in item.parts:
+            try:
+                for _ in batches(log.store, part.path, ["deleted"], checksum=part.checksum, records=part.rows):
+                    pass
+            except NotFound as error:
+                demand_floor(log.manifest(), job)
+                what = "this new file of the snapshot is missing before it was published"
+                raise ShortLog(part.path, 0, what, "nothing was published; run the rewrite again") from error
+
+
+def demand_floor(manifest: ClusterManifest, job: Job) -> None:
+    """`LostRace` when files of this generation may be deleted by now."""
+    if job.generation < manifest.orphan_floor:
+        raise LostRace(
+            f"a prune took this rewrite (generation {job.generation}) for dead, and may have deleted its files; nothing was published, run it again"
+        )
+
+
+def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
     """Show the new snapshots, all or none. `LostRace`."""
     before = job.state.manifest
-    snapshots = {item.map: _snapshot(log, job, item) for item in merged}
+    made = {item.map: _snapshot(log, job, item) for item in result.maps}
+    table = job.versions.raised(result.pairs) if job.versions is not None else NO_VERSIONS
 
     def change(manifest: ClusterManifest) -> ClusterManifest:
+        number, versions = _with_table(manifest, job.generation, table)
+        snapshots = {
+            name: replace(each, versions=number) if each.generation == job.generation and table.pairs else each for name, each in made.items()
+        }
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
             return manifest  # ours is there already: only the answer was lost
+        demand_floor(manifest, job)
         if manifest.lifetimes != before.lifetimes:
             raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
         if manifest.nodes != before.nodes:
@@ -266,17 +397,32 @@ def publish(log: ClusterLog, job: Job, merged: Collection[Merged]) -> ClusterMan
         for name in snapshots:
             if manifest.snapshots.get(name) != before.snapshots.get(name):
                 raise LostRace(f"map {name!r} was rewritten or dropped by another process while this rewrite read; run it again")
-        return replace(manifest, snapshots={**manifest.snapshots, **snapshots})
+        left = {**manifest.snapshots, **snapshots}
+        used = {snapshot.versions for snapshot in left.values()}
+        return replace(manifest, snapshots=left, versions={key: each for key, each in versions.items() if key in used})
 
     return log.manifests.update(change)
+
+
+def _with_table(manifest: ClusterManifest, generation: int, table: PartitionVersions) -> tuple[int, dict[int, PartitionVersions]]:
+    """The number of a table, and all tables; an equal one is not kept twice."""
+    versions = dict(manifest.versions)
+    for number, known in versions.items():
+        if known == table:
+            return number, versions
+    return generation, {**versions, generation: table}
 
 
 def discard(log: ClusterLog, job: Job) -> None:
     """Delete what a rewrite wrote that was certainly not published; what cannot be deleted now, prune takes as orphans."""
     if job.generation:
         with suppress(StorageError):
+            named = {path for snapshot in log.manifest().snapshots.values() for path in snapshot.files}
             for file in log.store.list(f"{job.folder}/snapshot"):
-                if file.path.split("/")[-2] == f"{job.generation:08d}":
+                if file.path.split("/")[-2] == f"{job.generation:08d}" and file.path not in named:
+                    log.store.delete(file.path)
+            for file in log.store.list(conflicts.folder(job.folder)):
+                if file.path.split("/")[-1].startswith(f"{job.generation:08d}-"):
                     log.store.delete(file.path)
 
 
@@ -307,7 +453,17 @@ def _snapshot(log: ClusterLog, job: Job, item: Merged) -> Snapshot:
         created_ms=log.clock.now_ms(),
         dropped=former.dropped if former is not None else 0,
         until_ms=job.rule.now_ms,
+        sizes=tuple(part.bytes for part in item.parts),
+        rows=tuple(part.rows for part in item.parts),
+        versions=former.versions if former is not None else 0,
+        last_expiry_ms=latest_expiry(part.last_expiry_ms for part in item.parts),
     )
+
+
+def latest_expiry(expiries: Iterable[int]) -> int:
+    """When the last of them is over; 0: one never is, or there is none."""
+    found = list(expiries)
+    return max(found) if found and all(found) else 0
 
 
 def _report(job: Job, item: Merged) -> MapRewrite:
@@ -351,7 +507,8 @@ def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPol
             covered[node] = Mark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
         generation = manifest.generation + 1
         now_ms = log.clock.now_ms()
-        snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms)
+        versions = former.versions if former is not None else 0
+        snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms, versions=versions)
         return manifest.with_snapshot(name, snapshot)
 
     log.manifests.update(change)

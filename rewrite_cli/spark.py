@@ -17,7 +17,8 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,17 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from imap_wal import archive
+from imap_wal.clock import SystemRandomness
 from imap_wal.entry import Row
-from imap_wal.errors import ImapWalError, InvalidSetting
+from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.format import Position
 from imap_wal.index import Newest, NewestIndex
+from imap_wal.manifest import NO_VERSIONS, PartitionVersions
 from imap_wal.pieces import SEGMENT, SNAPSHOT, Piece, read_piece
 from imap_wal.restore import ClusterLog, live, no_garbage_collection, snapshot_pieces
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.local import PartWriter
-from rewrite_cli.rewriter import Job, Merged, Part, Tally, Totals
+from rewrite_cli.rewriter import Job, Merged, Part, Result, Tally, Totals, worth_reading
 from storage_backends import SegmentStore, StorageError, open_store
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
@@ -291,13 +294,26 @@ def _decode(rows: list[Row], metadata: list[tuple[Any, ...]]) -> tuple[list[str 
 
 # ---- the rewrite engine --------------------------------------------------------------------------------------------
 
-_EXTRA = [("late", pa.bool_()), ("read_records", pa.int64()), ("read_bytes", pa.int64()), ("error", pa.string())]
+_EXTRA = [
+    ("late", pa.bool_()),
+    ("read_records", pa.int64()),
+    ("read_bytes", pa.int64()),
+    ("error", pa.string()),
+    ("pairs", pa.string()),
+]
 _ENTRY_FIELDS = _FIELDS.removeprefix("namespace string, cluster string, ")
-_COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string"
-_PART_FIELDS = "map string, path string, live bigint, tombstones bigint, bytes bigint, checksum bigint, error string"
-_PART_NAMES = ("map", "path", "live", "tombstones", "bytes", "checksum", "error")
-_PART_SCHEMA = pa.schema([pa.field(name, pa.string() if name in ("map", "path", "error") else pa.int64()) for name in _PART_NAMES])
-_PARTS_A_RANGE = 1000
+_COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string, pairs string"
+_PART_TEXTS = ("map", "path", "attempt", "error")
+_PART_NUMBERS = (
+    "live", "tombstones", "bytes", "checksum", "partition", "number", "last_expiry_ms",
+)  # fmt: skip
+_PART_FIELDS = ", ".join([*(f"{name} string" for name in _PART_TEXTS), *(f"{name} bigint" for name in _PART_NUMBERS)])
+_PART_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string()) for name in _PART_TEXTS),
+        *(pa.field(name, pa.int64()) for name in _PART_NUMBERS),
+    ]
+)
 
 ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
 
@@ -311,27 +327,28 @@ class SparkEngine:
         self._spark = spark
         self._tasks = tasks
 
-    def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+    def run(self, job: Job, log: ClusterLog) -> Result:
         if job.url.startswith("memory:"):
             raise InvalidSetting("Spark's workers cannot see memory:// of this process; use --engine local")
         spark = self._spark or session()
         tasks = self._tasks or spark.sparkContext.defaultParallelism
         combined = self._combine(spark, job, log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False), tasks)
         try:
-            read = _read(combined)
+            read, versions = _read(combined)
+            pairs = tuple(versions.pairs.items())
             merged: list[Merged] = []
             former: list[Piece] = []
             for name, snapshot in sorted(job.state.manifest.snapshots.items()):
                 if not job.wants(name):
                     continue
-                if name not in read and not snapshot.tombstones:
+                if name not in read and not worth_reading(job, snapshot):
                     merged.append(Merged(name, 0, 0, (), unchanged=True))
                     continue
                 former += snapshot_pieces(name, snapshot)
                 known, count = read.get(name, _Read()), snapshot.live + snapshot.tombstones
                 read[name] = _Read(known.records + count, known.bytes, known.keys + count)
             if not read:
-                return merged
+                return Result(tuple(merged), pairs)
             everything = combined.unionAll(self._combine(spark, job, former, tasks)) if former else combined
             ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))
             # By ranges, not by hash: part files are then in key order, as the local engine writes them.
@@ -339,13 +356,10 @@ class SparkEngine:
             found = ordered.mapInArrow(_write(job), _PART_FIELDS).collect()
         finally:
             combined.unpersist()
-        for row in found:
-            if row["error"]:
-                raise _thaw(row["error"])
+        parts = taken(found)
         for name, each in sorted(read.items()):
-            own = [Part(row["path"], row["live"], row["tombstones"], row["bytes"], row["checksum"]) for row in found if row["map"] == name]
-            merged.append(Merged(name, each.records, each.bytes, tuple(sorted(own, key=lambda part: part.path))))
-        return merged
+            merged.append(Merged(name, each.records, each.bytes, parts.get(name, ())))
+        return Result(tuple(merged), pairs)
 
     def _combine(self, spark: SparkSession, job: Job, pieces: list[Piece], tasks: int) -> DataFrame:
         """The newest rows of each task's pieces: one a map, key and node."""
@@ -364,35 +378,60 @@ class _Read:
     keys: int = 0
 
 
-def _read(combined: DataFrame) -> dict[str, _Read]:
+def _read(combined: DataFrame) -> tuple[dict[str, _Read], PartitionVersions]:
     totals = combined.groupBy("map").agg(
         functions.sum("read_records").alias("records"),
         functions.sum("read_bytes").alias("bytes"),
         functions.count("key").alias("keys"),
         functions.max("error").alias("error"),
+        functions.collect_set("pairs").alias("pairs"),
     )
     found = {}
+    versions = NO_VERSIONS
     for row in totals.collect():
         if row["error"]:
             raise _thaw(row["error"])
+        for text in row["pairs"]:
+            versions = versions.raised(PartitionVersions.decode(text).pairs.items())
         found[row["map"]] = _Read(row["records"], row["bytes"], row["keys"])
-    return found
+    return found, versions
+
+
+def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
+    """Map → parts in key order, from the answers of the last step: exactly one attempt of every
+    range of keys counts, whatever others wrote. `LostRace` when an answer is missing."""
+    attempts: dict[int, str] = {}
+    parts: dict[str, list[Part]] = {}
+    for row in found:
+        if row["error"]:
+            raise _thaw(row["error"])
+        if attempts.setdefault(row["partition"], row["attempt"]) != row["attempt"]:
+            raise LostRace(f"Spark answered twice for range {row['partition']}; nothing was published, run the rewrite again")
+        if row["path"]:
+            part = Part(row["path"], *(row[name] for name in _PART_NUMBERS))
+            parts.setdefault(row["map"], []).append(part)
+    if sorted(attempts) != list(range(len(attempts))):
+        raise LostRace(f"Spark answered for ranges {sorted(attempts)} only; nothing was published, run the rewrite again")
+    order = attrgetter("partition", "number")
+    return {name: tuple(sorted(each, key=order)) for name, each in parts.items()}
 
 
 def _combine(job: Job) -> ArrowMap:
     def combine(batches: Iterator[Any]) -> Iterator[Any]:
         store = open_store(job.url)
         index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
-        tally = Tally(job.settled)
+        tally = Tally(job)
+        log = ClusterLog(store, job.namespace, job.cluster)
         try:
             with no_garbage_collection():
                 for batch in batches:
                     for text in batch.column(0).to_pylist():
                         for piece in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
-                            for changes in read_piece(store, piece, job.maps):
+                            for changes in log.read_on(piece, job.maps):
                                 if changes.rows:
                                     tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
-                                    index.add(changes.node, changes.rows, changes.bytes)
+                                    counting = job.decisions.counting(changes.node, changes.rows)
+                                    index.add(changes.node, counting, changes.bytes)
                                 if index.full:
                                     yield from _newest_so_far(index, tally)
                 yield from _newest_so_far(index, tally)
@@ -412,38 +451,47 @@ def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
             totals = tally.maps.pop(name, Totals())
             late: list[Any] = [bool(tally.late) and (name, row[1]) in tally.late for row in rows]
             zeros: list[Any] = [0] * (len(rows) - 1)
-            yield _with_extra(archive.to_batch(rows, nodes), [late, [totals.records, *zeros], [totals.bytes, *zeros], [None] * len(rows)])
+            nothing: list[Any] = [None] * len(rows)
+            pairs = [PartitionVersions(tally.pairs).encode() if tally.pairs else None, *nothing[1:]]
+            tally.pairs = {}
+            extra = [late, [totals.records, *zeros], [totals.bytes, *zeros], nothing, pairs]
+            yield _with_extra(archive.to_batch(rows, nodes), extra)
     index.clear()
 
 
 def _write(job: Job) -> ArrowMap:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
-        first = (context.partitionId() if context is not None else 0) * _PARTS_A_RANGE
+        partition = context.partitionId() if context is not None else 0
+        randomness = SystemRandomness()  # the same work may be done twice, at the same time
+        attempt = randomness.name()
         store = open_store(job.url)
-        found: list[tuple[Any, ...]] = []
+        found: dict[str, tuple[Part, ...]] = {}
+        error = ""
         try:
             with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-") as folder:
                 writer: PartWriter | None = None
                 current = ""
                 for name, rows, nodes, late in newest_of_sorted(batches):
                     if writer is None or name != current:
-                        found += _close(current, writer)
-                        writer, current = PartWriter(store, job, name, Path(folder), first), name
+                        if writer is not None:
+                            found[current] = writer.close()
+                        current = name
+                        writer = PartWriter(store, job, name, Path(folder), partition, randomness)
                     writer.add(rows, nodes, late)
-                found += _close(current, writer)
-        except (ImapWalError, StorageError) as error:
-            found = [("", "", 0, 0, 0, 0, _freeze(error))]
+                if writer is not None:
+                    found[current] = writer.close()
+        except (ImapWalError, StorageError) as raised:
+            error, found = _freeze(raised), {}
         finally:
             store.close()
-        columns = list(zip(*found, strict=True)) if found else [()] * len(_PART_NAMES)
-        yield pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, _PART_SCHEMA, strict=True)], schema=_PART_SCHEMA)
+        # The first line answers for the range, also where nothing is in it.
+        lines: list[dict[str, Any]] = [{"attempt": attempt, "partition": partition, "error": error}]
+        for name, parts in found.items():
+            lines += [{**asdict(part), "map": name, "attempt": attempt} for part in parts]
+        yield pa.RecordBatch.from_pylist(lines, schema=_PART_SCHEMA)
 
     return write
-
-
-def _close(name: str, writer: PartWriter | None) -> list[tuple[Any, ...]]:
-    return [(name, part.path, part.live, part.tombstones, part.bytes, part.checksum, None) for part in writer.close()] if writer is not None else []
 
 
 def newest_of_sorted(batches: Iterator[Any]) -> Iterator[tuple[str, list[Row], list[str], set[tuple[str, bytes]]]]:
@@ -490,7 +538,7 @@ def _with_extra(batch: Any, extra: list[list[Any]]) -> Any:
 
 def _failure_row(error: Exception) -> Any:
     row: Row = ("", b"", "", None, "", True, 0, 0, 0, (0, 0, 0, 0))
-    return _with_extra(archive.to_batch([row], ""), [[False], [0], [0], [_freeze(error)]])
+    return _with_extra(archive.to_batch([row], ""), [[False], [0], [0], [_freeze(error)], [None]])
 
 
 # An error of a worker comes back as what it is, not as text in Spark's own exception. Our errors' constructors do not take their own `args`.

@@ -7,20 +7,37 @@ from dataclasses import asdict
 import click
 
 from imap_wal.restore import ClusterLog
+from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli import output as out
 from rewrite_cli.prune import prune
 from rewrite_cli.report import PruneReport
 from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.times import Duration
 
 
 @click.command()
 @scope_options(maps=False, nodes=False)
 @click.option("--wal-ttl-seconds", type=click.IntRange(min=0), default=0, help="Only what is older. Default: all that is covered.")
 @click.option("--wal-size-limit-mb", type=click.IntRange(min=0), default=0, help="Only the oldest, until the rest takes no more MiB than this.")
+@click.option(
+    "--max-clock-skew",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="With --wal-ttl-seconds: refuse when this machine's clock differs from the storage's by more.",
+)
 @out.yes_option
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, wal_ttl_seconds: int, wal_size_limit_mb: int, yes: bool, dry_run: bool, output: str) -> None:
+def command(
+    scope: Scope,
+    wal_ttl_seconds: int,
+    wal_size_limit_mb: int,
+    max_clock_skew: float,
+    yes: bool,
+    dry_run: bool,
+    output: str,
+) -> None:
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service.
 
     How a map stood before its snapshot can no longer be told afterwards, except from a copy.
@@ -37,7 +54,12 @@ def command(scope: Scope, wal_ttl_seconds: int, wal_size_limit_mb: int, yes: boo
         reports = plan
     else:
         out.agree(f"Remove {files} files, {out.size(size)}, that snapshots cover?", yes)
-        reports = prune_all(scope, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb)
+        reports = prune_all(
+            scope,
+            ttl_s=wal_ttl_seconds,
+            size_limit_mb=wal_size_limit_mb,
+            skew_ms_max=round(max_clock_skew * 1000),
+        )
     if output == out.JSON:
         out.print_json({"clusters": [asdict(report) for report in reports]})
         return
@@ -55,9 +77,23 @@ def command(scope: Scope, wal_ttl_seconds: int, wal_size_limit_mb: int, yes: boo
             out.note(f"left alone: node {node!r}: {why}")
 
 
-def prune_all(scope: Scope, *, dry_run: bool = False, ttl_s: int = 0, size_limit_mb: int = 0) -> list[PruneReport]:
+def prune_all(
+    scope: Scope,
+    *,
+    dry_run: bool = False,
+    ttl_s: int = 0,
+    size_limit_mb: int = 0,
+    skew_ms_max: int = SKEW_MS_MAX,
+) -> list[PruneReport]:
     """Prune every cluster in the scope."""
     with scope.open() as (store, clusters):
         return [
-            prune(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run, ttl_s=ttl_s, size_limit_mb=size_limit_mb) for view in clusters
+            prune(
+                ClusterLog(store, view.namespace, view.cluster),
+                dry_run=dry_run,
+                ttl_s=ttl_s,
+                size_limit_mb=size_limit_mb,
+                skew_ms_max=skew_ms_max,
+            )
+            for view in clusters
         ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
-from imap_wal.errors import WriterLocked
+from imap_wal.errors import LogError, WriterLocked
+from imap_wal.restore import ClusterLog
+from rewrite_cli import conflicts
 from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS, Failed
 from rewrite_cli.repair_report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
 from rewrite_cli.repairer import ClusterRepair, tolerant_survey
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.survey import ClusterView
-from storage_backends import Locked, SegmentStore, StorageError, open_store
+from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
 
 
 @click.command()
@@ -31,7 +33,7 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
     """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log itself is only read.
 
     Whole files are copied byte for byte; of a damaged one what can be read is written anew. The copy opens and restores exactly what was kept. With --node it holds only
-    those nodes' logs. Exit code 3: something was given up; 0: nothing. Stop the services that write the log first.
+    those nodes' logs. Exit code 3: something was given up, or two nodes claim the same change of a key; 0: nothing. Stop the services that write the log first.
 
     \b
     Examples:
@@ -44,6 +46,7 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
     target = _open(target_url) if target_url is not None else None
     store = _open(scope.url)
     items: list[Item] = []
+    in_conflict: list[str] = []
     try:
         if target is not None:
             _must_be_empty(target, str(target_url))
@@ -64,16 +67,30 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
             if target is not None and not dry_run:
                 for repair in repairs:
                     repair.write(target)
+            in_conflict = [text for view in views for text in _conflicts(store, view)]
     finally:
         store.close()
         if target is not None:
             target.close()
-    totals = {"mode": mode, "dry_run": dry_run, "to": target_url, **summary(items)}
+    totals = {"mode": mode, "dry_run": dry_run, "to": target_url, **summary(items), "conflicts": in_conflict}
     if output == out.JSON:
         out.print_json({"summary": totals, "files": [item.to_json() for item in items]})
     else:
         _print(items, totals, show_all)
-    return FINDINGS if totals["damaged"] else 0
+        for text in in_conflict:
+            click.echo(f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}")
+        if in_conflict:
+            click.echo(f"in the copy: {conflicts.ADVICE}")
+    return FINDINGS if totals["damaged"] or in_conflict else 0
+
+
+def _conflicts(store: SegmentStore, view: ClusterView) -> list[str]:
+    """Keys that two nodes claim: a repair keeps both claims, and no restore can go on with them."""
+    try:
+        return conflicts.found(ClusterLog(store, view.namespace, view.cluster))
+    except (LogError, NotFound):
+        out.note(f"{view}: damaged, so conflicts of order were not looked for; verify the copy")
+        return []
 
 
 def _open(url: str) -> SegmentStore:

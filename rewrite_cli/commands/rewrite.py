@@ -9,12 +9,14 @@ import click
 
 from imap_wal.restore import ClusterLog, MergeProgress
 from imap_wal.settings import RecoveryPolicy
+from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli import output as out
+from rewrite_cli.conflicts import Resolution
 from rewrite_cli.live import Tell, partial_option
 from rewrite_cli.report import RewriteReport
 from rewrite_cli.rewriter import Engine, rewrite
 from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.times import Moment
+from rewrite_cli.times import Duration, Moment
 
 ENGINES = ("local", "spark")
 
@@ -23,13 +25,37 @@ ENGINES = ("local", "spark")
 @scope_options(nodes=False)
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="One machine with bounded memory, or a Spark session.")
 @click.option("--as-of", type=Moment(), help="Cover only what was written until this time; what is newer stays in the log as it is.")
+@click.option(
+    "--max-clock-skew",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="Refuse when this machine's clock differs from the storage's by more.",
+)
+@click.option(
+    "--resolve",
+    metavar="newest|node=NAME",
+    help="Decide keys that two nodes claim: the latest by its timestamp, or that of one node.",
+)
 @partial_option
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, engine: str, as_of: int | None, partial: bool, dry_run: bool, output: str) -> None:
+def command(
+    scope: Scope,
+    engine: str,
+    as_of: int | None,
+    max_clock_skew: float,
+    resolve: str | None,
+    partial: bool,
+    dry_run: bool,
+    output: str,
+) -> None:
     """Keep only the newest of every key: read all nodes' logs and archives, publish a snapshot. Runs beside a live cluster and touches nothing of it.
 
     The space comes back with `imap-wal prune`. Two rewriters at once: one publishes, the other ends with exit code 4.
+
+    Two halves of a split network may both have changed a key; then neither is newer, and nothing is rewritten until you decide with --resolve. The changes that lost
+    are kept in a Parquet file, which the report names.
 
     \b
     Examples:
@@ -38,7 +64,16 @@ def command(scope: Scope, engine: str, as_of: int | None, partial: bool, dry_run
     """
     with out.progress() as progress:
         task = progress.add_task("reading")
-        reports = rewrite_all(scope, engine, as_of, partial, dry_run, lambda words: progress.update(task, description=words))
+        reports = rewrite_all(
+            scope,
+            engine,
+            as_of,
+            partial,
+            dry_run,
+            lambda words: progress.update(task, description=words),
+            skew_ms_max=round(max_clock_skew * 1000),
+            resolve=Resolution.parse(resolve) if resolve else None,
+        )
     if output == out.JSON:
         out.print_json({"clusters": [to_json(report) for report in reports]})
         return
@@ -57,12 +92,24 @@ def command(scope: Scope, engine: str, as_of: int | None, partial: bool, dry_run
             f"{report.records_read:,} records in {out.duration(report.seconds)} ({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of memory), "
             f"engine {report.engine}; prune {'would give' if dry_run else 'gives'} back up to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
         )
+        for each in report.maps:
+            if each.conflicts:
+                where = f"; what lost is in {each.set_aside}" if each.set_aside else ""
+                click.echo(f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}")
         for node, why in report.missing.items():
             out.note(f"left out: node {node!r}: {why}")
 
 
 def rewrite_all(
-    scope: Scope, engine: str = "local", as_of_ms: int | None = None, partial: bool = False, dry_run: bool = False, tell: Tell | None = None
+    scope: Scope,
+    engine: str = "local",
+    as_of_ms: int | None = None,
+    partial: bool = False,
+    dry_run: bool = False,
+    tell: Tell | None = None,
+    *,
+    skew_ms_max: int = SKEW_MS_MAX,
+    resolve: Resolution | None = None,
 ) -> list[RewriteReport]:
     """Rewrite every cluster in the scope, one after the other."""
     policy = RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL
@@ -75,6 +122,8 @@ def rewrite_all(
                 as_of_ms=as_of_ms,
                 policy=policy,
                 dry_run=dry_run,
+                skew_ms_max=skew_ms_max,
+                resolve=resolve,
             )
             for view in clusters
         ]

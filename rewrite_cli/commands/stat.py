@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
+from imap_wal.errors import OrderConflict
 from imap_wal.index import NewestIndex
 from imap_wal.restore import ClusterLog
 from imap_wal.settings import RecoveryPolicy, Settings
+from rewrite_cli import conflicts
 from rewrite_cli import output as out
+from rewrite_cli.conflicts import UNDECIDED, Decisions, Resolution
+from rewrite_cli.failures import FINDINGS
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.survey import ClusterView
 from storage_backends import SegmentStore
@@ -57,12 +61,32 @@ class Forecast:
     merge_seconds: float
     member_seconds: float
     missing: tuple[str, ...]
+    conflicts: tuple[str, ...] = ()
+    """Keys that two nodes claim: a restart fails on them."""
 
 
 def count_cluster(
     store: SegmentStore, view: ClusterView, settings: Settings, maps: tuple[str, ...], tell: Callable[[str], None]
 ) -> tuple[list[Count], Forecast]:
-    """Read what a restore would read, and count. Memory is bounded as a restore's."""
+    """Read what a restore would read, and count. Memory is bounded as a restore's. Of keys in conflict the newest claim by its timestamp is counted."""
+    try:
+        return _count(store, view, settings, maps, tell, UNDECIDED)
+    except OrderConflict:
+        log = ClusterLog(store, view.namespace, view.cluster)
+        texts = conflicts.found(log, maps=maps or None)
+        decisions = conflicts.decide(conflicts.find(log, maps=maps or None), Resolution())
+        counts, forecast = _count(store, view, settings, maps, tell, decisions)
+        return counts, replace(forecast, conflicts=tuple(texts))
+
+
+def _count(
+    store: SegmentStore,
+    view: ClusterView,
+    settings: Settings,
+    maps: tuple[str, ...],
+    tell: Callable[[str], None],
+    decisions: Decisions,
+) -> tuple[list[Count], Forecast]:
     clock = SystemClock()
     index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
     counts: dict[tuple[str, str], Count] = {}
@@ -70,7 +94,7 @@ def count_cluster(
     records = 0
     try:
         for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=maps or None, policy=RecoveryPolicy.PARTIAL):
-            index.add(changes.node, changes.rows)
+            index.add(changes.node, decisions.counting(changes.node, changes.rows))
             for row in changes.rows:
                 count = _of(counts, view, row[MAP], changes.node)
                 count.records += 1
@@ -111,8 +135,9 @@ def _size(row: Row) -> int:
 @click.command()
 @scope_options()
 @out.output_option
-def command(scope: Scope, output: str) -> None:
-    """Live and dead records and bytes per map and node, and how long a restart would load. Reads the whole log.
+def command(scope: Scope, output: str) -> int:
+    """Live and dead records and bytes per map and node, and how long a restart would load. Reads the whole log. Exit code 3 when two nodes claim the same change of a
+    key: a restart fails then.
 
     \b
     Examples:
@@ -141,7 +166,7 @@ def command(scope: Scope, output: str) -> None:
     if output == out.JSON:
         maps = [{**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes} for count in counts]
         out.print_json({"maps": maps, "storage": storage, "forecast": [asdict(forecast) for forecast in forecasts]})
-        return
+        return FINDINGS if any(forecast.conflicts for forecast in forecasts) else 0
     out.print_table(
         ("cluster", "map", "node", "records", "live", "dead", "tombstones", "expired", "live bytes", "dead bytes"),
         [
@@ -159,3 +184,6 @@ def command(scope: Scope, output: str) -> None:
             click.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
         for node in forecast.missing:
             click.echo(click.style(f"  node {node!r} is missing", fg="red") + ": a restart refuses to go on without it (recovery_policy = full)")
+        for text in forecast.conflicts:
+            click.echo(click.style("  conflict of order", fg="red") + f": {text}: a restart fails; {conflicts.ADVICE}")
+    return FINDINGS if any(forecast.conflicts for forecast in forecasts) else 0

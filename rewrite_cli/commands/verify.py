@@ -8,11 +8,17 @@ import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
+from imap_wal.restore import ClusterLog
+from rewrite_cli import conflicts
 from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS
 from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.survey import ClusterView
 from rewrite_cli.times import Duration
-from rewrite_cli.verifier import CLEAN, CORRUPT, TORN, UNSUPPORTED, Deadline, Finding, Unit, check, damaged, foreign_files, plan
+from rewrite_cli.verifier import CLEAN, CORRUPT, TORN, UNSUPPORTED, Deadline, Finding, OutOfTime, Unit, check, damaged, foreign_files, plan
+from storage_backends import NotFound, SegmentStore
+
+CONFLICT = "conflict"
 
 
 @click.command()
@@ -22,6 +28,8 @@ from rewrite_cli.verifier import CLEAN, CORRUPT, TORN, UNSUPPORTED, Deadline, Fi
 @out.output_option
 def command(scope: Scope, max_duration: float | None, show_all: bool, output: str) -> int:
     """Read every byte of the log and say what is damaged, and what is lost.
+
+    Then it looks for keys that two nodes claim with the same order, as both halves of a split network do: no restore can go on with those. Exit code 3 as for damage.
 
     A torn tail (an incomplete last commit after a crash, or a service that is writing right now) is reported and is no damage: exit code 0. Damage: exit code 3.
 
@@ -50,6 +58,10 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
                     foreign += foreign_files(view, scope.wants_node)
                 read, unchecked = check(units, lambda text: progress.update(task, description=text), deadline)
                 findings += read
+                if not unchecked and not scope.nodes and not any(_bad(each) for each in findings):
+                    for view in clusters:
+                        progress.update(task, description=f"{view}: order")
+                        findings += _conflicts(store, view, deadline)
         except LogError as error:  # a manifest: what it should name cannot be told
             findings.append(damaged(error.file, "manifest", 0, error, None))
     counts = Counter(finding.status for finding in findings)
@@ -57,7 +69,7 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
         "files": len(findings),
         "bytes": sum(finding.bytes for finding in findings),
         "records": sum(finding.records for finding in findings),
-        **{status.replace("-", "_"): counts[status] for status in (CLEAN, TORN, CORRUPT, UNSUPPORTED)},
+        **{status.replace("-", "_"): counts[status] for status in (CLEAN, TORN, CORRUPT, UNSUPPORTED, CONFLICT)},
         "foreign": len(foreign),
         "partial": bool(unchecked),
         "unchecked_files": len(unchecked),
@@ -84,6 +96,8 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
         bad = counts[CORRUPT] + counts[UNSUPPORTED]
         verdict = click.style(f"{bad} damaged", fg="red", bold=True) if bad else click.style("no damage", fg="green", bold=True)
         torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
+        if counts[CONFLICT]:
+            torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
         click.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
         if unchecked:
             for unit in unchecked if show_all else ():
@@ -91,7 +105,25 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
             click.echo(
                 f"partial: the time was over; {len(unchecked)} files, {out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
             )
-    return FINDINGS if counts[CORRUPT] or counts[UNSUPPORTED] else 0
+    return FINDINGS if any(_bad(finding) for finding in findings) else 0
+
+
+def _bad(finding: Finding) -> bool:
+    return finding.status not in (CLEAN, TORN)
+
+
+def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> list[Finding]:
+    """Keys that two nodes claim; the log's bytes are whole."""
+    log = ClusterLog(store, view.namespace, view.cluster)
+    try:
+        texts = conflicts.found(log, check=deadline.check)
+    except OutOfTime:
+        out.note(f"{view}: the time was over; it was not checked for conflicts of order")
+        return []
+    except NotFound:
+        out.note(f"{view}: its files changed; it was not checked for conflicts of order")
+        return []
+    return [Finding(view.folder, "order", CONFLICT, what=text, advice=conflicts.ADVICE) for text in texts]
 
 
 def _lost_records(finding: Finding) -> int | str:

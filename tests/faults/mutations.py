@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = ("storage_backends", "imap_wal", "rewrite_cli", "tests", "pyproject.toml")
 _FAULTS = "tests/faults"
+_REWRITE = "tests/rewrite/test_rewrite.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,26 @@ MUTATIONS = (
              "tests/unit/test_format.py::test_a_frame_copied_to_another_place_of_its_segment_does_not_verify"),
     Mutation("CRC not compared", "imap_wal/format.py", "data[body:end]) != checksum:", "data[body:end]) is None:",
              f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]", quick=True),
-    Mutation("tombstone dropped early", "rewrite_cli/rewriter.py", "return GONE if self.open_nodes", "return GONE if True or self.open_nodes",
+    Mutation("tombstone dropped early", "rewrite_cli/rewriter.py", "return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT", "return GONE",
              f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state"),
+    Mutation("changes of owners that were replaced count", "imap_wal/pieces.py", "kept = [not row[9] < ", "kept = [True or row[9] < ",
+             f"{_REWRITE}::test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced"),
+    Mutation("what a rewrite learned of partitions is not carried on", "rewrite_cli/rewriter.py", "versions=_known_versions(before) if complete", "versions=NO_VERSIONS if complete",
+             f"{_REWRITE}::test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older"),
+    Mutation("a rewrite below the orphan floor is published", "rewrite_cli/rewriter.py", "if job.generation < manifest.orphan_floor:", "if job.generation < 0:",
+             f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap"),
+    Mutation("files of a slow rewrite deleted without raising the floor", "imap_wal/snapshots.py", "else log.manifests.update(change)", "else change(manifest)",
+             f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap"),
+    Mutation("new snapshot files not read before they are published", "rewrite_cli/rewriter.py", "                confirm(log, job, result)\n", "                pass\n",
+             f"{_REWRITE}::test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing"),
+    Mutation("snapshot not read before what it covers is removed", "imap_wal/snapshots.py", "check_contents(log.store, path, 0 if known else checksum, size)", "pass",
+             f"{_REWRITE}::test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole"),
+    Mutation("part names without anything of their own", "rewrite_cli/rewriter.py", "-{number:05d}-{token}.parquet", "-{number:05d}.parquet",
+             "tests/spark/test_spark.py::test_a_task_that_runs_twice_takes_nothing_away"),
+    Mutation("clock of the rewriting machine not measured", "imap_wal/storage_clock.py", "abs(skew_ms) > skew_ms_max", "skew_ms is None",
+             f"{_REWRITE}::test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused"),
+    Mutation("a segment that was archived is not read on", "imap_wal/restore.py", "        for following in self._replaced(piece, place, maps):", "        for following in ():",
+             f"{_REWRITE}::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends"),
     Mutation("a failed sync is forgotten", "imap_wal/committer.py", '            self._poison(error, "sync" if commit.written else "write")\n', "",
              f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file"),
     Mutation("a failed sync may be tried again by the backend", "storage_backends/descriptors.py", "            os.close(self._forget())\n            raise translate", "            raise translate",

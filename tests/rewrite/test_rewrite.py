@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imap_wal import entry
+from imap_wal import entry, pieces
 from imap_wal.archive import archive_sealed
-from imap_wal.errors import ImapWalError, InvalidSetting, LostRace, MissingNode
+from imap_wal.clock import SystemClock
+from imap_wal.entry import Row
+from imap_wal.errors import (
+    CorruptLog,
+    ImapWalError,
+    InvalidSetting,
+    LogError,
+    LostRace,
+    MissingNode,
+)
 from imap_wal.format import ENTRIES, START, Position
 from imap_wal.manifest import KEEP, Lifetime
 from imap_wal.restore import ClusterLog, pin_cuts
+from imap_wal.retention import remove_outlived
 from imap_wal.segment import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
+from imap_wal.snapshots import ORPHAN_MS
+from imap_wal.storage_clock import SKEW_MS_MAX
 from imap_wal.writer import NodeLog
 from rewrite_cli import local
 from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import ORPHAN_MS, prune
+from rewrite_cli.prune import prune
 from rewrite_cli.report import RewriteReport
-from rewrite_cli.rewriter import GRACE_MS, Job, Merged, drop_map, rewrite
-from storage_backends import SegmentStore, StorageError
+from rewrite_cli.rewriter import Job, Result, confirm, drop_map, prepare, publish, rewrite
+from storage_backends import NotFound, SegmentStore, StorageError, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
-from tests.support import FakeClock, contents, embedded, segments
+from tests.support import FakeClock, contents, embedded, overwrite, segments
 
 ENGINE = LocalEngine(SMALL)
 
@@ -42,9 +56,10 @@ def snapshot(store: MemoryStore, name: str = "orders") -> Any:
     return cluster(store).manifest().snapshots[name]
 
 
-def archive(store: MemoryStore, log: NodeLog) -> None:
+def archive(store: MemoryStore, log: NodeLog, writing: int | None = None) -> None:
     log.rotate()
-    archive_sealed(store, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+    folder, name = log.identity.node_folder, log.identity.node
+    archive_sealed(store, folder, name, log.manifests, writing=writing or log.unsealed)
 
 
 def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
@@ -94,7 +109,7 @@ def test_of_two_rewriters_one_publishes_and_the_other_loses_the_race(memory: Mem
     gate = threading.Event()
 
     class Slow(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+        def run(self, job: Job, log: ClusterLog) -> Result:
             merged = super().run(job, log)
             run(memory)
             gate.set()
@@ -112,7 +127,7 @@ def test_what_no_longer_fits_is_not_published(memory: MemoryStore, meanwhile: st
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Disturbed(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+        def run(self, job: Job, log: ClusterLog) -> Result:
             merged = super().run(job, log)
             if meanwhile == "lifetime":
                 cuts = pin_cuts(log)
@@ -132,7 +147,7 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Failing(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+        def run(self, job: Job, log: ClusterLog) -> Result:
             super().run(job, log)
             assert memory.list("ns/c/snapshot")
             raise KeyboardInterrupt
@@ -142,19 +157,114 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
     assert memory.list("ns/c/snapshot") == []
 
 
-def test_a_tombstone_stays_while_another_open_node_may_hold_something_older(memory: MemoryStore) -> None:
+def members(store: MemoryStore, incarnation: int = 1) -> None:
+    """From here on the log is one of Hazelcast members, in a new lifetime of their cluster."""
+    cuts = pin_cuts(cluster(store))
+    born = Lifetime(f"id-{incarnation}", incarnation, cuts)
+    cluster(store).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, born)))
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("history", ["clock late", "commit stuck", "resend after a pause"])
+def test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced(memory: MemoryStore, history: str) -> None:
+    """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
+    (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
+    It is never acknowledged, and must not come back: whatever the clocks say, however long it took."""
     clock = FakeClock()
     first, second = node(memory), node(memory, "n2")
-    log = cluster(memory)
-    log.manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 1, {}),)))
-    append(first, put("a", None, (1, 2, 1, 1), timestamp_ms=clock.now_ms()))
-    assert run(memory, clock).maps[0].tombstones == 1
+    members(memory)
+    append(first, put("a", "old", (1, 1, 1, 1)))
+    # The node that deletes has a clock that is an hour late, or the change is stuck for an hour.
+    wrote_ms = clock.now_ms() - (2 * HOUR_MS if history == "clock late" else 0)
+    append(second, put("a", None, (1, 2, 1, 1), timestamp_ms=wrote_ms))
+    if history != "clock late":
+        clock.advance(2 * HOUR_MS / 1000)
+    report = run(memory, clock)
+    assert report.maps[0].tombstones == 0, "the tombstone goes at once"
     prune(cluster(memory, clock))
-    append(second, put("a", "late", (1, 1, 1, 1)))
-    assert values(view(memory)) == {}
-    clock.advance(GRACE_MS / 1000)
-    assert run(memory, clock).maps[0].tombstones == 0, "nothing is in flight for so long"
-    assert values(view(memory)) == {}
+    if history == "resend after a pause":  # another key, and then the request that was in doubt
+        append(first, put("b", "late too", (1, 1, 1, 2)))
+    append(first, put("a", "late", (1, 1, 1, 3)))
+    assert values(view(memory, clock)) == {}
+    archive(memory, first)
+    assert values(view(memory, clock)) == {}, "nor from an archive"
+    append(second, put("a", "new", (1, 2, 1, 2)))
+    assert values(view(memory, clock)) == {"a": "new"}
+    run(memory, clock)
+    prune(cluster(memory, clock))
+    append(first, put("a", "late again", (1, 1, 1, 4)))
+    assert values(view(memory, clock)) == {"a": "new"}
+
+
+def in_partition(partition: int, row: Row) -> Row:
+    return (*row[:8], partition, row[9])
+
+
+def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older(
+    memory: MemoryStore,
+) -> None:
+    """The table is carried on: the rewrite after the one that dropped the tombstone reads nothing of
+    version 2, and neither does one that reads another map, or that covers a part of the nodes."""
+    first, second = node(memory), node(memory, "n2")
+    members(memory)
+    append(second, put("a", None, (1, 2, 1, 1)), put("x", "1", (1, 2, 1, 2), "other"))
+    run(memory)
+    prune(cluster(memory))
+    append(first, in_partition(7, put("c", "of another", (1, 1, 1, 1))))
+    run(memory, maps=["orders"])
+    prune(cluster(memory))
+    append(first, put("a", "late", (1, 1, 1, 2)))
+    assert values(view(memory)) == {"c": "of another"}
+    assert len(cluster(memory).manifest().versions) <= 2, "old tables go"
+
+
+def test_a_map_without_a_snapshot_keeps_what_owners_of_lower_versions_wrote(
+    memory: MemoryStore,
+) -> None:
+    """What a rewrite of one map learns of a partition says nothing of another map's log, which may
+    hold older changes of the same partition that were acknowledged in their time."""
+    first, second = node(memory), node(memory, "n2")
+    members(memory)
+    append(first, put("x", "1", (1, 1, 1, 1), "other"))
+    append(second, put("a", "1", (1, 2, 1, 1)))
+    run(memory, maps=["orders"])
+    assert values(view(memory), "other") == {"x": "1"}
+    drop_map(cluster(memory), "third")
+    assert values(view(memory), "other") == {"x": "1"}
+
+
+def test_a_rewrite_without_a_missing_node_learns_nothing_of_partitions(memory: MemoryStore) -> None:
+    """The missing node may hold acknowledged changes of an older owner."""
+    first, second = node(memory), node(memory, "n2")
+    members(memory)
+    append(first, put("a", "1", (1, 1, 1, 1)))
+    append(second, put("b", "1", (1, 2, 1, 1)))
+    hidden = {file.path: memory.read(file.path) for file in memory.list("ns/c/nodes/n1")}
+    for path in hidden:
+        memory.delete(path)
+    run(memory, policy=RecoveryPolicy.PARTIAL)
+    for path, data in hidden.items():
+        memory.create(path, data)
+    assert values(view(memory)) == {"a": "1", "b": "1"}
+
+
+def test_embedded_stores_that_share_a_log_keep_what_an_earlier_open_writes_later(
+    memory: MemoryStore,
+) -> None:
+    """Each open has an incarnation of its own, and all may be writing: none is replaced by another.
+    A tombstone then stays until no node but its own is open."""
+    first, second = node(memory), node(memory, "n2")
+    append(second, put("a", None, (2, 0, 1, 1)))
+    append(first, put("a", "older than the tombstone", (1, 0, 1, 1)))
+    assert run(memory).maps[0].tombstones == 1
+    append(first, put("b", "acknowledged", (1, 0, 1, 2)), put("a", "older", (1, 0, 1, 3)))
+    assert values(view(memory)) == {"b": "acknowledged"}
+    first.close()
+    assert run(memory).maps[0].tombstones == 0, "n2 itself numbers its later changes higher"
+    assert values(view(memory)) == {"b": "acknowledged"}
+    assert cluster(memory).manifest().versions == {}
 
 
 def test_a_tombstone_goes_when_all_other_logs_are_closed(memory: MemoryStore) -> None:
@@ -171,8 +281,7 @@ def test_a_tombstone_goes_when_all_other_logs_are_closed(memory: MemoryStore) ->
 def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", None, (1, 2, 1, 1)))
-    cuts = pin_cuts(cluster(memory))
-    cluster(memory).manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+    members(memory, 2)
     assert run(memory).maps[0].tombstones == 0
     append(second, put("a", "late", (1, 1, 1, 1)))
     assert values(view(memory)) == {}
@@ -195,14 +304,52 @@ def test_tombstones_stay_when_a_node_is_missing_and_what_it_covered_stays_covere
     assert values(view(memory, recovery_policy=RecoveryPolicy.PARTIAL)) == {"b": "1"}
 
 
-def test_expired_entries_go_an_hour_after_they_expired(memory: MemoryStore) -> None:
+def test_expired_entries_go_when_they_are_over_by_every_clock_that_is_allowed(
+    memory: MemoryStore,
+) -> None:
     clock = FakeClock()
-    append(node(memory), put("a", "1", (1, 1, 1, 1), expires_at_ms=clock.now_ms() + 1000), put("b", "1", (1, 1, 1, 2)))
+    soon = clock.now_ms() + 1000
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1), expires_at_ms=soon), put("b", "1", (1, 1, 1, 2)))
     clock.advance(10)
     assert run(memory, clock).maps[0].live == 2, "the clock of this machine may be ahead"
-    clock.advance(3600)
-    append(node_again(memory), put("b", "2", (1, 1, 1, 3)))
+    clock.advance(SKEW_MS_MAX / 1000)
+    append(log, put("b", "2", (1, 1, 1, 3)))
     assert run(memory, clock).maps[0].live == 1
+
+
+def test_a_map_that_nobody_writes_goes_when_all_of_it_has_expired(memory: MemoryStore) -> None:
+    clock = FakeClock()
+    soon = clock.now_ms() + 1000
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1), expires_at_ms=soon), put("b", "1", (1, 1, 1, 2), "kept"))
+    append(log, put("c", "1", (1, 1, 1, 3), "kept", expires_at_ms=soon))
+    run(memory, clock)
+    assert [item.unchanged for item in run(memory, clock).maps] == [True, True]
+    clock.advance(1 + SKEW_MS_MAX / 1000)
+    kept, orders = run(memory, clock).maps
+    assert (orders.map, orders.live, orders.unchanged) == ("orders", 0, False)
+    assert snapshot(memory).files == () and kept.unchanged
+
+
+def test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused(tmp_path: Path) -> None:
+    """It would drop entries that live, for good."""
+    store = open_store(str(tmp_path))
+    real = SystemClock()
+    soon = real.now_ms() + HOUR_MS
+    append(node(store), put("a", "1", (1, 1, 1, 1), expires_at_ms=soon))
+    for offset_ms in (2 * HOUR_MS, -2 * HOUR_MS):
+        wrong = ClusterLog(store, "ns", "c", SystemClock(offset_ms))
+        with pytest.raises(InvalidSetting, match=r"clock is 7,200 s .*--max-clock-skew"):
+            rewrite(wrong, ENGINE)
+        with pytest.raises(InvalidSetting, match="7,200 s"):
+            prune(wrong, ttl_s=60)
+    assert store.list("ns/c/snapshot") == [] and store.list("ns/c/clock") == []
+    log = ClusterLog(store, "ns", "c", real)
+    report = rewrite(log, ENGINE)
+    assert report.maps[0].live == 1
+    assert report.clock_skew_ms is not None and abs(report.clock_skew_ms) < 5000
+    rewrite(ClusterLog(store, "ns", "c", SystemClock(2 * HOUR_MS)), ENGINE, skew_ms_max=3 * HOUR_MS)
 
 
 def node_again(store: MemoryStore) -> NodeLog:
@@ -326,20 +473,250 @@ def test_a_file_of_the_log_goes_when_snapshots_cover_every_map_in_it_and_not_bef
     assert pruned > 0
 
 
-def test_prune_leaves_a_rewrite_under_way_alone_and_removes_one_that_died(memory: MemoryStore) -> None:
-    clock = FakeClock()
+def aged(store: SegmentStore, path: str, seconds: float) -> None:
+    """Make a file that much older."""
+    file = Path(store.url.removeprefix("file://")) / path
+    then = file.stat().st_mtime - seconds
+    os.utime(file, (then, then))
+
+
+def real_log(store: SegmentStore, offset_ms: int = 0) -> ClusterLog:
+    return ClusterLog(store, "ns", "c", SystemClock(offset_ms))
+
+
+def test_prune_leaves_a_rewrite_under_way_alone_and_removes_one_that_died(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    rewrite(real_log(store), ENGINE)
+    first = real_log(store).manifest().snapshots["orders"].files
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    rewrite(real_log(store), ENGINE)
+    young = "ns/c/snapshot/orders/00000077/part-00000-00000-x.parquet"
+    store.create(young, b"unfinished")
+    # A pruner's own clock does not matter.
+    assert prune(real_log(store, 48 * HOUR_MS)).snapshot_files == first
+    aged(store, young, ORPHAN_MS / 1000 + 60)
+    assert prune(real_log(store, -48 * HOUR_MS), dry_run=False).snapshot_files == (young,)
+    append(log, put("a", "3", (1, 1, 1, 3)))
+    rewrite(real_log(store), ENGINE)
+    assert values(view(store)) == {"a": "3"}, "later rewrites are not below the floor"
+
+
+def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) -> None:
+    """It took more than a day: its files are deleted, and it must not name them."""
+    store = open_store(str(tmp_path))
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
+    log.rotate()
+    append(log, put("c", "1", (1, 1, 1, 3)))
+
+    class Slow(LocalEngine):
+        def run(self, job: Job, log: ClusterLog) -> Result:
+            result = super().run(job, log)
+            for file in store.list("ns/c/snapshot"):
+                aged(store, file.path, ORPHAN_MS / 1000 + 60)
+            assert len(prune(real_log(store)).snapshot_files) == 2
+            return result
+
+    with pytest.raises(LostRace, match="took this rewrite"):
+        rewrite(real_log(store), Slow(SMALL))
+    assert real_log(store).manifest().snapshots == {}
+    prune(real_log(store))
+    assert values(view(store)) == {"a": "1", "c": "1"}
+
+
+def test_the_floor_is_checked_in_the_compare_and_swap(tmp_path: Path) -> None:
+    """The prune comes after the parts were looked at, and before the manifest is published."""
+    store = open_store(str(tmp_path))
+    append(node(store), put("a", "1", (1, 1, 1, 1)))
+    log = real_log(store)
+    job = prepare(log)
+    result = ENGINE.run(job, log)
+    confirm(log, job, result)
+    for file in store.list("ns/c/snapshot"):
+        aged(store, file.path, ORPHAN_MS / 1000 + 60)
+    prune(real_log(store))
+    with pytest.raises(LostRace):
+        publish(log, job, result)
+    assert real_log(store).manifest().snapshots == {}
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
+def test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing(memory: MemoryStore, damage: str) -> None:
+    append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
+
+    class Losing(LocalEngine):
+        def run(self, job: Job, log: ClusterLog) -> Result:
+            result = super().run(job, log)
+            spoil(memory, result.maps[0].parts[0].path, damage, result.maps[1].parts[0].path)
+            return result
+
+    with pytest.raises(LogError, match="part-00000-00000-"):
+        rewrite(cluster(memory), Losing(SMALL))
+    assert cluster(memory).manifest().snapshots == {}
+    assert values(view(memory)) == {"a": "1"} and values(view(memory), "other") == {"b": "1"}
+
+
+def spoil(store: SegmentStore, path: str, damage: str, other: str) -> None:
+    data = store.read(path)
+    store.delete(path)
+    if damage == "cut":
+        store.create(path, data[:-1])
+    elif damage == "changed":
+        store.create(path, data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    elif damage == "another":  # whole, and not ours
+        store.create(path, store.read(other))
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
+def test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole(memory: MemoryStore, damage: str) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
+    archive(memory, log)
+    run(memory)
+    spoil(memory, snapshot(memory).files[0], damage, snapshot(memory, "other").files[0])
+    before = {file.path for file in memory.list("ns/c/nodes")}
+    with pytest.raises(CorruptLog, match="snapshot/orders/"):
+        prune(cluster(memory))
+    with pytest.raises(CorruptLog, match="snapshot/orders/"):
+        remove_outlived(cluster(memory), "n1", Settings(wal_ttl_seconds=1), log.unsealed)
+    assert {file.path for file in memory.list("ns/c/nodes")} == before
+    with pytest.raises((CorruptLog, NotFound)):
+        view(memory)
+
+
+def test_a_snapshot_of_another_map_or_with_rows_missing_is_not_served(memory: MemoryStore) -> None:
+    """The manifest has the number of rows too: a file that agrees with itself is not enough."""
+    append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
+    run(memory)
+    kept = snapshot(memory)
+    wrong = replace(kept, rows=(3,))
+    cluster(memory).manifests.update(lambda now: now.with_snapshot("orders", wrong))
+    with pytest.raises(CorruptLog, match="holds 2 rows, the manifest says 3"):
+        view(memory)
+
+
+def test_an_archive_that_was_exchanged_is_not_served(memory: MemoryStore) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
+    archive(memory, log)
+    paths = {each.map: each.path for each in cluster(memory).node("n1").manifest.archives}
+    overwrite(memory, paths["orders"], memory.read(paths["other"]))
+    with pytest.raises(CorruptLog, match=r"archive/orders/.*checksum that the manifest has"):
+        view(memory)
+
+
+def test_the_owner_removes_former_snapshots_by_itself(memory: MemoryStore) -> None:
+    log = node(memory)
+    for number in range(4):
+        append(log, put("a", number, (1, 1, 1, number + 1)))
+        run(memory)
+    assert len(memory.list("ns/c/snapshot")) == 4
+    remove_outlived(cluster(memory), "n1", Settings(), log.unsealed)
+    assert len(memory.list("ns/c/snapshot")) == 4, "not unless a setting asks for it"
+    remove_outlived(cluster(memory), "n1", Settings(wal_size_limit_mb=1), log.unsealed)
+    assert [file.path for file in memory.list("ns/c/snapshot")] == list(snapshot(memory).files)
+    assert values(view(memory)) == {"a": "3"}
+
+
+def test_a_file_of_the_current_generation_that_no_manifest_names_goes(memory: MemoryStore) -> None:
+    """What a second attempt of a Spark task left behind."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
-    run(memory, clock)
-    first = snapshot(memory).files
-    append(node_again(memory), put("a", "2", (1, 1, 1, 2)))
-    run(memory, clock)
-    young = "ns/c/snapshot/orders/00000077/part-00000.parquet"
-    memory.create(young, b"unfinished")
-    modified = {file.path: file.modified_ms for file in memory.list("ns/c/snapshot")}[young]
-    clock = FakeClock(max(modified, 1))
-    assert prune(cluster(memory, clock)).snapshot_files == first
-    clock.advance(ORPHAN_MS / 1000 + 1)
-    assert prune(cluster(memory, clock)).snapshot_files == ((young,) if modified else ())
+    run(memory)
+    (path,) = snapshot(memory).files
+    left = path.replace("part-00000-00000-", "part-00000-00000-f")
+    memory.create(left, memory.read(path))
+    assert prune(cluster(memory)).snapshot_files == (left,)
+    assert values(view(memory)) == {"a": "1"}
+
+
+class Between(MemoryStore):
+    """Does something before every k-th read of a segment, once `armed`."""
+
+    def __init__(self, name: str, every: int, work: Callable[[], None]) -> None:
+        super().__init__(name)
+        self._every, self._work, self._count = every, work, 0
+        self.armed = False
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if path.endswith(".wal") and self.armed:
+            self._count += 1
+            if self._count % self._every == 0:
+                self.armed = False
+                self._work()
+                self.armed = True
+        return super().read(path, offset, length)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, every: int, at_once: int
+) -> None:
+    """Segments are archived while it reads them: it goes on from where it was."""
+    monkeypatch.setattr(pieces, "ROWS_MAX", 1)  # a segment is read in many steps
+    log = node(memory)
+    expected = {}
+    for number in range(30):
+        append(log, put(f"k{number % 20}", number, (1, 1, 1, number + 1)))
+        append(log, put(f"k{number % 20}", number, (1, 1, 1, 100 + number), "other"))
+        expected[f"k{number % 20}"] = str(number)
+        if number % 3 == 0:
+            log.rotate()
+    log.rotate()
+    archived: list[int] = []
+
+    def work() -> None:
+        writing = min([len(archived) * at_once + at_once + 1, log.unsealed])
+        if writing not in archived:
+            archived.append(writing)
+            archive(memory, log, writing)
+
+    slow = Between(memory.url.removeprefix("memory://"), every, work)
+    attempts = []
+
+    class Counting(LocalEngine):
+        def run(self, job: Job, log: ClusterLog) -> Result:
+            attempts.append(job)
+            slow.armed = True
+            result = super().run(job, log)
+            slow.armed = False
+            return result
+
+    report = rewrite(cluster(slow), Counting(SMALL))
+    assert len(attempts) == 1
+    assert len(archived) >= (2 if at_once < 100 else 1), "it did not meet an archive run"
+    assert [each.live for each in report.maps] == [20, 20]
+    prune(cluster(memory))
+    assert values(view(memory)) == expected and values(view(memory), "other") == expected
+
+
+def test_a_rewrite_under_which_another_one_and_a_prune_took_the_log_away_begins_again(
+    memory: MemoryStore,
+) -> None:
+    log = node(memory)
+    for number in range(5):
+        append(log, put(f"k{number}", number, (1, 1, 1, number + 1)))
+        log.rotate()
+    name, done = memory.url.removeprefix("memory://"), []
+
+    def other() -> None:
+        if not done:
+            done.append(1)
+            archive(memory, log)
+            run(memory)
+            prune(cluster(memory))
+
+    job = prepare(cluster(memory))
+    slow = Between(name, 3, other)
+    slow.armed = True
+    with pytest.raises(NotFound, match="newer snapshot covers"):
+        ENGINE.run(job, cluster(slow))
+    assert done
+    append(log, put("k9", 9, (1, 1, 1, 9)))
+    run(memory)
+    assert len(values(view(memory))) == 6
 
 
 def test_drop_forgets_a_map_and_only_that(memory: MemoryStore) -> None:

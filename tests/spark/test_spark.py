@@ -10,17 +10,25 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from imap_wal.errors import CorruptLog, InvalidSetting, OrderConflict
+from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, OrderConflict
+from imap_wal.restore import ClusterLog
+from rewrite_cli.conflicts import Resolution
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import discard, prepare, rewrite
-from rewrite_cli.spark import LATEST, Options, SparkEngine
+from rewrite_cli.report import RewriteReport
+from rewrite_cli.rewriter import Engine, discard, prepare, rewrite
+from rewrite_cli.spark import _PART_NUMBERS, LATEST, Options, SparkEngine, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
 from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
 
 pytestmark = pytest.mark.spark
+
+
+def run(log: ClusterLog, engine: Engine, **options: Any) -> RewriteReport:
+    """A rewrite whose clock stands still, over a storage whose clock does not."""
+    return rewrite(log, engine, skew_ms_max=2**60, **options)
 
 
 @settings(
@@ -33,20 +41,22 @@ pytestmark = pytest.mark.spark
 @given(history=steps)
 def test_both_engines_give_the_same_snapshot(spark: Any, tmp_path: Path, history: list[tuple[str, int, int, int]]) -> None:
     number = len(list(tmp_path.iterdir()))
-    history_cluster = Cluster(open_store(str(tmp_path / f"log-{number}")))
+    history_cluster = Cluster(open_store(str(tmp_path / f"log-{number}")), skew_ms_max=2**60)
     try:
         history_cluster.play(history)
         log = history_cluster.log
         found = []
         for engine in (LocalEngine(SMALL), SparkEngine(spark)):
             job = prepare(log)
-            merged = {item.map: item for item in engine.run(job, log)}
+            result = engine.run(job, log)
+            merged = {item.map: item for item in result.maps}
             rows = {name: [parquet_rows(log.store, part.path) for part in item.parts] for name, item in merged.items()}
             counts = {name: (item.records, item.unchanged) for name, item in merged.items()}
-            found.append(({name: [row for part in parts for row in part] for name, parts in rows.items()}, counts))
+            flat = {name: [row for part in parts for row in part] for name, parts in rows.items()}
+            found.append((flat, counts, dict(result.pairs)))
             discard(log, job)
         assert found[0] == found[1]
-        rewrite(log, SparkEngine(spark))
+        run(log, SparkEngine(spark))
         prune(log)
         history_cluster.check()
     finally:
@@ -86,7 +96,7 @@ def test_raw_gives_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Pa
     only = spark.read.format("imap_wal").option("map", "other").option("namespace", "ns").load(str(tmp_path))
     assert [row["map"] for row in only.collect()] == ["other"]
 
-    rewrite(cluster(store), SparkEngine(spark))
+    run(cluster(store), SparkEngine(spark))
     append(log, put("c", "1", (1, 1, 1, 6)))
     raw = spark.read.format("imap_wal").load(str(tmp_path))
     assert sorted((bytes(row["key"]), row["epoch"]) for row in raw.collect()) == [(b"a", None), (b"c", 1), (b"x", None)]
@@ -112,7 +122,7 @@ def test_damage_and_conflicts_come_back_as_our_own_errors(spark: Any, tmp_path: 
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     append(node(store, "n2"), put("a", "2", (1, 1, 1, 2)))
     with pytest.raises(OrderConflict, match="b'a'"):
-        rewrite(cluster(store), SparkEngine(spark))
+        run(cluster(store), SparkEngine(spark))
     store = open_store(str(tmp_path / "damage"))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -123,9 +133,96 @@ def test_damage_and_conflicts_come_back_as_our_own_errors(spark: Any, tmp_path: 
     data[-1] ^= 1
     first.write_bytes(bytes(data))
     with pytest.raises(CorruptLog) as caught:
-        rewrite(cluster(store), SparkEngine(spark))
+        run(cluster(store), SparkEngine(spark))
     assert caught.value.file.endswith("00000001-00000001.wal") and caught.value.offset > 0
     assert store.list("ns/c/snapshot") == []
+
+
+def test_a_conflict_is_decided_as_the_local_engine_does(spark: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    append(node(store), put("a", "1", (1, 1, 1, 1), timestamp_ms=2), put("b", "1", (1, 1, 1, 2)))
+    append(node(store, "n2"), put("a", "2", (1, 1, 1, 2), timestamp_ms=1))
+    report = run(cluster(store), SparkEngine(spark), resolve=Resolution())
+    assert values(view(store)) == {"a": "1", "b": "1"}
+    (lost,) = parquet_rows(store, report.maps[0].set_aside)
+    assert (lost[0][3], lost[1]) == (b"2", "n2") and report.maps[0].conflicts == 1
+
+
+def test_a_task_that_runs_twice_takes_nothing_away(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculation, or a stage that is tried again: two attempts at one range write at the same time;
+    Spark takes the answer of one. Here the other one runs to its end after it, and before."""
+    from rewrite_cli import spark as module
+
+    store = open_store(str(tmp_path))
+    log = node(store)
+    append(log, *(put(f"k{number}", number, (1, 1, 1, number)) for number in range(20)))
+    append(log, put("x", "1", (1, 1, 1, 99), "other"))
+    once = module._write
+
+    def twice(job: Any) -> Any:
+        def write(batches: Any) -> Any:
+            held = list(batches)
+            list(once(job)(iter(held)))  # its answer is thrown away
+            answer = list(once(job)(iter(held)))
+            list(once(job)(iter(held[:1])))  # this one saw less
+            yield from answer
+
+        return write
+
+    monkeypatch.setattr(module, "_write", twice)
+    report = run(cluster(store), SparkEngine(spark))
+    assert {each.map: each.live for each in report.maps} == {"orders": 20, "other": 1}
+    assert len(store.list("ns/c/snapshot")) > sum(len(each.files) for each in report.maps)
+    left = prune(cluster(store)).snapshot_files
+    assert left, "what the other attempts wrote"
+    assert {file.path for file in store.list("ns/c/snapshot")} == {path for each in report.maps for path in each.files}
+    assert len(values(view(store))) == 20 and values(view(store), "other") == {"x": "1"}
+
+
+def test_two_answers_for_one_range_or_none_publish_nothing() -> None:
+    def line(partition: int, attempt: str, **more: Any) -> dict[str, Any]:
+        nothing = dict.fromkeys(("map", "path", "error", *_PART_NUMBERS))
+        return {**nothing, "partition": partition, "attempt": attempt, **more}
+
+    part = {"map": "m", "path": "p", "live": 1, "tombstones": 0, "number": 0}
+    assert list(taken([line(0, "x"), line(0, "x", **part), line(1, "y")])) == ["m"]
+    with pytest.raises(LostRace, match="twice for range 0"):
+        taken([line(0, "x"), line(0, "x", **part), line(0, "y")])
+    with pytest.raises(LostRace, match=r"ranges \[1\] only"):
+        taken([line(1, "x")])
+
+
+def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rewrite_cli import local
+    from rewrite_cli import spark as module
+
+    store = open_store(str(tmp_path))
+    keys = [f"k{number:05d}" for number in range(1300)]
+    append(node(store), *(put(key, key, (1, 1, 1, at)) for at, key in enumerate(keys)), frames=10)
+    monkeypatch.setattr(module, "ROWS_A_RANGE", 1200)
+    once = module._write
+
+    def small(job: Any) -> Any:
+        write = once(job)
+
+        def in_worker(batches: Any) -> Any:
+            from rewrite_cli import local, spark
+
+            local.PART_ROWS_MAX, before = 1, local.PART_ROWS_MAX
+            spark._KEYS_A_BATCH, batch = 1, spark._KEYS_A_BATCH
+            try:
+                yield from write(batches)
+            finally:
+                local.PART_ROWS_MAX, spark._KEYS_A_BATCH = before, batch
+
+        return in_worker
+
+    monkeypatch.setattr(module, "_write", small)
+    report = run(cluster(store), SparkEngine(spark))
+    assert len(report.maps[0].files) == 1300 == report.maps[0].live
+    found = [row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)]
+    assert found == keys and local.PART_ROWS_MAX > 1
+    assert len(values(view(store))) == 1300
 
 
 def test_a_large_log_is_written_in_ranges_of_keys(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +233,7 @@ def test_a_large_log_is_written_in_ranges_of_keys(spark: Any, tmp_path: Path, mo
     log = node(store)
     keys = [f"k{number * 7919 % 3000:05d}" for number in range(3000)]
     append(log, *(put(key, key, (1, 1, 1, number)) for number, key in enumerate(keys)), frames=10)
-    report = rewrite(cluster(store), SparkEngine(spark))
+    report = run(cluster(store), SparkEngine(spark))
     assert len(report.maps[0].files) > 1 and report.maps[0].live == 3000
     found = [row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)]
     assert found == sorted(keys)

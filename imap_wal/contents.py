@@ -1,0 +1,98 @@
+"""Whole files against what a manifest says of them: a reader and a remover trust no name alone.
+
+Snapshots and archives are written once and never change. Their manifest keeps the CRC-32C of all
+bytes, the size and the number of rows; whoever reads such a file, and whoever removes what it
+stands for, checks them here.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, cast
+
+import google_crc32c
+
+from imap_wal.errors import CorruptLog, StorageUnavailable
+from storage_backends import NotFound, SegmentStore, StorageError
+
+CHUNK_BYTES = 1024 * 1024
+SPOOL_BYTES = 8 * 1024 * 1024
+"""A remote file up to this size is held in memory while it is read; a larger one in a scratch file."""
+ADVICE = "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+
+
+@contextmanager
+def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[BinaryIO]:
+    """A file of which every byte is as the manifest says; `checksum` 0: the manifest does not say.
+    `NotFound`, `CorruptLog`. A local file is read once more for that, a remote one is fetched
+    once, into memory or a scratch file."""
+    with store.open_input(path) as source:
+        if not checksum:
+            yield source
+        elif isinstance(source, io.BufferedReader | io.BytesIO):
+            crc = 0
+            for data in _chunks(source, path):
+                crc = google_crc32c.extend(crc, data)
+            demand_checksum(path, crc, checksum)
+            source.seek(0)
+            yield cast(BinaryIO, source)
+        else:
+            with tempfile.SpooledTemporaryFile(SPOOL_BYTES, prefix="imap-wal-read-") as copy:
+                crc = 0
+                for data in _chunks(source, path):
+                    crc = google_crc32c.extend(crc, data)
+                    _keep(copy, data, path)
+                demand_checksum(path, crc, checksum)
+                copy.seek(0)
+                yield cast(BinaryIO, copy)
+
+
+def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0) -> None:
+    """Read a file once, in bounded memory. `NotFound` when it is not there, `CorruptLog` when it
+    is not what the manifest says (0: the manifest does not say)."""
+    found = store.size(path)
+    if size and found != size:
+        what = f"this file has {found} bytes, the manifest says {size}"
+        raise CorruptLog(path, min(found, size), what, ADVICE)
+    if not checksum:
+        return
+    crc = 0
+    with store.open_input(path) as source:
+        for data in _chunks(source, path):
+            crc = google_crc32c.extend(crc, data)
+    demand_checksum(path, crc, checksum)
+
+
+def demand_checksum(path: str, found: int, wanted: int) -> None:
+    """`CorruptLog` unless both are the same."""
+    if found != wanted:
+        what = "the file does not match the checksum that the manifest has of it"
+        raise CorruptLog(path, 0, what, ADVICE)
+
+
+def _chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
+    """A store's errors are StorageErrors; what it opened may raise its driver's."""
+    while True:
+        try:
+            data = source.read(CHUNK_BYTES)
+        except StorageError:
+            raise
+        except FileNotFoundError as error:
+            raise NotFound(str(error), path) from error
+        except OSError as error:
+            raise StorageError(f"reading failed: {error}", path) from error
+        if not data:
+            return
+        yield data
+
+
+def _keep(copy: tempfile.SpooledTemporaryFile[bytes], data: bytes, path: str) -> None:
+    try:
+        copy.write(data)
+    except OSError as error:
+        room = tempfile.gettempdir()
+        what = f"reading {path} needs room for a copy in {room}: {error}; make room there"
+        raise StorageUnavailable(what) from error

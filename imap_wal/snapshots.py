@@ -1,0 +1,119 @@
+"""Snapshot files: whether those that a manifest names are whole, and which ones may go.
+
+A snapshot stands in for the log below its marks, so before anything it covers is removed, its
+files are read and compared with the manifest (`demand_whole`).
+
+Which snapshot files may go (`remove_former`), judged by one manifest:
+
+    named by it                                            stays
+    of a generation at or below that of its map's snapshot goes: it was replaced, or never named
+    of a generation below `orphan_floor`                   goes: whoever wrote it cannot publish it
+    anything else                                          stays: a rewrite may be under way
+
+A rewrite that died leaves files above the floor. Their age is a hint that it is dead, no more:
+the floor is raised above their generation by compare-and-swap first, and a rewrite that was only
+slow finds that floor in its own compare-and-swap, and loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from itertools import zip_longest
+
+from imap_wal import layout
+from imap_wal.contents import check_contents
+from imap_wal.errors import CorruptLog
+from imap_wal.manifest import ClusterManifest, Snapshot
+from imap_wal.restore import ClusterLog
+from imap_wal.storage_clock import storage_now
+from storage_backends import NotFound, StoredFile
+
+ORPHAN_MS = 24 * 3_600_000
+"""Unpublished files of a rewrite are taken for those of a dead one when the newest of them is older
+by the storage's clock. Too early costs that rewrite its work, never data."""
+
+_whole: dict[tuple[str, str, str], tuple[int, tuple[str, ...]]] = {}
+"""(storage, cluster folder, map) → generation and files of its snapshot that this process has read
+and found whole. They never change, so only their presence and size are looked at again."""
+
+
+def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
+    """`CorruptLog` names a file of these maps' snapshots that is missing or has changed."""
+    for name in sorted(set(maps)):
+        snapshot = manifest.snapshots.get(name)
+        if snapshot is None:
+            continue
+        key, value = (log.store.url, log.folder, name), (snapshot.generation, snapshot.files)
+        known = _whole.get(key) == value
+        for path, size, checksum in files_of(snapshot):
+            try:
+                check_contents(log.store, path, 0 if known else checksum, size)
+            except NotFound as error:
+                raise CorruptLog(
+                    path,
+                    0,
+                    f"the manifest names this file of the snapshot of map {name!r}, and it is not there",
+                    "nothing that the snapshot covers was removed; bring the file back from a copy",
+                ) from error
+        _whole[key] = value
+
+
+def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
+    """Path, size and checksum of each file; 0 where the manifest does not say."""
+    for path, size, checksum in zip_longest(snapshot.files, snapshot.sizes, snapshot.checksums, fillvalue=0):
+        yield str(path), int(size), int(checksum)
+
+
+def remove_former(log: ClusterLog, *, dry_run: bool = False) -> tuple[StoredFile, ...]:
+    """Delete the snapshot files that may go, and return them. Any number of processes may do so at
+    the same time."""
+    files = log.store.list(f"{log.folder}/snapshot")
+    manifest = log.manifest()
+    dead = _dead(log, manifest, files, dry_run)
+    if dead:
+        raised = 1 + max(dead)
+
+        def change(now: ClusterManifest) -> ClusterManifest:
+            # Never above what the next rewrite gets: a file may have any number in its name.
+            floor, generation = max(now.orphan_floor, raised), max(now.generation, raised - 1)
+            return replace(now, orphan_floor=floor, generation=generation)
+
+        manifest = change(manifest) if dry_run else log.manifests.update(change)
+    gone = tuple(file for file in files if _goes(file, manifest))
+    if not dry_run:
+        demand_whole(log, manifest, (name for file in gone if (name := _place(file.path)[0])))
+        for file in gone:
+            log.store.delete(file.path)
+    return gone
+
+
+def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
+    name, generation = _place(file.path)
+    snapshot = manifest.snapshots.get(name)
+    if not generation or (snapshot is not None and file.path in snapshot.files):
+        return False
+    replaced = snapshot is not None and generation <= snapshot.generation
+    return replaced or generation < manifest.orphan_floor
+
+
+def _dead(log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool) -> set[int]:
+    """Generations above the floor that no manifest names and that nobody has written to for long."""
+    named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
+    newest: dict[int, int] = {}
+    for file in files:
+        generation = _place(file.path)[1]
+        if file.path not in named and not _goes(file, manifest) and generation:
+            # A storage that tells no time: nothing is ever taken for dead.
+            modified_ms = file.modified_ms or 2**62
+            newest[generation] = max(newest.get(generation, 0), modified_ms)
+    if not newest or min(newest.values()) == 2**62:
+        return set()
+    now_ms = max(file.modified_ms for file in files) if dry_run else storage_now(log.store, log.folder, log.randomness)
+    return {number for number, modified_ms in newest.items() if modified_ms < now_ms - ORPHAN_MS}
+
+
+def _place(path: str) -> tuple[str, int]:
+    """Map and generation of a snapshot file; ("", 0) of a foreign one."""
+    *_, name, generation, _ = ("", "", "", *path.split("/"))
+    return (layout.decode(name), int(generation)) if generation.isdigit() else ("", 0)

@@ -1,0 +1,260 @@
+"""Conflicts of order: two nodes hold a change of one key with the same (incarnation, partition
+version), and nothing newer. Both halves of a split network do this, and a copied node directory.
+
+    find      which partitions have a pair that two nodes claim ─▶ of those, the keys in conflict
+    decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
+    aside     the claims that lost, as Parquet beside the log; nothing is thrown away unseen
+
+A restore never decides: it cannot know which half of a network was right.
+"""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Self, TypeAlias
+
+from imap_wal import layout
+from imap_wal.archive import SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.entry import KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import Position
+from imap_wal.index import NewestIndex
+from imap_wal.manifest import Pair
+from imap_wal.pieces import Changes
+from imap_wal.restore import ClusterLog, ClusterState
+from imap_wal.settings import RecoveryPolicy, Settings
+
+Claim: TypeAlias = tuple[Row, str]
+"""A row, and the node that wrote it."""
+NEWEST = "newest"
+SHOWN_MAX = 100
+ADVICE = "decide with `imap-wal rewrite --resolve newest`, or `--resolve node=NAME`"
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A key that several nodes claim, with the newest change of each of them."""
+
+    map: str
+    key: bytes
+    claims: tuple[Claim, ...]
+
+    @property
+    def pair(self) -> Pair:
+        incarnation, version, _, _ = self.claims[0][0][ORDER]
+        return incarnation, version
+
+    def text(self, places: Mapping[tuple[str, str, bytes], Position]) -> str:
+        """For people: map, key, and who claims it where."""
+        said = [f"node {node!r} at {places.get((node, self.map, self.key), 'a snapshot')} (order {row[ORDER]})" for row, node in self.claims]
+        incarnation, version = self.pair
+        return f"map {self.map!r}, key {self.key!r}: {' and '.join(said)} hold a change of incarnation {incarnation}, partition version {version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Who wins: the claim with the latest timestamp, or that of `node` where it has one. The same
+    claims give the same winner, always."""
+
+    node: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Resolution:
+        """`newest` or `node=NAME`. `InvalidSetting`."""
+        kind, _, node = text.partition("=")
+        if text == NEWEST:
+            return cls()
+        if kind == "node" and node:
+            return cls(node)
+        raise InvalidSetting(f"--resolve is {text!r}; it takes newest or node=NAME")
+
+    def winner(self, claims: Sequence[Claim]) -> Claim:
+        def rank(claim: Claim) -> tuple[bool, int, tuple[int, int, int, int], str]:
+            row, node = claim
+            return node == self.node, row[TIMESTAMP_MS], row[ORDER], node
+
+        return max(claims, key=rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """(map, key) → the pair in conflict, and the node whose claim counts."""
+
+    winners: Mapping[tuple[str, bytes], tuple[Pair, str]] = field(default_factory=dict)
+
+    def counting(self, node: str, rows: list[Row]) -> list[Row]:
+        """The rows of a node without claims that lost."""
+        if not self.winners:
+            return rows
+        winner = self.winners.get
+        undecided: tuple[Pair, str] = ((-1, -1), "")
+        return [row for row in rows for pair, who in [winner((row[MAP], row[KEY]), undecided)] if who == node or pair != row[ORDER][:2]]
+
+
+UNDECIDED = Decisions()
+
+
+def find(
+    log: ClusterLog,
+    *,
+    maps: Collection[str] | None = None,
+    state: ClusterState | None = None,
+    until: Mapping[str, Position] | None = None,
+    settings: Settings | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[Conflict]:
+    """All conflicts, map by map in key order. Reads the log once, and once more when two nodes
+    claim a partition's version. `check` is called for every batch, and may raise."""
+    settings = settings or Settings()
+    state = state or log.state()
+    if len(state.manifest.nodes) < 2:
+        return
+    until = log.ends() if until is None else until
+    claimed = _claimed_twice(log, maps, state, until, check)
+    if not claimed:
+        return
+    index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
+    try:
+        # A node's rows of a map go under a name of their own, so that they stay apart.
+        names: dict[tuple[str, str], str] = {}
+        for changes in _changes(log, maps, state, until, check):
+            rows = []
+            for row in changes.rows:
+                if row[PARTITION] in claimed:
+                    place = (row[MAP], changes.node)
+                    rows.append((names.setdefault(place, f"{len(names)}"), *row[1:]))
+            if rows:
+                index.add(changes.node, rows)
+        for name in sorted({name for name, _ in names}):
+            nodes = [node for of, node in names if of == name]
+            sources = [_claims(index, name, node, names[name, node]) for node in nodes]
+            merged = heapq.merge(*sources, key=lambda claim: (claim[0][KEY], claim[1]))
+            for key, group in groupby(merged, key=lambda claim: claim[0][KEY]):
+                check()
+                claims = list(group)
+                top = max(row[ORDER][:2] for row, _ in claims)
+                rivals = tuple(claim for claim in claims if claim[0][ORDER][:2] == top)
+                if len(rivals) > 1:
+                    yield Conflict(name, key, rivals)
+    finally:
+        index.close()
+
+
+def found(
+    log: ClusterLog,
+    *,
+    maps: Collection[str] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """The conflicts for people, with positions: the first `SHOWN_MAX`, and how many more."""
+    conflicts: list[Conflict] = []
+    more = 0
+    for conflict in find(log, maps=maps, check=check):
+        if len(conflicts) < SHOWN_MAX:
+            conflicts.append(conflict)
+        else:
+            more += 1
+    if not conflicts:
+        return []
+    wanted = {(claim[1], each.map, each.key): claim[0][ORDER] for each in conflicts for claim in each.claims}
+    places: dict[tuple[str, str, bytes], Position] = {}
+    for changes in log.changes(maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, snapshots=False):
+        check()
+        for row, place in zip(changes.rows, changes.positions or (), strict=True):
+            key = (changes.node, row[MAP], row[KEY])
+            if wanted.get(key) == row[ORDER]:
+                places[key] = place
+    said = [conflict.text(places) for conflict in conflicts]
+    return [*said, f"and {more} more keys"] if more else said
+
+
+def decide(conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside | None = None) -> Decisions:
+    """Decide each, and put the claims that lost aside."""
+    winners: dict[tuple[str, bytes], tuple[Pair, str]] = {}
+    for conflict in conflicts:
+        winner = resolution.winner(conflict.claims)
+        winners[conflict.map, conflict.key] = (conflict.pair, winner[1])
+        if aside is not None:
+            lost = [claim for claim in conflict.claims if claim is not winner]
+            aside.add(conflict.map, lost)
+    return Decisions(winners)
+
+
+class Aside:
+    """Claims that lost, as one Parquet file a map: `{cluster}/set-aside/{map}/…`, in the columns of
+    a snapshot. A context manager; `publish` shows the files."""
+
+    def __init__(self, scratch: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="imap-wal-aside-", dir=scratch, ignore_cleanup_errors=True)
+        self._files: dict[str, ParquetFile] = {}
+        self.keys: Counter[str] = Counter()
+        """Map → keys that were decided."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def add(self, name: str, claims: Sequence[Claim]) -> None:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = ParquetFile(Path(self._folder.name), SNAPSHOT_SCHEMA)
+        rows = [row for row, _ in claims]
+        file.write(to_batch(rows, [node for _, node in claims]), sum(row[5] for row in rows))
+        self.keys[name] += 1
+
+    def publish(self, log: ClusterLog, generation: int) -> dict[str, str]:
+        """Map → path of its file."""
+        paths = {}
+        for name, file in self._files.items():
+            token = log.randomness.name()
+            paths[name] = f"{folder(log.folder)}/{layout.encode(name)}/{generation:08d}-{token}.parquet"
+            file.publish(log.store, paths[name])
+        return paths
+
+
+def folder(cluster_folder: str) -> str:
+    """Where claims that lost are kept."""
+    return f"{cluster_folder}/set-aside"
+
+
+def _changes(
+    log: ClusterLog,
+    maps: Collection[str] | None,
+    state: ClusterState,
+    until: Mapping[str, Position],
+    check: Callable[[], None],
+) -> Iterator[Changes]:
+    for changes in log.changes(maps=maps, until=until, policy=RecoveryPolicy.PARTIAL, state=state):
+        check()
+        yield changes
+
+
+def _claimed_twice(
+    log: ClusterLog,
+    maps: Collection[str] | None,
+    state: ClusterState,
+    until: Mapping[str, Position],
+    check: Callable[[], None],
+) -> set[int]:
+    """Partitions of which two nodes claim the same pair."""
+    owners: dict[tuple[int, int, int], str] = {}
+    found: set[int] = set()
+    for changes in _changes(log, maps, state, until, check):
+        for place in {(row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in changes.rows}:
+            if owners.setdefault(place, changes.node) != changes.node:
+                found.add(place[0])
+    return found
+
+
+def _claims(index: NewestIndex, name: str, node: str, alias: str) -> Iterator[Claim]:
+    for rows, _ in index.batches_with_nodes(alias, ordered=True):
+        for row in rows:
+            yield (name, *row[1:]), node
