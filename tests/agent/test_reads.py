@@ -53,7 +53,7 @@ def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_
         for _ in range(70):
             member.client.ask("keys", "orders", None, 1)
         header, _ = member.client.ask("keys", "orders", oldest, 1)
-        assert header[2] == "restore-failed"
+        assert header[2] == "listing-gone"
         assert "begin again" in header[3]
         assert len(member.keys()) == 50
 
