@@ -209,9 +209,8 @@ class Agent:
             _, number, session, first, count = message.header
         else:
             (_, number, session, count), first = message.header, 0
-        refusal = self._sessions.refusal(message.sender, session)
-        if refusal is None and self._committer.failure is not None:
-            refusal = "not-ready", str(self._committer.failure)
+        failure = self._committer.failure
+        refusal = self._sessions.refusal(message.sender, session) if failure is None else ("not-ready", str(failure))
         if refusal is not None:
             self._refuse(message, *refusal, pending)
             return
