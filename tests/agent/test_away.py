@@ -156,7 +156,7 @@ def test_whichever_call_fails_while_the_log_is_opened_again_a_later_attempt_succ
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: store)
     monkeypatch.setattr(mender, "REOPEN_S", 0.01)
     monkeypatch.setattr(mender, "REOPEN_S_MAX", 0.02)
-    settings = config(tmp_path, url=inner.url, archive_interval_s=3600)
+    settings = config(tmp_path, url=inner.url, archive_interval_s=3600, avoid_flush_during_recovery=True)
     acknowledged = set()
     with serving(settings) as agent, plugin(settings) as member:
         at = 0
