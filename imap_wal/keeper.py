@@ -10,13 +10,14 @@ from math import inf
 
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
-from imap_wal.errors import ImapWalError
+from imap_wal.errors import Closed, ImapWalError
 from imap_wal.format import SegmentHeader
 from imap_wal.segments import wal_folder
 from imap_wal.settings import Durability, Settings
 from imap_wal.worker import Turn, Worker
 from imap_wal.writer import NodeLog
-from storage_backends import StorageError
+from storage_backends import SegmentStore, StorageError
+from storage_backends.gate import GatedStore
 
 ASYNC_TICK_S = 0.005
 ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
@@ -75,13 +76,17 @@ class Keeper:
         self._full_at = max(self._full_at, written + self._settings.max_total_wal_size)
 
     def stop(self) -> None:
-        """End the threads after what they are doing."""
+        """End the threads; what works through `until_stop` ends at its next call of the storage."""
         for worker in self.workers:
             worker.stopping.set()
         self._stop.set()
         self._wake.set()
         for worker in self.workers:
             worker.stop()
+
+    def until_stop(self, store: SegmentStore) -> SegmentStore:
+        """The store for what takes long and may be left unfinished: after `stop` every call raises `Closed`."""
+        return _UntilStop(store, self._stop)
 
     def _keep(self, committer: Committer) -> Turn:
         settings = self._settings
@@ -135,6 +140,17 @@ class Keeper:
             return not self.archive_error and not self.retention_error
 
         return turn
+
+
+class _UntilStop(GatedStore):
+    def __init__(self, inner: SegmentStore, stop: threading.Event) -> None:
+        super().__init__(inner)
+        self._stop = stop
+
+    def there(self, path: str = "") -> SegmentStore:
+        if self._stop.is_set():
+            raise Closed("the log was closed in the middle of this; nothing is lost, it is done after the next open")
+        return self.inner
 
 
 def _attempt(worker: Worker, work: Callable[[], object]) -> str:

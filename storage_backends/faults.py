@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Self, TypeVar
 
 from storage_backends.errors import NoSpace, StorageError, Unavailable
+from storage_backends.gate import GatedStore
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
 
 SECTOR_BYTES = 512
@@ -229,114 +230,23 @@ def _let_go(lock: Lock) -> None:
             lock.release()
 
 
-class AwayStore:
+class AwayStore(GatedStore):
     """A storage that can be away: while `away` is set, every operation raises `Unavailable`, those of files and locks that were opened before too. What it
     holds is untouched. `waits` is what an operation does before it fails, as a storage out of reach often answers late."""
 
     def __init__(self, inner: SegmentStore) -> None:
-        self.inner = inner
-        self.url = inner.url
-        self.capabilities: Capabilities = inner.capabilities
+        super().__init__(inner)
         self.away = False
         self.refused = 0
         """How many operations were refused."""
         self.waits: Callable[[], object] = lambda: None
 
     def there(self, path: str = "") -> SegmentStore:
-        """The storage, or `Unavailable`."""
         if self.away:
             self.refused += 1
             self.waits()
             raise Unavailable("the storage is away", path)
         return self.inner
-
-    def list(self, folder: str) -> builtins.list[StoredFile]:
-        return self.there(folder).list(folder)
-
-    def folders(self, folder: str) -> builtins.list[str]:
-        return self.there(folder).folders(folder)
-
-    def exists(self, path: str) -> bool:
-        return self.there(path).exists(path)
-
-    def size(self, path: str) -> int:
-        return self.there(path).size(path)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self.there(path).read(path, offset, length)
-
-    def open_input(self, path: str) -> BinaryIO:
-        return self.there(path).open_input(path)
-
-    def create(self, path: str, data: bytes) -> None:
-        self.there(path).create(path, data)
-
-    def create_from(self, path: str, local_file: str) -> None:
-        self.there(path).create_from(path, local_file)
-
-    def replace(self, path: str, data: bytes) -> None:
-        self.there(path).replace(path, data)
-
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        return _AwayAppender(self, self.there(path).open_append(path, preallocate_bytes))
-
-    def truncate(self, path: str, size: int) -> None:
-        self.there(path).truncate(path, size)
-
-    def delete(self, path: str) -> None:
-        self.there(path).delete(path)
-
-    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        return _AwayLock(self, self.there(path).lock(path, holder, take=take))
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class _AwayAppender:
-    def __init__(self, store: AwayStore, inner: Appender) -> None:
-        self._store, self._inner, self.path, self.size = store, inner, inner.path, inner.size
-
-    def append(self, *chunks: bytes) -> None:
-        self._store.there(self.path)
-        self._inner.append(*chunks)
-        self.size = self._inner.size
-
-    def sync(self) -> None:
-        self._store.there(self.path)
-        self._inner.sync()
-
-    def truncate(self, size: int) -> None:
-        self._store.there(self.path)
-        self._inner.truncate(size)
-        self.size = self._inner.size
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class _AwayLock:
-    def __init__(self, store: AwayStore, inner: Lock) -> None:
-        self._store, self.inner = store, inner
-
-    @property
-    def expires_ms(self) -> int:
-        return self.inner.expires_ms
-
-    def renew(self) -> None:
-        self._store.there()
-        self.inner.renew()
-
-    def release(self) -> None:
-        if self.inner.expires_ms:  # a lease is written; another lock is let go of by the operating system
-            self._store.there()
-        self.inner.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.release()
 
 
 class _FaultyAppender:

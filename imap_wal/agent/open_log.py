@@ -71,13 +71,16 @@ class OpenLog:
         written = self.keeper.written(self.node_log)
         self.committer.rotate()
         log = self.node_log
-        done = archive_sealed(self._store, self._identity.node_folder, self._config.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
+        store = self.keeper.until_stop(self._store)
+        done = archive_sealed(store, self._identity.node_folder, self._config.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
         self.keeper.count_from(written)
         _log.info("archived", records=done.records)
 
     def remove_outlived(self) -> None:
         """Remove what is covered and has outlived its time or its room; on the keeper's thread."""
-        removed = remove_outlived(self._all_logs, self._config.node, self._config.log, self.node_log.unsealed)
+        logs = self._all_logs
+        logs = ClusterLog(self.keeper.until_stop(logs.store), logs.namespace, logs.cluster, logs.clock, logs.randomness)
+        removed = remove_outlived(logs, self._config.node, self._config.log, self.node_log.unsealed)
         files = len(removed.archives) + len(removed.segments)
         if files:
             _log.info("covered files removed", files=files, bytes=removed.bytes)
