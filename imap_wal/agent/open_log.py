@@ -8,7 +8,8 @@ import structlog
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.sessions import Sessions
-from imap_wal.archive import archive_sealed
+from imap_wal.archive import archive_sealed, write_archives
+from imap_wal.archiver import writer_for
 from imap_wal.clock import Clock, Randomness
 from imap_wal.committer import Batch, Committer
 from imap_wal.errors import ImapWalError
@@ -34,13 +35,14 @@ class OpenLog:
         what = f"imap-wal agent at {config.endpoint}"
         self.node_log = open_node_log(self._store, self._identity, config.log, clock, randomness, what=what, takeover=takeover)
         self.keeper = Keeper(config.log, clock)
+        self._archiver = writer_for(config.url, config.wal_dir)
         try:
             self.sessions = Sessions(self.node_log, all_logs)
             self.ring: RingBuffer[Batch] = RingBuffer(config.log.ring_slots, config.log.ring_bytes)
             self.committer = Committer(self.ring, self.node_log, config.log, clock, self.keeper.committed, self.sessions.check_newest)
             self.keeper.start(self.committer, self.archive, self.remove_outlived)
         except BaseException:
-            self.keeper.stop()
+            self._end_threads()
             with suppress(StorageError, ImapWalError):
                 self.node_log.close(clean=False)  # else its lock would keep ourselves out
             raise
@@ -63,16 +65,28 @@ class OpenLog:
 
     def close(self, clean: bool) -> None:
         """End the keeper, commit what waits, let go of the lock. A StorageError when the storage is away: then the lock may stay until it runs out."""
-        self.keeper.stop()
+        self._end_threads()
         self.committer.close(clean)
+
+    def _end_threads(self) -> None:
+        if self._archiver is not None:
+            self._archiver.stop()
+        self.keeper.stop()
 
     def archive(self) -> None:
         """Seal, and turn what is sealed into archives; on the keeper's thread."""
         written = self.keeper.written(self.node_log)
         self.committer.rotate()
         log = self.node_log
-        store = self.keeper.until_stop(self._store)
-        done = archive_sealed(store, self._identity.node_folder, self._config.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
+        done = archive_sealed(
+            self.keeper.until_stop(self._store),
+            self._identity.node_folder,
+            self._config.node,
+            log.manifests,
+            epoch=log.epoch,
+            writing=log.unsealed,
+            write=write_archives if self._archiver is None else self._archiver.write,
+        )
         self.keeper.count_from(written)
         _log.info("archived", records=done.records)
 
