@@ -90,10 +90,9 @@ class Listings:
         self._listings: dict[str, Listing] = {}
 
     def page(self, name: str, cursor: list[str | int] | None, limit: int) -> Page:
-        """The page at `cursor`; None begins a listing of what was acknowledged until now. `ListingGone`, and what reading the logs raises."""
+        """The page at `cursor`; None begins a listing of what the view has. `ListingGone`, and what reading the index raises."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
         if cursor is None:
-            self._view.catch_up()
             token, number = self._randomness.token().hex(), 1
             listing = Listing(token, name, self._view, limit)
         else:

@@ -35,7 +35,11 @@ class Reads:
         self._view, self._clock = view, clock
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
+        self._arrived = 0
+        """How many requests came; each is known by its number."""
+        self._covered = (0, 0)
+        """The view's version, and the last request that came before the last catch-up began: it sees what was acknowledged before it came."""
         self._taken: Message | None = None
         """The request that is being answered."""
         self._listings = Listings(view, randomness)
@@ -48,17 +52,20 @@ class Reads:
 
     def ask(self, message: Message) -> None:
         """Have the message answered by this thread."""
-        self._queue.put(message)
+        self._arrived += 1
+        self._queue.put((self._arrived, message))
 
     def unanswered(self) -> list[Message]:
         """What a dead thread left; [] while it lives."""
         if self.worker.state.alive or self.worker.stopping.is_set():
             return []
         taken, self._taken = self._taken, None
-        found = [taken]
+        found = [] if taken is None else [taken]
         while not self._queue.empty():
-            found.append(self._queue.get())
-        return [message for message in found if message is not None]
+            asked = self._queue.get()
+            if asked is not None:
+                found.append(asked[1])
+        return found
 
     def close(self) -> bool:
         """End the thread, and a merge under way at its next batch. False: it waits for the storage, and ends with the process."""
@@ -75,13 +82,14 @@ class Reads:
     def _turn(self, worker: Worker) -> bool:
         try:
             wait = None if self._restore_at is None else max(0.0, self._restore_at - self._clock.monotonic())
-            message = self._queue.get(timeout=wait)
+            asked = self._queue.get(timeout=wait)
         except queue.Empty:
             return self._restore()
-        if message is None:
+        if asked is None:
             return True
+        arrived, message = asked
         self._taken = message
-        header, payload = self._answer(message)
+        header, payload = self._answer(arrived, message)
         self.served += 1
         self._send(message, header, payload)
         self._taken = None
@@ -110,15 +118,23 @@ class Reads:
             text = f"the answer could not be sent: {type(error).__name__}: {error}"
             self._outbox.send(message.sender, ["error", header[1], "restore-failed", text])
 
-    def _answer(self, message: Message) -> tuple[list[Any], bytes]:
+    def _catch_up(self, arrived: int) -> None:
+        """What was acknowledged before this request came is in the view after this. Requests that waited together share one look at the storage."""
+        version, covered = self._covered
+        if arrived > covered or version != self._view.version:
+            newest = self._arrived
+            self._view.catch_up()
+            self._covered = self._view.version, newest
+
+    def _answer(self, arrived: int, message: Message) -> tuple[list[Any], bytes]:
         assert message.header is not None
         kind, number, *fields = message.header
         try:
             if kind == "keys":
-                return self._keys(number, *fields)
+                return self._keys(number, arrived, *fields)
             if kind == "load":
-                return self._load(number, message.payload, *fields)
-            return self._schemas(number)
+                return self._load(number, arrived, message.payload, *fields)
+            return self._schemas(number, arrived)
         except ListingGone as error:
             return ["error", number, "listing-gone", str(error)], b""
         except StorageError as error:
@@ -133,16 +149,18 @@ class Reads:
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
-    def _keys(self, number: int, name: str, cursor: list[str | int] | None, limit: int) -> tuple[list[Any], bytes]:
+    def _keys(self, number: int, arrived: int, name: str, cursor: list[str | int] | None, limit: int) -> tuple[list[Any], bytes]:
+        if cursor is None:
+            self._catch_up(arrived)
         page = self._listings.page(name, cursor, limit)
         pack = msgpack.Packer(use_bin_type=True).pack
         return ["keys", number, page.cursor, len(page.keys), page.total], b"".join([pack(key) for key in page.keys])
 
-    def _load(self, number: int, payload: bytes, name: str, count: int) -> tuple[list[Any], bytes]:
+    def _load(self, number: int, arrived: int, payload: bytes, name: str, count: int) -> tuple[list[Any], bytes]:
         keys = values(payload)
         if len(keys) != count:
             raise ValueError(f"{count} keys announced, {len(keys)} sent")
-        self._view.catch_up()
+        self._catch_up(arrived)
         pack = msgpack.Packer(use_bin_type=True).pack
         answer: list[bytes] = []
         size = taken = 0
@@ -154,7 +172,7 @@ class Reads:
             taken += len(some)
         return ["entries", number, len(answer), taken], b"".join(answer)
 
-    def _schemas(self, number: int) -> tuple[list[Any], bytes]:
-        self._view.catch_up()
+    def _schemas(self, number: int, arrived: int) -> tuple[list[Any], bytes]:
+        self._catch_up(arrived)
         schemas = [(item[1], item[2]) for item in self._view.metadata() if item[0] == "schema"]
         return ["schemas", number, len(schemas)], b"".join([msgpack.packb(schema, use_bin_type=True) for schema in schemas])
