@@ -147,7 +147,7 @@ from imap_wal.archive import ArchiveJob
 from imap_wal.pieces import SEGMENT, Piece
 archiver.HERE_BYTES_MAX = 0
 other = archiver.ArchiverProcess({tmp_path.as_uri()!r})
-job = ArchiveJob("n", "n", (Piece(SEGMENT, "n", "never.wal"),), Path({str(tmp_path)!r}), 1, "x", 1)
+job = ArchiveJob("n", "n", (Piece(SEGMENT, "n", "never.wal"),), Path({str(tmp_path)!r}), 1, (), "x", 1)
 threading.Thread(target=other.write, args=(None, job), daemon=True).start()
 while (process := other._process) is None:
     pass
