@@ -13,13 +13,13 @@ request · where it stood: node, epoch, segment, frame, index. A snapshot's file
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import google_crc32c
 import pyarrow as pa
@@ -29,7 +29,7 @@ from imap_wal import layout
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.contents import open_checked
 from imap_wal.entry import Row
-from imap_wal.errors import CorruptLog, Fenced, LostRace, StorageUnavailable
+from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
 from imap_wal.pieces import PAYLOAD_BYTES_MAX, SEGMENT, Changes, Metadata, Piece, read_piece, void_below, without_overtaken
@@ -399,14 +399,47 @@ class _MapFile:
         self.first = self.last = first
 
 
-class _Pass:
-    """One run of `archive_sealed`: what it learns from the segments while it writes the Parquet files."""
+@dataclass(frozen=True, slots=True)
+class ArchiveJob:
+    """What `write_archives` does: a plain value that can be sent to another process. `folder`: where Parquet files grow on this machine; whoever made it deletes
+    it. `bytes`: what the segments take."""
 
-    def __init__(
-        self, store: SegmentStore, node_folder: str, node: str, pieces: list[Piece], folder: Path, manifest: NodeManifest, nonce: str
-    ) -> None:
-        self._store, self._node_folder, self._node, self._pieces, self._folder = store, node_folder, node, pieces, folder
-        self._manifest, self._nonce = manifest, nonce
+    node_folder: str
+    node: str
+    pieces: tuple[Piece, ...]
+    folder: Path
+    epoch: int
+    archives: tuple[Archive, ...]
+    nonce: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of it: files on the storage that no manifest names yet, the archives that are in them as well, and what else the manifest must keep of
+    the segments."""
+
+    archives: tuple[Archive, ...]
+    absorbed: tuple[Archive, ...]
+    summary: Summary
+
+
+Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], Written]
+
+
+def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
+    """Read the segments, write and publish a Parquet file a map. Changes nothing that counts: that is up to the manifest."""
+    work = _Pass(store, job)
+    work.run()
+    return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
+
+
+class _Pass:
+    """One run of `write_archives`: what it learns from the segments while it writes the Parquet files."""
+
+    def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
+        self._store, self._node_folder, self._node, self._pieces, self._folder = store, job.node_folder, job.node, job.pieces, job.folder
+        self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
         self.absorbed: list[Archive] = []
         """Small archives that are in `archives` now."""
         self.archives: list[Archive] = []
@@ -429,7 +462,7 @@ class _Pass:
                 if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
                     max(files.values(), key=lambda file: file.file.buffered).file.flush()
         for name, file in sorted(files.items()):
-            path = layout.archive_path(self._node_folder, name, file.first, file.last, self._manifest.epoch, f"{self._nonce}{len(self.archives):x}")
+            path = layout.archive_path(self._node_folder, name, file.first, file.last, self._epoch, f"{self._nonce}{len(self.archives):x}")
             size, crc = file.file.publish(self._store, path)
             self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size, crc))
         return set(files)
@@ -452,7 +485,7 @@ class _Pass:
 
     def _begin(self, name: str, first: Position) -> _MapFile:
         """The file of one map, with what it takes in of the map's smaller archives."""
-        absorbed = to_absorb([archive for archive in self._manifest.archives if archive.map == name])
+        absorbed = to_absorb([archive for archive in self._known if archive.map == name])
         file = _MapFile(self._folder, absorbed[0].first if absorbed else first)
         for archive in absorbed:
             tombstones = archive.tombstones
@@ -479,6 +512,14 @@ def to_absorb(archives: list[Archive]) -> list[Archive]:
     return taken[::-1]
 
 
+def absorbable(archives: Iterable[Archive]) -> int:
+    """Bytes of all archives that the next run may take in."""
+    by_map: dict[str, list[Archive]] = {}
+    for archive in archives:
+        by_map.setdefault(archive.map, []).append(archive)
+    return sum(archive.bytes for each in by_map.values() for archive in to_absorb(each))
+
+
 def _step(archive: Archive) -> int:
     return max(0, archive.bytes // ABSORB_BYTES_MIN).bit_length() // 2
 
@@ -498,19 +539,21 @@ def archive_sealed(
     writing: int | None = None,
     scratch: Path | None = None,
     randomness: Randomness | None = None,
+    write: Write = write_archives,
 ) -> Archived:
     """Turn sealed segments into archives. Only for who owns the node's log, or holds its lock.
 
     `epoch`: that of the caller's log (default: the present one); `Fenced` where the node is at another one by the time the archives
     are published: then nothing of them counts. `writing`: number of the segment being written, or that will be written next: only
     those below it are taken. None: nobody writes, all are taken. Damage in a sealed segment stops the run before anything is changed:
-    `CorruptLog`, `ShortLog`."""
+    `CorruptLog`, `ShortLog`. `write`: who reads the segments and writes the files; see `imap_wal.archiver` for one that does not hold
+    up this process."""
     nonce = (randomness or SystemRandomness()).token().hex()
     for _ in range(ATTEMPTS):
         number, manifest = manifests.read()
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
             raise Fenced(f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to {epoch}: another process took over")
-        run = _Run(store, node_folder, node, manifests, number, manifest, writing, f"{nonce[:16]}")
+        run = _Run(store, node_folder, node, manifests, number, manifest, writing, f"{nonce[:16]}", write)
         try:
             return run.archive(scratch)
         except (NotFound, LostRace):
@@ -531,8 +574,10 @@ class _Run:
         manifest: NodeManifest,
         writing: int | None,
         nonce: str,
+        write: Write,
     ) -> None:
         self._store, self._folder, self._node, self._manifests, self._nonce = store, node_folder, node, manifests, nonce
+        self._write = write
         self._number, self._manifest = number, manifest
         self._wal = wal_folder(store, node_folder, manifest.archived)
         self._segments = [each for each in self._wal.segments if writing is None or each.number < writing]
@@ -550,10 +595,15 @@ class _Run:
         ]
         try:
             with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:
-                work = _Pass(self._store, self._folder, self._node, pieces, Path(folder), self._manifest, self._nonce)
-                work.run()
-        except OSError as error:  # of this machine: those of the store are StorageErrors
-            raise StorageUnavailable(
+                known = self._manifest.archives
+                total = sum(each.bytes for each in segments) + absorbable(known)
+                job = ArchiveJob(self._folder, self._node, tuple(pieces), Path(folder), self._manifest.epoch, known, self._nonce, total)
+                work = self._write(self._store, job)
+        except BaseException as error:
+            self._forget()
+            if not isinstance(error, OSError):
+                raise
+            raise StorageUnavailable(  # an OSError is of this machine: those of the store are StorageErrors
                 f"archiving the log of node {self._node!r} needs room for Parquet files in {scratch or tempfile.gettempdir()}: {error}; "
                 "nothing is lost, its segments stay"
             ) from error
@@ -566,10 +616,10 @@ class _Run:
             sum(archive.records for archive in work.archives) - sum(archive.records for archive in work.absorbed),
             sum(each.bytes for each in segments),
             sum(archive.bytes for archive in work.archives),
-            tuple(work.archives),
+            work.archives,
         )
 
-    def _publish(self, work: _Pass) -> None:
+    def _publish(self, work: Written) -> None:
         """Name the archives in the manifest. Their paths are of this run only: where they certainly are not named, they are deleted;
         after any other failure they stay, and the writer of a later epoch deletes them if no manifest names them."""
         before, last = self._manifest, self._segments[-1].name
@@ -593,6 +643,13 @@ class _Run:
                 for archive in work.archives:
                     self._store.delete(archive.path)
             raise
+
+    def _forget(self) -> None:
+        """Delete what this run published before it failed: it was named nowhere, and no other run has its nonce."""
+        with suppress(StorageError, ImapWalError):  # a later epoch sweeps
+            for file in self._store.list(f"{self._folder}/archive"):
+                if f"-{self._nonce}" in file.path:
+                    self._store.delete(file.path)
 
     def _sweep(self) -> None:
         """Delete what an earlier run left behind when it died: archives of earlier epochs that the manifest does not name, which no

@@ -243,12 +243,14 @@ class Committer:
         def work() -> None:
             if clean:
                 self._commit_ready()
-            if self._failure is None:
-                self._failure = NotAppended("this store was closed")
-                self.log.close(clean)
-            else:
-                self.log.close(clean=False)
-            self._commit_ready()  # late comers are told
+            try:
+                if self._failure is None:
+                    self._failure = NotAppended("this store was closed")
+                    self.log.close(clean)
+                else:
+                    self.log.close(clean=False)
+            finally:
+                self._commit_ready()  # late comers are told
 
         self._lead(work)
 
@@ -322,8 +324,9 @@ class Committer:
             for batch in batches:
                 batch.error = OutcomeUnknown(str(error))
             return
-        except (StorageError, TooLarge) as error:
-            certain = not commit.written and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
+        except Exception as error:  # noqa: BLE001  # whatever a driver raises: half a frame may be there, and callers wait
+            known = isinstance(error, StorageError | TooLarge) and not commit.written
+            certain = known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
             self._poison(error, "sync" if commit.written else "write")
             for batch in batches:
                 kind = NotAppended if certain else OutcomeUnknown
@@ -335,7 +338,7 @@ class Committer:
         if self._before_ack is not None:
             try:
                 self._before_ack(batches)
-            except (ImapWalError, StorageError) as error:
+            except Exception as error:  # noqa: BLE001
                 # Nobody could say whether these may be acknowledged; and they are in the log, so it is no "no" either.
                 for batch in batches:
                     batch.error = batch.error or OutcomeUnknown(f"the change is in the log, but could not be confirmed: {error}")
@@ -389,7 +392,7 @@ class Committer:
             self._timed_sync()
         except Fenced as error:
             self._failure = error
-        except StorageError as error:
+        except Exception as error:  # noqa: BLE001
             self._poison(error, "sync")
 
     def _rotate(self) -> None:
@@ -402,7 +405,7 @@ class Committer:
             self._rotations += 1
         except Fenced as error:
             self._failure = error
-        except StorageError as error:
+        except Exception as error:  # noqa: BLE001
             self._poison(error, "seal")
         self._rotating = False
 

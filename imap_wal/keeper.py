@@ -10,11 +10,14 @@ from math import inf
 
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
+from imap_wal.errors import Closed, ImapWalError
 from imap_wal.format import SegmentHeader
 from imap_wal.segments import wal_folder
 from imap_wal.settings import Durability, Settings
+from imap_wal.worker import Turn, Worker
 from imap_wal.writer import NodeLog
-from storage_backends import StorageError
+from storage_backends import SegmentStore, StorageError
+from storage_backends.gate import GatedStore
 
 ASYNC_TICK_S = 0.005
 ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
@@ -36,7 +39,7 @@ class Keeper:
         self._header_bytes = 0
         self._full_at: float = inf
         """What `written` is when `max_total_wal_size` is reached."""
-        self._threads: list[threading.Thread] = []
+        self.workers: list[Worker] = []
         self.archive_error = ""
         """Why the last archive failed; its segments stay, nothing is lost, it is tried again."""
         self.retention_error = ""
@@ -45,10 +48,9 @@ class Keeper:
     def start(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]) -> None:
         """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has outlived its time or room."""
         settings = self._settings
-        works: list[tuple[str, Callable[[], None]]] = []
         drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
         if drains or settings.durability is Durability.INTERVAL or settings.rotate_interval_s or committer.log.leased:
-            works.append(("imap-wal-keeper", lambda: self._keep(committer)))
+            self.workers.append(Worker("imap-wal-keeper", self._keep(committer)))
         archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
         if archives or _retain_every(settings):  # a thread of its own: syncs and leases must not wait for an archive
             left = _bytes_left(committer.log) if archives else 0
@@ -56,11 +58,9 @@ class Keeper:
             if settings.max_total_wal_size:
                 self._full_at = self.written(committer.log) + max(settings.max_total_wal_size - left, 1)  # by size not before something is written
             at_once = left > 0 and not settings.avoid_flush_during_recovery
-            works.append(("imap-wal-archiver", lambda: self._archive(committer, archive, retain, at_once)))
-        for name, work in works:
-            thread = threading.Thread(target=work, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self.workers.append(Worker("imap-wal-archiver", self._archiving(committer, archive, retain, at_once)))
+        for each in self.workers:
+            each.start()
 
     def written(self, log: NodeLog) -> int:
         """A number that grows by every byte that goes into segments, with their headers."""
@@ -76,20 +76,30 @@ class Keeper:
         self._full_at = max(self._full_at, written + self._settings.max_total_wal_size)
 
     def stop(self) -> None:
-        """End the thread after what it is doing."""
+        """End the threads; what works through `until_stop` ends at its next call of the storage."""
+        for worker in self.workers:
+            worker.stopping.set()
         self._stop.set()
         self._wake.set()
-        for thread in self._threads:
-            thread.join()
+        for worker in self.workers:
+            worker.stop()
 
-    def _keep(self, committer: Committer) -> None:
+    def until_stop(self, store: SegmentStore) -> SegmentStore:
+        """The store for what takes long and may be left unfinished: after `stop` every call raises `Closed`."""
+        return _UntilStop(store, self._stop)
+
+    def _keep(self, committer: Committer) -> Turn:
         settings = self._settings
         ticks = {Durability.INTERVAL: settings.sync_interval_ms / 4000, Durability.ASYNC: ASYNC_TICK_S}
         renewed_at = self._clock.monotonic()
         tick = ticks.get(settings.durability, LEASE_TICK_S)
         if settings.rotate_interval_s:
             tick = min(tick, settings.rotate_interval_s / 4)
-        while not self._stop.wait(tick):
+
+        def turn(worker: Worker) -> bool:
+            nonlocal renewed_at
+            if self._stop.wait(tick):
+                return False
             committer.rotate_if_due()
             if settings.durability is Durability.ASYNC and not settings.manual_wal_flush:
                 committer.commit_ready()
@@ -99,36 +109,58 @@ class Keeper:
                 renewed_at = self._clock.monotonic()
                 with suppress(StorageError):  # tried again before the lease runs out; if not, the next writer's first object fences this one
                     committer.renew_lease()
+            return True
 
-    def _archive(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object], at_once: bool) -> None:
+        return turn
+
+    def _archiving(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object], at_once: bool) -> Turn:
         log, now = committer.log, self._clock.monotonic
         archive_every, retain_every = self._settings.archive_interval_s or inf, _retain_every(self._settings)
         archive_at = now() if at_once else now() + archive_every
         retain_at = now() if retain_every else inf
         pause = 0.0
-        while not self._stop.is_set():
+
+        def turn(worker: Worker) -> bool:
+            nonlocal archive_at, retain_at, pause
             if committer.failure is None:
                 if now() >= archive_at or self.written(log) >= self._full_at:
                     tried = self.written(log)
-                    self.archive_error = _failure(archive)
+                    self.archive_error = _attempt(worker, archive)
                     pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.archive_error else 0
                     archive_at = now() + min(archive_every, pause or inf)
                     if self.archive_error:
                         self.count_from(tried)  # else every commit would wake this thread until it succeeds
                     elif retain_every:
                         retain_at = now()
-                if now() >= retain_at:
+                if now() >= retain_at and not self._stop.is_set():
                     retain_at = now() + retain_every
-                    self.retention_error = _failure(retain)
+                    self.retention_error = _attempt(worker, retain)
             self._wake.wait(ARCHIVE_TICK_S)
             self._wake.clear()
+            return not self.archive_error and not self.retention_error
+
+        return turn
 
 
-def _failure(work: Callable[[], object]) -> str:
-    """Do it, and say what went wrong: nobody waits for it."""
+class _UntilStop(GatedStore):
+    def __init__(self, inner: SegmentStore, stop: threading.Event) -> None:
+        super().__init__(inner)
+        self._stop = stop
+
+    def there(self, path: str = "") -> SegmentStore:
+        if self._stop.is_set():
+            raise Closed("the log was closed in the middle of this; nothing is lost, it is done after the next open")
+        return self.inner
+
+
+def _attempt(worker: Worker, work: Callable[[], object]) -> str:
+    """Do it, and say what went wrong: no caller waits for it. Nothing was lost by it, and it is tried again."""
     try:
         work()
-    except Exception as error:  # noqa: BLE001  # whatever it is, nothing was lost by it, and it is tried again
+    except (ImapWalError, StorageError) as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  # not an error of ours: the agent says that it is not healthy
+        worker.failed(error)
         return f"{type(error).__name__}: {error}"
     return ""
 

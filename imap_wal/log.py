@@ -125,7 +125,8 @@ class Log:
         written = self._keeper.written(log)
         self.rotate()
         with self._archive_lock, storage_errors(f"archiving {self}; nothing is lost, its segments stay"):
-            done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
+            store = self._keeper.until_stop(log.store)
+            done = archive_sealed(store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
         self._keeper.count_from(written)
         return done.records
 
@@ -133,7 +134,9 @@ class Log:
         from imap_wal.retention import remove_outlived  # as above
 
         with self._archive_lock, storage_errors(f"removing covered files of {self}; what is left of them goes the next time"):
-            remove_outlived(self._cluster, self._log.identity.node, self._settings, self._log.unsealed)
+            logs = self._cluster
+            logs = ClusterLog(self._keeper.until_stop(logs.store), logs.namespace, logs.cluster, logs.clock, logs.randomness)
+            remove_outlived(logs, self._log.identity.node, self._settings, self._log.unsealed)
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
         """Remove whole archives and sealed segments with nothing above `upto` (None: all there are); returns the oldest readable position after it. Only what

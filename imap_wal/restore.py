@@ -12,14 +12,14 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import Row
-from imap_wal.errors import MissingNode, OrderConflict, ShortLog
+from imap_wal.errors import Closed, ImapWalError, MissingNode, OrderConflict, ShortLog
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.index import KeyConflict, NewestIndex
 from imap_wal.manifest import (
@@ -36,7 +36,7 @@ from imap_wal.manifest import (
 from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Overtaken, Piece, read_piece
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
 from imap_wal.settings import RecoveryPolicy, Settings
-from storage_backends import NotFound, SegmentStore
+from storage_backends import NotFound, SegmentStore, StorageError
 
 ATTEMPTS = 8
 """How often a pass begins anew because files went while they were read."""
@@ -454,6 +454,8 @@ class LiveView:
         self._records = self._bytes = 0
         self._seconds = 0.0
         self._closed = False
+        self.version = 0
+        """Grows whenever the index is built anew or a map is taken out of it: what iterates over it since before that misses keys."""
 
     def catch_up(self) -> None:
         """Merge everything once; later, what was appended since. Cheap when nothing was. `MissingNode`, `LogError`, `StorageError`."""
@@ -475,6 +477,11 @@ class LiveView:
                             raise
                         news = None
                         continue
+                    except (ImapWalError, StorageError):
+                        raise  # what was merged until then is whole, and how far is known
+                    except BaseException:
+                        self._begin_anew()  # what of the last batch is in the index is not known
+                        raise
                     self._state = state
                     break
             self._seconds += self._log.clock.monotonic() - start
@@ -546,10 +553,15 @@ class LiveView:
             living = sum(len(keys) for name in self._index.maps() for keys in self.keys(name))
             return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing)
 
+    def interrupt(self) -> None:
+        """Have a merge under way end with `Closed` at its next batch; nothing is merged after this. From any thread, at once."""
+        self._closed = True
+
     def close(self) -> None:
         """Let go of memory and scratch. Safe to call twice."""
+        self.interrupt()
         with self._lock:
-            self._closed = True
+            self.version += 1
             self._index.close()
 
     # ---- with the lock held ----
@@ -606,6 +618,7 @@ class LiveView:
         again = self._maps_to_read_again(state)
         pieces: list[tuple[Piece, bool]] = []
         if again:
+            self.version += 1
             for name in again:
                 self._index.remove(name)
                 self._generations.pop(name, None)
@@ -634,6 +647,8 @@ class LiveView:
         done = 0
         for count, (piece, forward) in enumerate(pieces):
             for changes in read_piece(self._log.store, piece, None if forward else again):
+                if self._closed:
+                    raise Closed("this view was closed while it merged the logs")
                 if changes.rows:
                     self._index.add(changes.node, changes.rows, changes.bytes)
                     self._records += len(changes.rows)
@@ -657,10 +672,17 @@ class LiveView:
         known, lifetimes = self._lifetimes, state.manifest.lifetimes
         new = [lifetime for lifetime in lifetimes if lifetime not in known]
         if any(cursor.position > lifetime.cuts.get(node, START) for lifetime in new for node, cursor in self._cursors.items()):
-            self._index.forget()
-            self._cursors.clear()
-            self._generations.clear()
+            self._begin_anew()
         self._lifetimes = lifetimes
+
+    def _begin_anew(self) -> None:
+        """Forget all that was merged: the next merge reads everything."""
+        self.version += 1
+        self._state = None
+        self._cursors.clear()
+        self._generations.clear()
+        with suppress(OSError):  # its scratch files may be what failed
+            self._index.forget()
 
     def _maps_to_read_again(self, state: ClusterState) -> list[str]:
         """Maps whose new snapshot cannot be passed over: the map was dropped, or it covers what was not yet merged and may be pruned."""

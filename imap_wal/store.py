@@ -136,7 +136,8 @@ class Store:
         self.committer.rotate()
         try:
             with self._archive_lock:
-                done = archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
+                store = self.keeper.until_stop(log.store)
+                done = archive_sealed(store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
         except StorageError as error:
             raise StorageUnavailable(f"archiving the log of node {log.identity.node!r}: {error}; nothing is lost, its segments stay") from error
         self.keeper.count_from(written)
@@ -148,7 +149,9 @@ class Store:
         log = self._log
         try:
             with self._archive_lock:
-                remove_outlived(self._all_logs, log.identity.node, self._settings, log.unsealed)
+                logs = self._all_logs
+                logs = ClusterLog(self.keeper.until_stop(logs.store), logs.namespace, logs.cluster, logs.clock, logs.randomness)
+                remove_outlived(logs, log.identity.node, self._settings, log.unsealed)
         except StorageError as error:
             raise StorageUnavailable(
                 f"removing covered files of node {log.identity.node!r}: {error}; what is left of them goes the next time"

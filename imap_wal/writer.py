@@ -371,13 +371,13 @@ def open_node_log(
     opening = _Opening(store, identity, settings, clock, randomness, takeover)
     try:
         manifest, recovered = opening.run()
+        return NodeLog(
+            store, identity, settings, clock, randomness, opening.manifests, opening.clusters, manifest,
+            recovered.recovery, recovered.next_segment, recovered.checksum, lock,
+        )  # fmt: skip
     except BaseException:
         lock.release()
         raise
-    return NodeLog(
-        store, identity, settings, clock, randomness, opening.manifests, opening.clusters, manifest,
-        recovered.recovery, recovered.next_segment, recovered.checksum, lock,
-    )  # fmt: skip
 
 
 class _Moved(Exception):

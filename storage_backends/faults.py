@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Self, TypeVar
 
 from storage_backends.errors import NoSpace, StorageError, Unavailable
+from storage_backends.gate import GatedStore
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
 
 SECTOR_BYTES = 512
@@ -227,6 +228,25 @@ def _let_go(lock: Lock) -> None:
     if not isinstance(lock, Lease):
         with contextlib.suppress(StorageError):
             lock.release()
+
+
+class AwayStore(GatedStore):
+    """A storage that can be away: while `away` is set, every operation raises `Unavailable`, those of files and locks that were opened before too. What it
+    holds is untouched. `waits` is what an operation does before it fails, as a storage out of reach often answers late."""
+
+    def __init__(self, inner: SegmentStore) -> None:
+        super().__init__(inner)
+        self.away = False
+        self.refused = 0
+        """How many operations were refused."""
+        self.waits: Callable[[], object] = lambda: None
+
+    def there(self, path: str = "") -> SegmentStore:
+        if self.away:
+            self.refused += 1
+            self.waits()
+            raise Unavailable("the storage is away", path)
+        return self.inner
 
 
 class _FaultyAppender:

@@ -3,7 +3,10 @@
     config      AgentConfig, from a TOML file
     transport   the ROUTER socket, and the only pyzmq
     sessions    who is connected, which incarnation and session they have, what they sent already
+    open_log    the node's log as it is open now: writer, sessions, ring, committer, keeper
+    mender      opens the log again after a failure, on a thread of its own
     reads       keys, load, schemas: a thread of its own with a LiveView
+    listings    key listings under way: cursors, pages, totals
     server      the loop: receive all that waits, one commit, answer; health, statistics, stop
 
 `docs/protocol.md` is the wire.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from types import FrameType, NoneType
 from typing import Any
@@ -16,27 +17,25 @@ import msgpack
 import structlog
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.mender import Mender
+from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.reads import Reads
-from imap_wal.agent.sessions import Sessions, VoidIncarnation
+from imap_wal.agent.sessions import VoidIncarnation
 from imap_wal.agent.transport import Message, Router
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.committer import Batch, Committer
+from imap_wal.committer import Batch
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, FRAME_OVERHEAD_BYTES, METADATA
-from imap_wal.keeper import Keeper
 from imap_wal.restore import ClusterLog, LiveView
-from imap_wal.retention import remove_outlived
-from imap_wal.ring import RingBuffer
 from imap_wal.settings import Durability
-from imap_wal.writer import Identity, open_node_log
+from imap_wal.worker import Worker
 from storage_backends import StorageError, open_store
 
 PROTOCOL = 1
 VERSION = "0.1.0"
 TICK_MS = 200
-REOPEN_S = 1.0
-"""How long a poisoned log rests before it is opened again with a new epoch."""
+CLOSE_S = 5.0
+"""How long a stop waits for a log that is just being opened again."""
 
 READS = ("keys", "load", "schemas")
 
@@ -64,50 +63,25 @@ class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
         self._clock = SystemClock(config.clock_offset_ms)
-        self._randomness = SystemRandomness()
-        self._identity = Identity(config.namespace, config.cluster, config.node)
+        randomness = SystemRandomness()
         self._store = open_store(config.url, wal_dir=config.wal_dir)
-        self._all_logs = ClusterLog(self._store, config.namespace, config.cluster, self._clock, self._randomness)
+        self._all_logs = ClusterLog(self._store, config.namespace, config.cluster, self._clock, randomness)
         self._stopping = False
         self._appends = self._duplicates = 0
         self._started = self._clock.monotonic()
-        self._failed_at: float | None = None
-        self._open(config.takeover)
+        self._mender: Mender[OpenLog] | None = None
+        self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
         try:
             self._router = Router(config.endpoint)
         except ImapWalError:
-            self._keeper.stop()
-            self._committer.close()
+            self._log.close(clean=True)
             self._store.close()
             raise
-        self._reads = Reads(LiveView(self._all_logs, config.log), self._router.outbox, config.restore_at_start)
+        self._reads = Reads(LiveView(self._all_logs, config.log), self._router.outbox, config.restore_at_start, self._clock, randomness)
 
-    def _open(self, takeover: bool = False) -> None:
-        settings = self.config.log
-        what = f"imap-wal agent at {self.config.endpoint}"
-        self._node_log = open_node_log(self._store, self._identity, settings, self._clock, self._randomness, what=what, takeover=takeover)
-        try:
-            self._sessions = Sessions(self._node_log, self._all_logs)
-        except BaseException:
-            self._node_log.close(clean=False)  # else its lock would keep ourselves out
-            raise
-        self._ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
-        self._keeper = Keeper(settings, self._clock)
-        self._committer = Committer(self._ring, self._node_log, settings, self._clock, self._keeper.committed, self._sessions.check_newest)
-        self._keeper.start(self._committer, self._archive, self._remove_outlived)
-        recovery = self._node_log.recovery
-        lost = recovery.lost
-        _log.info(
-            "log open",
-            node=self.config.node,
-            epoch=self._node_log.epoch,
-            clean=recovery.clean,
-            frames=recovery.frames,
-            torn_bytes=recovery.torn_bytes,
-            lost=""
-            if lost is None
-            else f"{lost.frames} frames, {lost.records} entries from {lost.first} to {lost.last}, put aside: {', '.join(lost.put_aside)}",
-        )
+    def _use(self, log: OpenLog) -> None:
+        self._log = log
+        self._node_log, self._sessions, self._committer, self._keeper = log.node_log, log.sessions, log.committer, log.keeper
 
     def stop(self) -> None:
         """Have `serve` return after the commit under way. Safe from a signal handler."""
@@ -124,12 +98,23 @@ class Agent:
             self._turn(0)  # what arrived before the signal
             clean = True
         finally:
-            self._reads.close()
-            self._keeper.stop()
-            self._committer.close(clean)
-            self._router.close()
-            self._store.close()
+            with ExitStack() as closing:  # each of them, whatever another one raises
+                closing.callback(self._store.close)
+                closing.callback(lambda: self._router.close(wait=self._reads.worker.stop(0)))
+                closing.callback(self._close_log, clean)
+                closing.callback(self._reads.close)
         _log.info("stopped", node=self.config.node, appends=self._appends)
+
+    def _close_log(self, clean: bool) -> None:
+        if self._mender is not None:
+            self._mender.stop(CLOSE_S)
+            return
+        try:
+            self._log.close(clean)
+        except StorageError as error:
+            if clean:
+                raise StorageUnavailable(f"closing the log of node {self.config.node!r}: {error}; what was acknowledged is in it") from error
+            _log.warning("the log could not be let go of", node=self.config.node, error=str(error))
 
     # ---- one turn ----
 
@@ -141,10 +126,17 @@ class Agent:
             acks_before = self.config.log.durability is Durability.ASYNC
             if acks_before:
                 self._answer(pending)
-            self._committer.commit_ready()
+            if self._mender is None:  # else nothing is in the ring, and whoever closes the log may be waiting for the storage
+                self._committer.commit_ready()
             if not acks_before:
                 self._answer(pending)
+        for message in self._reads.unanswered():  # its thread is dead: whoever waits is told
+            self._read_refused(message)
         self._mend()
+
+    def _read_refused(self, message: Message) -> None:
+        assert message.header is not None
+        self._error(message.sender, message.header[1], "restore-failed", f"{self._reads.worker.trouble}; start the agent again")
 
     def _handle(self, message: Message, pending: list[Pending]) -> None:
         if message.header is None:
@@ -174,6 +166,9 @@ class Agent:
         except (ImapWalError, StorageError) as error:
             _log.error("request failed", kind=kind, error=str(error))
             self._refuse(message, "not-ready", str(error), pending)
+        except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests go on
+            _log.exception("request failed", kind=kind)
+            self._refuse(message, "not-ready", f"{type(error).__name__}: {error}", pending)
 
     def _hello(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
         if about.get("protocol") != PROTOCOL:
@@ -184,7 +179,8 @@ class Agent:
                 f"this agent speaks protocol {PROTOCOL}, not {about.get('protocol')!r}; use plug-in and agent of one release",
             )
             return
-        self._committer.commit_ready()  # what came before it: `last_request` must tell the truth, and a new incarnation begins behind it
+        if self._mender is None:
+            self._committer.commit_ready()  # what came before it: `last_request` must tell the truth, and a new incarnation begins behind it
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
@@ -213,9 +209,8 @@ class Agent:
             _, number, session, first, count = message.header
         else:
             (_, number, session, count), first = message.header, 0
-        refusal = self._sessions.refusal(message.sender, session)
-        if refusal is None and self._committer.failure is not None:
-            refusal = "not-ready", str(self._committer.failure)
+        failure = self._committer.failure
+        refusal = self._sessions.refusal(message.sender, session) if failure is None else ("not-ready", str(failure))
         if refusal is not None:
             self._refuse(message, *refusal, pending)
             return
@@ -269,49 +264,36 @@ class Agent:
     # ---- keeping ----
 
     def _mend(self) -> None:
-        """After a failed write or sync: let the failed epoch go and open the next, as soon as the storage lets us."""
+        """After a failed write or sync: let the failed epoch go and open the next, as soon as the storage lets us. Everything that is asked for meanwhile is refused, with
+        the reason."""
         failure = self._committer.failure
         if failure is None:
             return
         if isinstance(failure, Fenced):
             raise failure
-        now = self._clock.monotonic()
-        if self._failed_at is None:
+        if self._mender is None:
             _log.error("log failed", node=self.config.node, error=str(failure))
-            self._failed_at = now
-            self._keeper.stop()
-            self._committer.close(clean=False)
-        if now - self._failed_at < REOPEN_S:
-            return
-        self._failed_at = now
-        try:
-            self._open()
-        except (ImapWalError, StorageError) as error:
-            _log.error("log still fails", node=self.config.node, error=str(error))
-            return
-        self._failed_at = None
+            self._mender = Mender(self._log, lambda: OpenLog(self.config, self._all_logs), self.config.node)
+        if self._mender.opened is not None:
+            self._use(self._mender.opened)
+            self._mender = None
 
     def _archive(self) -> None:
-        """Seal, and turn what is sealed into archives; on the keeper's thread."""
-        written = self._keeper.written(self._node_log)
-        self._committer.rotate()
-        log = self._node_log
-        done = archive_sealed(self._store, self._identity.node_folder, self.config.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
-        self._keeper.count_from(written)
-        _log.info("archived", records=done.records)
+        self._log.archive()
 
-    def _remove_outlived(self) -> None:
-        """Remove what is covered and has outlived its time or its room; on the keeper's thread."""
-        removed = remove_outlived(self._all_logs, self.config.node, self.config.log, self._node_log.unsealed)
-        files = len(removed.archives) + len(removed.segments)
-        if files:
-            _log.info("covered files removed", files=files, bytes=removed.bytes)
+    def _workers(self) -> list[Worker]:
+        """The background threads that there are now."""
+        return [self._reads.worker, *self._keeper.workers, *([self._mender.worker] if self._mender is not None else [])]
 
     def statistics(self) -> dict[str, Any]:
         """What `stat` answers: plain values, a snapshot."""
+        workers = self._workers()
+        reasons = [str(self._committer.failure or ""), *(worker.trouble for worker in workers)]
+        failure = "; ".join(reason for reason in reasons if reason)
         return {
-            "healthy": self._committer.failure is None,
-            "failure": str(self._committer.failure or ""),
+            "healthy": not failure,
+            "failure": failure,
+            "threads": {worker.name: asdict(worker.state) for worker in workers},
             "node": self.config.node,
             "epoch": self._node_log.epoch,
             "durability": str(self.config.log.durability),
@@ -323,7 +305,7 @@ class Agent:
             "archive_error": self._keeper.archive_error,
             "retention_error": self._keeper.retention_error,
             "commit": asdict(self._committer.statistics),
-            "ring": asdict(self._ring.statistics),
+            "ring": asdict(self._log.ring.statistics),
         }
 
 

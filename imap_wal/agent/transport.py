@@ -80,10 +80,12 @@ class Router:
         except zmq.Again:
             pass
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
+        """Send what is to be sent, for a moment. `wait=False`: another thread hangs with an outbox, which goes with the process."""
         self._inbox.close(0)
         self._socket.close()
-        self._context.term()
+        if wait:
+            self._context.term()
 
 
 class Outbox:

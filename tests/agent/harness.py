@@ -134,6 +134,7 @@ class Plugin:
             page = list(msgpack.Unpacker(_fed(payload)))
             assert len(page) == header[3] <= limit
             found += [key.decode(errors="replace") for key in page]
+            assert len(found) == header[4]
             cursor = header[2]
             if cursor is None:
                 return sorted(found)

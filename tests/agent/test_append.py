@@ -455,7 +455,7 @@ def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_te
 ) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),)))
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
-    monkeypatch.setattr("imap_wal.agent.server.REOPEN_S", 0.05)
+    monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.05)
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
@@ -478,7 +478,7 @@ def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_te
 def test_an_agent_whose_storage_stays_broken_answers_and_goes_on_trying(tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = FaultyStore(memory)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
-    monkeypatch.setattr("imap_wal.agent.server.REOPEN_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.01)
     settings = config(tmp_path, url=memory.url)
     with serving(settings) as agent, plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"

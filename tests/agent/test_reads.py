@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -14,7 +16,7 @@ from storage_backends import NoSpace, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, entry, plugin, serving
-from tests.support import Threads, overwrite, segments
+from tests.support import Threads, eventually, overwrite, segments
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_
         for _ in range(70):
             member.client.ask("keys", "orders", None, 1)
         header, _ = member.client.ask("keys", "orders", oldest, 1)
-        assert header[2] == "restore-failed"
+        assert header[2] == "listing-gone"
         assert "begin again" in header[3]
         assert len(member.keys()) == 50
 
@@ -124,6 +126,27 @@ def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
             assert writer.put(a="1")[0] == "ack"
             assert writer.stat()["reads"] == 0
         listing.join()
+
+
+def test_reads_that_waited_together_share_one_look_at_the_storage(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = [f"reader{number}" for number in range(8)]
+    with serving(settings) as agent, plugin(settings) as writer, ExitStack() as stack:
+        members = [stack.enter_context(plugin(settings, uuid=uuid)) for uuid in readers]
+        writer.put(a="1")
+        view, looks = agent._reads._view, []
+        catch_up = view.catch_up
+        monkeypatch.setattr(view, "catch_up", lambda: looks.append(1) or catch_up())
+        with view._lock:  # the first one looks, the others wait
+            first = Threads(lambda: members[0].load("a"))
+            eventually(lambda: looks, "the first one looks")
+            writer.put(a="2")
+            answers: list[Any] = []
+            others = Threads(*[lambda member=member: answers.append(member.load("a")) for member in members[1:]])
+            eventually(lambda: agent._reads._arrived == len(readers), "all have asked")
+        first.join()
+        others.join()
+        assert answers == [{"a": ("2", 0)}] * 7, "what was acknowledged before they asked"
+        assert len(looks) == 2
 
 
 def test_damage_found_by_a_read_is_told_with_file_and_place_and_writes_go_on(tmp_path: Path, memory: MemoryStore) -> None:

@@ -8,7 +8,8 @@ final class AgentError extends IOException {
     private static final long serialVersionUID = 1L;
     private static final Set<String> CERTAIN =
             Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", "void-incarnation", "full");
-    private static final Set<String> CONNECTION_STAYS = Set.of("bad-request", "too-large", "full", "restore-failed", "storage");
+    private static final Set<String> CONNECTION_STAYS =
+            Set.of("bad-request", "too-large", "full", "restore-failed", "storage", "listing-gone");
 
     private final String code;
 

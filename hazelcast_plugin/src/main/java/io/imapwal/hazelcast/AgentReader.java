@@ -39,15 +39,27 @@ final class AgentReader implements Closeable {
     record Entry(Data key, Data value, long expiresAtMs) {
     }
 
-    /** @param next where the next page begins, as msgpack; null at the end */
-    record Keys(List<Data> keys, byte[] next) {
+    /**
+     * @param next  where the next page begins, as msgpack; null at the end
+     * @param total how many keys the agent gave in this listing, with this page
+     */
+    record Keys(List<Data> keys, byte[] next, long total) {
     }
 
     interface Schemas {
         void accept(long schemaId, byte[] bytes) throws IOException;
     }
 
+    /** One page; see {@link KeyListing}, which takes care that none is missing. */
     Keys keys(String map, byte[] cursor, int limit) throws IOException {
+        try {
+            return page(map, cursor, limit);
+        } catch (AgentError e) {
+            throw e.code().equals("listing-gone") ? new ListingGone(e.getMessage(), e) : e;
+        }
+    }
+
+    private Keys page(String map, byte[] cursor, int limit) throws IOException {
         return inTurn(settings.restoreTimeoutMs(), agent -> {
             MsgpackWriter header = agent.start("keys", 3).string(map);
             if (cursor == null) {
@@ -59,12 +71,13 @@ final class AgentReader implements Closeable {
             AgentConnection.Answer answer = agent.ask("keys", payload.clear(), deadline(settings.restoreTimeoutMs()));
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
+            long total = answer.header().integer();
             MsgpackReader stream = new MsgpackReader(answer.payload());
             List<Data> keys = new ArrayList<>((int) Math.min(count, 1 << 20));
             for (long i = 0; i < count; i++) {
                 keys.add(data(stream.binary()));
             }
-            return new Keys(keys, next);
+            return new Keys(keys, next, total);
         });
     }
 

@@ -9,37 +9,46 @@ import java.util.List;
 import java.util.NoSuchElementException;
 import java.util.function.Function;
 
-/** All keys of a map, fetched page by page as they are asked for. Hazelcast closes it. */
+/**
+ * All keys of a map, fetched page by page as they are asked for. Hazelcast closes it. When a listing cannot go on it begins again:
+ * a key may then come twice, which only loads it twice.
+ */
 final class KeyPages implements Iterator<Object>, Closeable {
+    private static final int LISTINGS_MAX = 8;
+
     private final AgentReader reader;
     private final String map;
     private final int limit;
     private final Function<IOException, RuntimeException> failure;
     private Iterator<Data> page = List.<Data>of().iterator();
-    private byte[] cursor;
-    private boolean last;
+    private KeyListing listing;
+    private int begun = 1;
 
     KeyPages(AgentReader reader, String map, int limit, Function<IOException, RuntimeException> failure) {
         this.reader = reader;
         this.map = map;
         this.limit = limit;
         this.failure = failure;
+        this.listing = new KeyListing(reader, map, limit);
     }
 
     @Override
     public boolean hasNext() {
-        while (!page.hasNext() && !last) {
+        while (!page.hasNext() && !listing.ended()) {
             try {
-                AgentReader.Keys keys = reader.keys(map, cursor, limit);
-                page = keys.keys().iterator();
-                cursor = keys.next();
-                last = cursor == null;
+                page = listing.next().iterator();
+            } catch (ListingGone e) {
+                if (begun++ == LISTINGS_MAX) {
+                    reader.close();
+                    throw failure.apply(e);
+                }
+                listing = new KeyListing(reader, map, limit);
             } catch (IOException e) {
                 reader.close();
                 throw failure.apply(e);
             }
         }
-        if (last && !page.hasNext()) {
+        if (listing.ended() && !page.hasNext()) {
             reader.close();
         }
         return page.hasNext();

@@ -106,15 +106,14 @@ final class Restorer {
         Set<UUID> members = members();
         try (AgentReader reader = plugin.newReader(settings)) {
             reader.schemas(plugin.schemas()::register);
-            byte[] cursor = null;
-            do {
-                AgentReader.Keys page = reader.keys(map, cursor, settings.restoreChunk());
-                if (!page.keys().isEmpty()) {
-                    reader.loadParts(map, page.keys(), settings.restoreTimeoutMs(), this::take);
+            KeyListing listing = new KeyListing(reader, map, settings.restoreChunk());
+            while (!listing.ended()) {
+                List<Data> keys = listing.next();
+                if (!keys.isEmpty()) {
+                    reader.loadParts(map, keys, settings.restoreTimeoutMs(), this::take);
                 }
-                cursor = page.next();
                 check();
-            } while (cursor != null);
+            }
         }
         sendAll();
         await(0);

@@ -99,6 +99,12 @@ final class FakeAgent implements Closeable {
     volatile long readDelayMs;
     /** After so many loads the agent stops; negative: never. */
     volatile int breakAfterLoads = -1;
+    /** So many pages of keys from now on, one is answered "listing-gone"; negative: none. */
+    volatile int goneAfterPages = -1;
+    /** So many pages of keys from now on, one is left out, as if its answer was lost; negative: none. */
+    volatile int skipAfterPages = -1;
+    /** Listings of keys that began. */
+    volatile int listings;
     /** Most keys that one answer covers. */
     volatile int loadLimit = Integer.MAX_VALUE;
     volatile int appends;
@@ -455,21 +461,28 @@ final class FakeAgent implements Closeable {
             int from = header.nil() ? -1 : (int) header.integer();
             int limit = (int) header.integer();
             synchronized (log) {
+                if (goneAfterPages >= 0 && --goneAfterPages < 0) {
+                    return error(number, "listing-gone", "the index was built anew; begin again");
+                }
                 if (from < 0) {
+                    listings++;
                     cursorKeys = new ArrayList<>(log.maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).keySet());
                     cursorKeys.removeIf(key -> log.newest(map, key) == null);
                     from = 0;
                 }
+                if (skipAfterPages >= 0 && --skipAfterPages < 0) {
+                    from = Math.min(cursorKeys.size(), from + limit);
+                }
                 int to = Math.min(cursorKeys.size(), from + limit);
                 MsgpackWriter stream = new MsgpackWriter();
                 cursorKeys.subList(from, to).forEach(stream::binary);
-                MsgpackWriter answer = begin("keys", number, 2);
+                MsgpackWriter answer = begin("keys", number, 3);
                 if (to == cursorKeys.size()) {
                     answer.nil();
                 } else {
                     answer.integer(to);
                 }
-                return List.of(answer.integer(to - from).toByteArray(), stream.toByteArray());
+                return List.of(answer.integer(to - from).integer(to).toByteArray(), stream.toByteArray());
             }
         }
 

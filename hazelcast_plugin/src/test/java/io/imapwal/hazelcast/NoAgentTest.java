@@ -167,6 +167,28 @@ class NoAgentTest {
         assertEquals(3000, size.get(15, TimeUnit.SECONDS));
     }
 
+    @Test
+    void aListingThatTheAgentRefusesToGoOnWithIsBegunAgainAndLosesNothing() throws Exception {
+        restoredAlthough(agent -> agent.goneAfterPages = 5, "listing-gone");
+    }
+
+    @Test
+    void aListingThatLacksAPageIsBegunAgainAndLosesNothing() throws Exception {
+        restoredAlthough(agent -> agent.skipAfterPages = 5, "have arrived");
+    }
+
+    private void restoredAlthough(java.util.function.Consumer<FakeAgent> trouble, String why) throws Exception {
+        fill("orders", 3000);
+        FakeAgent agent = agent().start();
+        Config config = Members.config("listing", Members.port(), agent.endpoint());
+        config.getMapConfig("*").getMapStoreConfig().setProperty("restore-chunk", "50");
+        HazelcastInstance member = start(config);
+        List<String> warnings = warnings(member);
+        trouble.accept(agent);
+        eventually(() -> member.getMap("orders").size() == 3000);
+        assertTrue(warnings.stream().anyMatch(text -> text.contains("\"orders\"") && text.contains(why)), "warnings: " + warnings);
+    }
+
     private static <T> Future<T> later(Callable<T> task) {
         FutureTask<T> future = new FutureTask<>(task);
         new Thread(future).start();

@@ -59,6 +59,9 @@ class WalMapStoreTest {
         config.addMapConfig(evicting);
         MapConfig objects = Members.map("objects-*", agent.endpoint());
         config.addMapConfig(objects.setInMemoryFormat(InMemoryFormat.OBJECT));
+        MapConfig chunks = Members.map("chunks-*", agent.endpoint());
+        chunks.getMapStoreConfig().setProperty("restore-chunk", "7");
+        config.addMapConfig(chunks);
         MapConfig behind = Members.map("behind", agent.endpoint());
         behind.getMapStoreConfig().setWriteDelaySeconds(1);
         config.addMapConfig(behind);
@@ -540,6 +543,26 @@ class WalMapStoreTest {
         map.evict(7);
         map.loadAll(Set.of(7), false);
         assertEquals(7, map.get(7));
+    }
+
+    @Test
+    void aListingThatCannotGoOnIsBegunAgainByLoadAll() {
+        IMap<Integer, Integer> map = member.getMap("chunks-" + name);
+        for (int i = 0; i < 100; i++) {
+            map.set(i, i);
+        }
+        for (int trouble = 0; trouble < 2; trouble++) {
+            map.evictAll();
+            int before = agent.listings;
+            if (trouble == 0) {
+                agent.goneAfterPages = 3;
+            } else {
+                agent.skipAfterPages = 3;
+            }
+            map.loadAll(false);
+            assertEquals(100, map.size());
+            assertEquals(before + 2, agent.listings);
+        }
     }
 
     @Test

@@ -1,0 +1,40 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.Data;
+
+import java.io.IOException;
+import java.util.List;
+
+/** One listing of a map's keys, page by page: complete when it ends, or it fails with {@link ListingGone}. */
+final class KeyListing {
+    private final AgentReader reader;
+    private final String map;
+    private final int limit;
+    private byte[] cursor;
+    private long received;
+    private boolean ended;
+
+    KeyListing(AgentReader reader, String map, int limit) {
+        this.reader = reader;
+        this.map = map;
+        this.limit = limit;
+    }
+
+    /** Whether all keys have been had. */
+    boolean ended() {
+        return ended;
+    }
+
+    /** The next page; it may be empty. */
+    List<Data> next() throws IOException {
+        AgentReader.Keys page = reader.keys(map, cursor, limit);
+        received += page.keys().size();
+        if (received != page.total()) {
+            throw new ListingGone("the agent gave " + page.total() + " keys of map \"" + map + "\" up to this page, " + received
+                    + " have arrived", null);
+        }
+        cursor = page.next();
+        ended = cursor == null;
+        return page.keys();
+    }
+}

@@ -1,0 +1,118 @@
+"""Key listings under way: the keys of a map, page by page, complete or with an error.
+
+A cursor is `[listing, page]`. Only the page that follows the last answered one can be had, or that last one again (its answer was lost with a connection). Whatever
+else is asked for, and whatever happened to the index meanwhile, is `ListingGone`: the listing must begin again. Each page says how many keys there were up to it, so
+whoever reads can tell that none is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from imap_wal.clock import Randomness
+from imap_wal.errors import ImapWalError
+from imap_wal.restore import LiveView
+
+LISTINGS_MAX = 64
+"""Listings under way; of more than that, the one that waits longest is dropped."""
+PAGE_BYTES = 4 * 1024 * 1024
+"""A page ends with the key that takes it past this size: each listing keeps its last page."""
+PAGE_KEYS_MAX = 100_000
+
+
+class ListingGone(ImapWalError):
+    """This listing cannot go on. Begin it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`cursor` of the next page; None at the end, which has no keys. `total`: keys of this page and all before it."""
+
+    cursor: list[str | int] | None
+    keys: list[bytes]
+    total: int
+
+
+class Listing:
+    """One listing: hands out its pages in order, and the last one again."""
+
+    def __init__(self, token: str, name: str, view: LiveView, limit: int) -> None:
+        self.name = name
+        self._token, self._view, self._version = token, view, view.version
+        self._batches = view.keys(name, limit)
+        self._left: Iterator[bytes] = iter(())
+        self._number = 0
+        self._last: Page | None = None
+
+    def has(self, number: int) -> bool:
+        """Whether that page can be had, counted from 1."""
+        return (self._last is not None and number == self._number) or (number == self._number + 1 and not self._ended)
+
+    @property
+    def _ended(self) -> bool:
+        return self._last is not None and self._last.cursor is None
+
+    def page(self, number: int, limit: int) -> Page:
+        """A page that it has. `ListingGone`."""
+        self._check()
+        if self._last is not None and number == self._number:
+            return self._last
+        keys: list[bytes] = []
+        size = 0
+        while not keys:
+            for key in self._left:
+                keys.append(key)
+                size += len(key)
+                if len(keys) >= limit or size >= PAGE_BYTES:
+                    break
+            else:
+                batch = next(self._batches, None)
+                if batch is None:
+                    break
+                self._left = iter(batch)
+        self._check()
+        total = len(keys) + (self._last.total if self._last is not None else 0)
+        self._number = number
+        self._last = Page([self._token, number + 1] if keys else None, keys, total)
+        return self._last
+
+    def _check(self) -> None:
+        if self._view.version != self._version:
+            raise ListingGone(f"the index was built anew while the keys of map {self.name!r} were listed; begin again")
+
+
+class Listings:
+    """All listings of one view. Used by one thread."""
+
+    def __init__(self, view: LiveView, randomness: Randomness) -> None:
+        self._view, self._randomness = view, randomness
+        self._listings: dict[str, Listing] = {}
+
+    def page(self, name: str, cursor: list[str | int] | None, limit: int) -> Page:
+        """The page at `cursor`; None begins a listing of what the view has. `ListingGone`, and what reading the index raises."""
+        limit = max(1, min(limit, PAGE_KEYS_MAX))
+        if cursor is None:
+            token, number = self._randomness.token().hex(), 1
+            listing = Listing(token, name, self._view, limit)
+        else:
+            token, number = _parsed(cursor)
+            found = self._listings.get(token)
+            if found is None or found.name != name or not found.has(number):
+                raise ListingGone(
+                    f"page {number} of a listing of the keys of map {name!r} is asked for, which this agent has not under way; begin again"
+                )
+            listing = self._listings.pop(token)
+        page = listing.page(number, limit)
+        # Only now: a listing of which a page failed cannot go on, and must not seem to end.
+        self._listings[token] = listing
+        while len(self._listings) > LISTINGS_MAX:
+            del self._listings[next(iter(self._listings))]
+        return page
+
+
+def _parsed(cursor: object) -> tuple[str, int]:
+    match cursor:
+        case [str(token), int(number)]:
+            return token, number
+    raise ValueError(f"{cursor!r} is not a cursor that this agent gave")

@@ -1,0 +1,60 @@
+"""Lets a failed log go and opens it again as soon as the storage lets us, on a thread of its own: a storage that is away answers late, and the agent's loop must
+answer meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from imap_wal.errors import ImapWalError
+from imap_wal.worker import Worker
+from storage_backends import StorageError
+
+REOPEN_S, REOPEN_S_MAX = 1.0, 30.0
+"""How long a failed log rests before it is opened again with a new epoch; the pause doubles each time it fails again."""
+
+_log = structlog.get_logger("imap_wal.agent")
+
+
+class Closable(Protocol):
+    def close(self, clean: bool) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class Mender(Generic[T]):
+    """Begins at once. `opened` is the new log when there is one; then this is over."""
+
+    def __init__(self, failed: Closable, open: Callable[[], T], node: str) -> None:
+        self._failed: Closable | None = failed
+        self._open, self._node = open, node
+        self._pause = REOPEN_S
+        self.opened: T | None = None
+        self.worker = Worker("imap-wal-mender", self._turn)
+        self.worker.start()
+
+    def _turn(self, worker: Worker) -> bool:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            try:
+                failed.close(False)
+            except (ImapWalError, StorageError) as error:  # what is acknowledged is safe; its lock runs out or goes with this process
+                _log.warning("the failed log could not be let go of", node=self._node, error=str(error))
+        if worker.stopping.wait(self._pause):
+            return False
+        self._pause = min(2 * self._pause, REOPEN_S_MAX)
+        try:
+            self.opened = self._open()
+        except (ImapWalError, StorageError) as error:
+            _log.error("log still fails", node=self._node, error=str(error))
+            return True
+        worker.stopping.set()
+        return True
+
+    def stop(self, timeout_s: float) -> None:
+        """End after what it is doing; a log that it has opened by then is closed. One that still waits for the storage ends with the process."""
+        if self.worker.stop(timeout_s) and self.opened is not None:
+            self.opened.close(True)

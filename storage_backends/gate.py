@@ -1,0 +1,113 @@
+"""A store behind a gate: every operation asks first whether it may be done.
+
+Subclasses say so in `there`. Files and locks that were opened through the gate ask too; a lock of the operating system can always be let go of.
+"""
+
+from __future__ import annotations
+
+import builtins
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
+
+
+class GatedStore:
+    """A `SegmentStore` around another one."""
+
+    def __init__(self, inner: SegmentStore) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.capabilities: Capabilities = inner.capabilities
+
+    def there(self, path: str = "") -> SegmentStore:
+        """The storage, or an error that is raised to whoever asks."""
+        return self.inner
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        return self.there(folder).list(folder)
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        return self.there(folder).folders(folder)
+
+    def exists(self, path: str) -> bool:
+        return self.there(path).exists(path)
+
+    def size(self, path: str) -> int:
+        return self.there(path).size(path)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.there(path).read(path, offset, length)
+
+    def open_input(self, path: str) -> BinaryIO:
+        return self.there(path).open_input(path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self.there(path).create(path, data)
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self.there(path).create_from(path, local_file)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.there(path).replace(path, data)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        return _GatedAppender(self, self.there(path).open_append(path, preallocate_bytes))
+
+    def truncate(self, path: str, size: int) -> None:
+        self.there(path).truncate(path, size)
+
+    def delete(self, path: str) -> None:
+        self.there(path).delete(path)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        return _GatedLock(self, self.there(path).lock(path, holder, take=take))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class _GatedAppender:
+    def __init__(self, store: GatedStore, inner: Appender) -> None:
+        self._store, self._inner, self.path, self.size = store, inner, inner.path, inner.size
+
+    def append(self, *chunks: bytes) -> None:
+        self._store.there(self.path)
+        self._inner.append(*chunks)
+        self.size = self._inner.size
+
+    def sync(self) -> None:
+        self._store.there(self.path)
+        self._inner.sync()
+
+    def truncate(self, size: int) -> None:
+        self._store.there(self.path)
+        self._inner.truncate(size)
+        self.size = self._inner.size
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _GatedLock:
+    def __init__(self, store: GatedStore, inner: Lock) -> None:
+        self._store, self.inner = store, inner
+
+    @property
+    def expires_ms(self) -> int:
+        return self.inner.expires_ms
+
+    def renew(self) -> None:
+        self._store.there()
+        self.inner.renew()
+
+    def release(self) -> None:
+        if self.inner.expires_ms:  # a lease is written; another lock is let go of by the operating system
+            self._store.there()
+        self.inner.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()

@@ -1,0 +1,165 @@
+"""A listing of keys is complete, or it fails: it never ends early as if it were complete."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from imap_wal.agent import listings
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent
+from imap_wal.clock import SeededRandomness
+from imap_wal.manifest import Snapshot
+from tests.agent.harness import Plugin, config, plugin, serving
+
+KEYS = [f"k{number:02d}" for number in range(30)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    return config(tmp_path)
+
+
+@pytest.fixture
+def agent(settings: AgentConfig) -> Iterator[Agent]:
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(**dict.fromkeys(KEYS, "v"))
+        yield agent
+
+
+@pytest.fixture
+def member(agent: Agent) -> Iterator[Plugin]:
+    with plugin(agent.config, uuid="reader") as member:
+        yield member
+
+
+def page(member: Plugin, cursor: Any, limit: int = 10, name: str = "orders") -> tuple[list[Any], list[str]]:
+    """The answer's header without its number, and the keys."""
+    header, payload = member.client.ask("keys", name, cursor, limit)
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(payload)
+    return [header[0], *header[2:]], [key.decode() for key in unpacker]
+
+
+def refused(answer: tuple[list[Any], list[str]]) -> None:
+    header, keys = answer
+    assert header[:2] == ["error", "listing-gone"] and keys == []
+    assert "begin again" in header[2]
+
+
+def test_a_page_asked_again_on_another_connection_is_the_same_page(agent: Agent, member: Plugin) -> None:
+    first, keys = page(member, None)
+    second, more = page(member, first[1])
+    with plugin(agent.config, uuid="reader") as again:  # the answer was lost with its connection
+        assert page(again, first[1]) == (second, more)
+        assert page(again, first[1]) == (second, more)
+        third, last = page(again, second[1])
+        assert sorted(keys + more + last) == KEYS
+        end = page(again, third[1])
+        assert end == (["keys", None, 0, 30], [])
+        assert page(again, third[1]) == end, "the end as well"
+
+
+def test_a_page_that_is_not_the_next_one_is_refused(member: Plugin) -> None:
+    first, _ = page(member, None)
+    second, _ = page(member, first[1])
+    third, _ = page(member, second[1])
+    refused(page(member, first[1]))
+    refused(page(member, [third[1][0], third[1][1] + 1]))
+    refused(page(member, third[1], name="another map"))
+    assert page(member, third[1])[0] == ["keys", None, 0, 30], "what was refused did no harm"
+
+
+def test_the_cursor_of_another_agent_run_is_refused(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        member.put(**dict.fromkeys(KEYS, "v"))
+        first, _ = page(member, None)
+    with serving(settings), plugin(settings, uuid="another") as other, plugin(settings) as member:
+        page(other, None)  # in the place that the first one had
+        refused(page(member, first[1]))
+
+
+def test_an_index_that_was_built_anew_ends_a_listing_with_an_error(agent: Agent, member: Plugin) -> None:
+    first, _ = page(member, None)
+    agent._reads._view._begin_anew()
+    refused(page(member, first[1]))
+    assert member.keys() == KEYS
+
+
+def test_a_map_that_was_dropped_in_the_middle_of_a_listing_ends_it_with_an_error(agent: Agent, member: Plugin) -> None:
+    first, _ = page(member, None)
+    log = agent._all_logs
+    marks = {"n1": _mark(agent)}
+    log.manifests.update(lambda manifest: manifest.with_snapshot("orders", Snapshot(1, (), marks, 0, 0, 0, 0, dropped=1)))
+    member.load("k01")  # this read merges
+    refused(page(member, first[1]))
+
+
+def _mark(agent: Agent) -> Any:
+    from imap_wal.manifest import Mark
+
+    return Mark(agent._node_log.directory, agent._node_log.end)
+
+
+def test_a_page_that_failed_is_not_the_end_when_it_is_asked_for_again(agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = page(member, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent._reads._view, "_explain", lambda error: error)
+        patch.setattr(agent._reads._view._index, "_lookup", _fails)
+        assert page(member, first[1])[0][:2] == ["error", "restore-failed"]
+    refused(page(member, first[1]))
+    assert member.keys() == KEYS
+
+
+def _fails(*_: Any) -> Any:
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_cursor_that_is_none_of_ours_is_a_bad_request(member: Plugin) -> None:
+    for cursor in (1, "x", [1, "x"], [], {}):
+        header, _ = member.client.ask("keys", "orders", cursor, 10)
+        assert header[2] == "bad-request"
+
+
+def test_a_page_is_bounded_by_bytes_too(agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listings, "PAGE_BYTES", 12)
+    header, keys = page(member, None)
+    assert header[2] == len(keys) == 4
+    assert member.keys() == KEYS
+
+
+class Pages:
+    """A view of so many keys, in batches as they come."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.version = sizes, 0
+
+    def catch_up(self) -> None:
+        pass
+
+    def keys(self, name: str, limit: int) -> Iterator[list[bytes]]:
+        number = 0
+        for size in self.sizes:
+            yield [b"%d" % (number + index) for index in range(size)]
+            number += size
+
+
+@pytest.mark.parametrize("sizes", [[], [1], [10], [3, 10, 10], [10, 10], [1, 1, 1, 9]])
+@pytest.mark.parametrize("limit", [1, 3, 10, 1000])
+def test_whatever_batches_the_index_gives_a_listing_has_every_key_once(sizes: list[int], limit: int) -> None:
+    found = listings.Listings(Pages(sizes), SeededRandomness(1))  # type: ignore[arg-type]
+    cursor, keys = None, []
+    while True:
+        answer = found.page("m", cursor, limit)
+        keys += answer.keys
+        assert len(answer.keys) <= limit and answer.total == len(keys)
+        cursor = answer.cursor
+        if cursor is None:
+            break
+        assert answer.keys
+    assert keys == [b"%d" % number for number in range(sum(sizes))]

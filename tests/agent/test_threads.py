@@ -1,0 +1,223 @@
+"""No thread of an agent dies unseen: it goes on, `stat` says what is wrong, and whoever waits is told."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imap_wal import keeper, worker
+from imap_wal.agent import reads, server
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.transport import Outbox
+from imap_wal.index import NewestIndex
+from imap_wal.worker import Worker
+from storage_backends.faults import Killed
+from tests.agent.harness import Plugin, config, plugin, serving
+from tests.support import eventually
+
+KEYS = [f"k{number:02d}" for number in range(30)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    """An agent's, with thirty keys in its log."""
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        member.put(**dict.fromkeys(KEYS, "v"))
+    return settings
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device", "the scratch file")
+
+
+def unhealthy(member: Plugin, thread: str, why: str) -> dict[str, Any]:
+    """Wait until `stat` says so, and why; the state of the thread."""
+
+    def says() -> Any:
+        stat = member.stat()
+        return stat if not stat["healthy"] and thread in stat["failure"] and why in stat["failure"] else None
+
+    stat = eventually(says, f"the agent says that {thread} has {why}")
+    state: dict[str, Any] = stat["threads"][thread]
+    assert state["failures"] >= 1
+    return state
+
+
+def healthy(member: Plugin) -> None:
+    eventually(lambda: member.stat()["healthy"], "the agent is healthy again")
+
+
+def test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_until_there_is_room(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(NewestIndex, "add", full)
+        patch.setattr(reads, "AGAIN_S", 3600.0)
+        with serving(settings), plugin(settings, timeout_ms=10_000) as member:
+            assert unhealthy(member, "imap-wal-reads", "No space left")["alive"]
+            for _ in range(2):
+                header, _ = member.client.ask("keys", "orders", None, 10)
+                assert header[:1] + header[2:3] == ["error", "restore-failed"] and "No space left" in header[3]
+            assert member.put(a="1")[0] == "ack", "writes go on"
+            patch.undo()
+            assert member.keys() == ["a", *KEYS]
+            healthy(member)
+
+
+def test_a_restore_at_start_that_failed_is_tried_again_by_itself(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "AGAIN_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(NewestIndex, "add", full)
+        with serving(settings), plugin(settings, greet=False) as member:
+            unhealthy(member, "imap-wal-reads", "No space left")
+            patch.undo()
+            healthy(member)
+
+
+def test_after_an_error_in_the_middle_of_a_merge_the_next_read_has_every_key(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = NewestIndex.add
+
+    def half(index: NewestIndex, node: str, rows: Any, *arguments: Any) -> None:
+        add(index, node, rows[: len(rows) // 2], *arguments)
+        full()
+
+    with serving(settings) as agent, plugin(settings) as member:
+        assert member.keys() == KEYS
+        member.put(x="1", y="2")
+        with monkeypatch.context() as patch:
+            patch.setattr(NewestIndex, "add", half)
+            header, _ = member.client.ask("keys", "orders", None, 10)
+            assert "No space left" in header[3]
+            patch.setattr(NewestIndex, "add", full)
+            assert member.client.ask("load", "orders", 0)[0][0] == "error"
+            assert not member.stat()["healthy"]
+        assert member.keys() == [*KEYS, "x", "y"]
+        assert agent._reads._view.statistics.live == 32
+        healthy(member)
+
+
+def test_an_answer_that_cannot_be_sent_is_followed_by_an_error_and_the_next_read_is_answered(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Outbox.send
+    fails = [True]
+
+    def sends(outbox: Outbox, to: bytes, header: Any, payload: bytes = b"") -> None:
+        if fails and fails.pop():
+            raise OSError(errno.EMFILE, "Too many open files")
+        send(outbox, to, header, payload)
+
+    monkeypatch.setattr(Outbox, "send", sends)
+    with serving(settings), plugin(settings, timeout_ms=10_000) as member:
+        header, _ = member.client.ask("keys", "orders", None, 10)
+        assert header[2] == "restore-failed" and "Too many open files" in header[3]
+        assert member.keys() == KEYS
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(settings) as agent, plugin(settings, timeout_ms=10_000) as member:
+        assert member.keys() == KEYS
+
+        def dies(*_: Any) -> Any:
+            raise Killed("planned")
+
+        monkeypatch.setattr(agent._reads._view, "catch_up", dies)
+        for _ in range(2):  # it dies of the first one
+            header, _ = member.client.ask("keys", "orders", None, 10)
+            assert header[2] == "restore-failed" and "imap-wal-reads" in header[3]
+        assert not unhealthy(member, "imap-wal-reads", "Killed")["alive"]
+        assert member.put(a="1")[0] == "ack", "writes go on"
+
+
+def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PAUSE_S", 0.01)
+    settings = config(tmp_path, durability="interval", sync_interval_ms=20)
+    with serving(settings) as agent, plugin(settings) as member:
+        with monkeypatch.context() as patch:
+            patch.setattr(agent._committer, "rotate_if_due", lambda: full())
+            assert unhealthy(member, "imap-wal-keeper", "No space left")["alive"]
+        healthy(member)
+        member.put(a="1")
+        eventually(lambda: agent._committer.statistics.syncs > 0, "the keeper syncs")
+
+
+def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.01)
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
+    from imap_wal.agent import open_log
+
+    with monkeypatch.context() as patch:
+        patch.setattr(open_log, "archive_sealed", full)
+        settings = config(tmp_path, archive_interval_s=0.05)
+        with serving(settings), plugin(settings) as member:
+            member.put(a="1")
+            assert unhealthy(member, "imap-wal-archiver", "No space left")["alive"]
+            assert "No space left" in member.stat()["archive_error"]
+            patch.undo()
+            healthy(member)
+            eventually(lambda: list(tmp_path.rglob("*.parquet")), "an archive")
+
+
+def test_an_error_in_a_request_is_its_answer_and_the_agent_goes_on(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(settings), plugin(settings) as member:
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "_check_entries", full)
+            answer = member.put(a="1")
+            assert answer[:2] == ["error", "not-ready"] and "No space left" in answer[2]
+            member.request = 0
+        member.hello()
+        assert member.put(a="1")[0] == "ack"
+
+
+# ---- the mechanism -------------------------------------------------------------------------------------------------
+
+
+def run(turn: Callable[[Worker], bool]) -> Worker:
+    made = Worker("a worker", turn)
+    made.start()
+    return made
+
+
+def test_the_error_of_a_turn_stays_until_a_turn_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PAUSE_S", 0.001)
+    steps: list[Any] = [full, False, True]
+    reached, go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def turn(_: Worker) -> bool:
+        step = steps.pop(0) if steps else True
+        reached.release()
+        assert go.acquire(timeout=20)
+        return bool(step()) if callable(step) else step
+
+    made = run(turn)
+    reached.acquire()
+    assert made.trouble == ""
+    go.release()
+    reached.acquire()
+    assert "No space left" in made.trouble and made.state.failures == 1
+    go.release()
+    reached.acquire()
+    assert "No space left" in made.trouble, "an idle turn proves nothing"
+    go.release()
+    reached.acquire()
+    assert made.trouble == "" and made.state.failures == 1 and made.state.alive
+    made.stopping.set()
+    go.release()
+    assert made.stop(20)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_is_dead_says_so() -> None:
+    def turn(_: Worker) -> bool:
+        raise Killed("planned")
+
+    made = run(turn)
+    eventually(lambda: not made.state.alive, "it dies")
+    assert "Killed: planned" in made.trouble

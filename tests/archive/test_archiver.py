@@ -1,0 +1,226 @@
+"""Archives that another process writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal import archiver
+from imap_wal.agent.config import AgentConfig
+from imap_wal.archive import ArchiveJob, Written, archive_sealed, write_archives
+from imap_wal.archiver import ArchiverDied, ArchiverProcess, writer_for
+from imap_wal.errors import Closed, CorruptLog
+from storage_backends import NotFound, Unavailable
+from storage_backends.local import LocalStore
+from tests.agent.harness import config, plugin, serving
+from tests.support import Threads, eventually, node_log, row
+
+
+@pytest.fixture(autouse=True)
+def always_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archiver, "HERE_BYTES_MAX", 0)
+
+
+def sealed(root: Path, keys: int = 300) -> Any:
+    """An open log with sealed segments of two maps."""
+    log = node_log(LocalStore(str(root)))
+    for number in range(keys):
+        log.write(1, 1, [row(f"k{number}", "v" * 100, number + 1)])
+        log.sync()
+        if number % 100 == 99:
+            log.rotate()
+    return log
+
+
+def archive(log: Any, write: Any) -> Any:
+    return archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed, write=write)
+
+
+def test_what_another_process_writes_is_what_this_one_would_write(tmp_path: Path) -> None:
+    found = []
+    for name in ("here", "there"):
+        log = sealed(tmp_path / name)
+        done = archive(log, write_archives if name == "here" else ArchiverProcess(f"file://{tmp_path}/{name}").write)
+        found.append([(each.map, each.first, each.last, each.records, each.tombstones) for each in done.archives])
+        log.close()
+        with imap_wal.open(f"file://{tmp_path}/{name}", node="n1") as store:
+            assert len(store.map("m", raw=True)) == 300
+    assert found[0] == found[1] and found[0]
+
+
+def test_it_runs_elsewhere_with_a_lower_priority_and_ends_after_each_run(tmp_path: Path) -> None:
+    log = sealed(tmp_path)
+    other = ArchiverProcess(f"file://{tmp_path}")
+    processes = []
+
+    def write(store: Any, job: ArchiveJob) -> Written:
+        written = Threads(lambda: answers.append(other.write(store, job)))
+        process = eventually(lambda: other._process, "a process")
+        processes.append(process)
+        written.join()
+        return answers[0]
+
+    answers: list[Written] = []
+    archive(log, write)
+    assert processes[0].pid != os.getpid() and processes[0].poll() is not None
+    assert other._process is None
+    log.close()
+
+
+def test_what_it_raises_is_raised_here(tmp_path: Path) -> None:
+    log = sealed(tmp_path)
+    segment = min(tmp_path.rglob("*.wal"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(CorruptLog) as raised:
+        archive(log, ArchiverProcess(f"file://{tmp_path}").write)
+    assert raised.value.file in str(segment) and raised.value.offset > 0 and str(raised.value.offset) in str(raised.value)
+    log.close(clean=False)
+
+
+@pytest.mark.parametrize(
+    "error", [NotFound("gone", "a/b"), Unavailable("away"), OSError(28, "No space left"), CorruptLog("f", 7, "x"), KeyError("k")]
+)
+def test_an_error_travels_as_it_is(error: Exception) -> None:
+    import pickle
+
+    found = archiver._received(pickle.loads(archiver._sendable(error)))
+    assert type(found) is type(error) and str(found) == str(error) and vars(found) == vars(error)
+
+
+def test_an_error_that_cannot_travel_travels_as_text() -> None:
+    import pickle
+
+    error = ValueError(threading.Lock())
+    found = archiver._received(pickle.loads(archiver._sendable(error)))
+    assert isinstance(found, RuntimeError) and "ValueError" in str(found)
+
+
+def killed(other: ArchiverProcess) -> Threads:
+    """Kill its next process as soon as there is one."""
+    return Threads(lambda: eventually(lambda: other._process, "a process").kill())
+
+
+def test_its_death_is_an_error_and_the_next_run_succeeds(tmp_path: Path) -> None:
+    log = sealed(tmp_path)
+    other = ArchiverProcess(f"file://{tmp_path}")
+    before = sorted(path.name for path in tmp_path.rglob("*.wal"))
+    killing = killed(other)
+    with pytest.raises(ArchiverDied, match="ended with -9; nothing is lost"):
+        archive(log, other.write)
+    killing.join()
+    assert sorted(path.name for path in tmp_path.rglob("*.wal")) == before
+    assert archive(log, other.write).records == 300
+    log.close()
+
+
+def test_a_stop_ends_the_run_under_way_at_once_and_allows_no_other(tmp_path: Path) -> None:
+    log = sealed(tmp_path)
+    other = ArchiverProcess(f"file://{tmp_path}")
+    stopping = Threads(lambda: (eventually(lambda: other._process, "a process"), other.stop()))
+    for _ in range(2):
+        with pytest.raises(Closed, match="nothing is lost"):
+            archive(log, other.write)
+    stopping.join()
+    log.close()
+    with imap_wal.open(f"file://{tmp_path}", node="n1") as store:
+        assert len(store.map("m", raw=True)) == 300
+
+
+def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+    """The segment it reads is a named pipe that no process writes; its parent is killed."""
+    os.mkfifo(tmp_path / "never.wal")
+    code = f"""
+import threading
+from pathlib import Path
+from imap_wal import archiver
+from imap_wal.archive import ArchiveJob
+from imap_wal.pieces import SEGMENT, Piece
+archiver.HERE_BYTES_MAX = 0
+other = archiver.ArchiverProcess({tmp_path.as_uri()!r})
+job = ArchiveJob("n", "n", (Piece(SEGMENT, "n", "never.wal"),), Path({str(tmp_path)!r}), 1, (), "x", 1)
+threading.Thread(target=other.write, args=(None, job), daemon=True).start()
+while (process := other._process) is None:
+    pass
+print(process.pid, flush=True)
+process.wait()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stderr is not None
+    os.kill(int(parent.stdout.readline()), 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert parent.stderr.read() == b"", "its end of the pipe is closed: it has ended, without a word"
+
+
+def test_what_a_run_published_before_it_failed_is_deleted(tmp_path: Path) -> None:
+    log = sealed(tmp_path)
+
+    def write(store: Any, job: ArchiveJob) -> Written:
+        written = ArchiverProcess(f"file://{tmp_path}").write(store, job)
+        assert written.archives and list(tmp_path.rglob("*.parquet"))
+        raise ArchiverDied("before it could say so")
+
+    with pytest.raises(ArchiverDied):
+        archive(log, write)
+    assert not list(tmp_path.rglob("*.parquet"))
+    assert archive(log, write_archives).records == 300
+    log.close()
+
+
+def test_only_a_storage_that_another_process_can_open_is_archived_elsewhere() -> None:
+    assert writer_for("memory://x") is None
+    assert writer_for("file:///x", "memory://y") is None
+    assert writer_for("s3://bucket/root") is not None
+
+
+def test_an_agent_archives_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from imap_wal.agent import open_log
+
+    used: list[ArchiveJob] = []
+    write = ArchiverProcess.write
+
+    def watched(self: ArchiverProcess, store: Any, job: ArchiveJob) -> Written:
+        written = write(self, store, job)
+        used.append(job)
+        return written
+
+    monkeypatch.setattr(ArchiverProcess, "write", watched)
+    monkeypatch.setattr(open_log, "write_archives", None)
+    settings: AgentConfig = config(tmp_path, segment_bytes=2000)
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(**{f"k{number}": "v" * 50 for number in range(200)})
+        agent._archive()
+        assert len(used) == 1 and list(tmp_path.rglob("*.parquet"))
+        assert len(member.keys(limit=1000)) == 200
+    with serving(settings), plugin(settings) as member:
+        assert len(member.keys(limit=1000)) == 200
+
+
+def test_a_stop_of_an_agent_does_not_wait_for_its_archive(tmp_path: Path) -> None:
+    settings = config(tmp_path, segment_bytes=2000)
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(**{f"k{number}": "v" * 50 for number in range(200)})
+        archiver_of = agent._log._archiver
+        assert archiver_of is not None
+
+        def archives() -> None:
+            with pytest.raises(Closed):
+                agent._archive()
+
+        archiving = Threads(archives)
+        process = eventually(lambda: archiver_of._process, "the other process")
+        process.send_signal(signal.SIGSTOP)  # as if it took for ever
+        agent.stop()
+        archiving.join()
+    with serving(settings), plugin(settings) as member:
+        assert len(member.keys(limit=1000)) == 200
