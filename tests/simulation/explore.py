@@ -1,0 +1,91 @@
+"""Many runs: by seed, or systematically with one long pause."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from tests.simulation.choosers import Pause, Priorities, RandomWalk
+from tests.simulation.runs import Plan, Result, play
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.world import Chooser, Violation
+
+STEPS = 160
+"""About so many steps a run takes: where PCT's changes of priority may lie."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    scenario: str
+    seed: int
+    rule: str
+    text: str
+    runs: list[tuple[int, int]]
+    number: int = 0
+    """Which schedule it was, counted from 1."""
+
+
+def chooser_of(seed: int, plan: Plan) -> Chooser:
+    rng = Random(seed * 7919 + 1)
+    way = rng.random()
+    tasks = sum(len(spec.threads) for spec in plan.specs)
+    if way < 0.25:
+        return RandomWalk(seed, rng.choice((0.05, 0.2, 0.5, 1.0)))
+    if way < 0.65:
+        return Priorities(seed, rng.randint(1, 4), STEPS)
+    order = list(range(tasks))
+    rng.shuffle(order)
+    paused = order.pop()
+    cut, end = sorted((rng.randint(0, len(order)), rng.randint(0, len(order))))
+    at = rng.randint(1, 80)
+    return Pause(tuple(order[:cut]), paused, at, tuple(order[cut : max(end, cut + 1)]))
+
+
+def plan_of(scenario: str, seed: int) -> Plan:
+    plan = SCENARIOS[scenario](Random(seed * 104_729 + 7))
+    return Plan(
+        plan.kind, plan.prologue, plan.specs, plan.faults, plan.after, plan.exclusive, seed
+    )
+
+
+def run_seed(scenario: str, seed: int) -> Result:
+    plan = plan_of(scenario, seed)
+    return play(plan, chooser_of(seed, plan))
+
+
+def failure_of(scenario: str, seed: int, result: Result, number: int = 0) -> Failure:
+    assert isinstance(result.violation, Violation)
+    return Failure(scenario, seed, result.violation.rule, str(result.violation), result.runs, number)
+
+
+def pauses(plan: Plan) -> Iterator[Pause]:
+    """One long pause of every task, at every one of its calls, with the others whole before it,
+    inside it or after it."""
+    tasks = sum(len(spec.threads) for spec in plan.specs)
+    for paused in range(tasks):
+        others = [number for number in range(tasks) if number != paused]
+        orders = [
+            (tuple(o for o in order if o not in inside), inside)
+            for size in range(1, len(others) + 1)
+            for inside in itertools.permutations(others, size)
+            for order in itertools.permutations([o for o in others if o not in inside])
+        ]
+        for before, inside in orders:
+            for at in itertools.count(1):
+                pause = Pause(before, paused, at, inside)
+                yield pause
+                if not pause.reached:
+                    break
+
+
+def timed(scenario: str, first: int, count: int) -> tuple[float, list[Failure]]:
+    start = time.process_time()
+    failures = []
+    for seed in range(first, first + count):
+        result = run_seed(scenario, seed)
+        if result.violation is not None:
+            failures.append(failure_of(scenario, seed, result, seed - first + 1))
+    return time.process_time() - start, failures
