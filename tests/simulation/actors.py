@@ -56,6 +56,16 @@ class Spec:
     machine: str = "a"
     offset_ms: int = 0
     settings: tuple[tuple[str, Any], ...] = ()
+    role: str = "embedded"
+    """embedded, agent or member."""
+    cluster_id: str = "c1"
+    """A member's: those of one lifetime of a Hazelcast cluster share it."""
+    drops: tuple[int, ...] = ()
+    """An agent's: answers that are lost, with the connection, by number."""
+
+
+KEEPER_ERRORS = (Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Closed)
+"""What may come of an archive or a removal: it is tried again. (A failed one poisons nothing.)"""
 
 
 class Stop(Exception):  # noqa: N818
@@ -71,6 +81,8 @@ class Stage:
         """A manifest or a folder was put back to an older state: an open may refuse."""
         self.copies: list[tuple[str, float, float]] = []
         """(name of the medium, begun, done) of copies made while the log was written."""
+        self.wires: Any = None
+        """Of agents and members."""
         self.exclusive = True
         """Of all embedded stores under this root one at a time may acknowledge."""
 
@@ -85,6 +97,7 @@ class Actor:
     def __init__(self, stage: Stage, process: Process, spec: Spec) -> None:
         self.stage, self.process, self.spec = stage, process, spec
         self.world, self.past = stage.world, stage.past
+        process.memory["actor"] = self
         self._store: Any = None
         self._view: LiveView | None = None
         self._opened = Event()
@@ -126,6 +139,8 @@ class Actor:
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
         """Whether an error is one that may be: else a `Violation`."""
+        if isinstance(error, MissingNode) and self.process.machine != "a":
+            return  # segments on a disk that this machine does not have
         if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
             error, allowed
         ):
@@ -199,13 +214,13 @@ class Actor:
         try:
             self._store._archive()
         except (ImapWalError, StorageError) as error:
-            self._refused(error, Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Closed)
+            self._refused(error, *KEEPER_ERRORS)
 
     def outlive(self) -> None:
         try:
             self._store._remove_outlived()
         except (ImapWalError, StorageError) as error:
-            self._refused(error, Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Closed)
+            self._refused(error, *KEEPER_ERRORS)
 
     def close(self) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tests.simulation.world import Task, World
+from tests.simulation.world import CHANGES, Task, World
 
 
 class RandomWalk:
@@ -47,11 +47,15 @@ class Priorities:
 
 
 class Pause:
-    """Tasks run whole, in the order `first`, then `paused` up to its call number `at`; then those
-    of `during`, whole; then the rest of `paused`; then all others by number."""
+    """Tasks run whole, in the order `first`, then `paused` up to its call number `at` (of those
+    that change something, with `changes`); then those of `during`, whole; then the rest of
+    `paused`; then all others by number."""
 
-    def __init__(self, first: tuple[int, ...], paused: int, at: int, during: tuple[int, ...]) -> None:
+    def __init__(
+        self, first: tuple[int, ...], paused: int, at: int, during: tuple[int, ...], changes: bool = False
+    ) -> None:
         self._first, self._paused, self._at, self._during = first, paused, at, during
+        self._changes = changes
         self.reached = False
 
     def choose(self, world: World, ready: list[Task], current: Task | None) -> Task:
@@ -60,10 +64,13 @@ class Pause:
             if number in by_number:
                 return by_number[number]
         task = by_number.get(self._paused)
-        if task is not None and task.calls < self._at:
-            return task
-        if task is not None:
-            self.reached = True
+        if task is not None and not self.reached:
+            if self._changes:
+                self.reached = task.following in CHANGES and task.changes + 1 >= self._at
+            else:
+                self.reached = task.calls + 1 >= self._at
+            if not self.reached:
+                return task
         for number in self._during:
             if number in by_number:
                 return by_number[number]

@@ -40,8 +40,18 @@ def chooser_of(seed: int, plan: Plan) -> Chooser:
     rng.shuffle(order)
     paused = order.pop()
     cut, end = sorted((rng.randint(0, len(order)), rng.randint(0, len(order))))
-    at = rng.randint(1, 80)
-    return Pause(tuple(order[:cut]), paused, at, tuple(order[cut : max(end, cut + 1)]))
+    changes = rng.random() < 0.5
+    ops = [ops for spec in plan.specs for ops in spec.threads][paused]
+    most = sum(_CALLS.get(op[0], (10, 3))[changes] for op in ops)
+    at = rng.randint(1, max(2, most))
+    return Pause(tuple(order[:cut]), paused, at, tuple(order[cut : max(end, cut + 1)]), changes)
+
+
+_CALLS = {
+    "open": (45, 7), "put": (4, 1), "delete": (4, 1), "archive": (24, 6), "close": (10, 5),
+    "list": (20, 1), "rewrite": (45, 4), "rewrite_twice": (45, 4), "prune": (25, 5), "copy": (20, 1),
+}  # fmt: skip
+"""Operation → about so many calls it makes, and so many that change something."""
 
 
 def plan_of(scenario: str, seed: int) -> Plan:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import io
+from bisect import bisect_left
 from collections.abc import Callable
 from random import Random
 from types import TracebackType
@@ -51,11 +52,34 @@ class File:
         self.modified_ms = modified_ms
 
 
+class Files(dict[str, File]):
+    """Path → file; `under` gives the paths of a folder in order."""
+
+    _sorted: list[str] | None = None
+
+    def __setitem__(self, path: str, file: File) -> None:
+        if path not in self:
+            self._sorted = None
+        super().__setitem__(path, file)
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        self._sorted = None
+
+    def under(self, prefix: str) -> list[str]:
+        paths = self._sorted
+        if paths is None:
+            paths = self._sorted = sorted(self)
+        if not prefix:
+            return paths
+        return paths[bisect_left(paths, prefix) : bisect_left(paths, prefix[:-1] + "0")]
+
+
 class Medium:
     """The files of one disk or bucket."""
 
     def __init__(self) -> None:
-        self.files: dict[str, File] = {}
+        self.files = Files()
         self.locks: dict[str, tuple[str, object, Process | None]] = {}
         self.changes: list[tuple[int, str, Process | None, bool]] = []
         """(step, path, by whom, whether it is there since), for those who see old absences."""
@@ -193,11 +217,11 @@ class SimStore:
         prefix = folder_prefix(folder)
 
         def effect() -> builtins.list[StoredFile]:
-            hidden = self._unseen()
+            files, hidden = self.medium.files, self._unseen()
             return [
-                StoredFile(path, len(file.data), file.modified_ms)
-                for path, file in sorted(self.medium.files.items())
-                if path.startswith(prefix) and path not in hidden
+                StoredFile(path, len((file := files[path]).data), file.modified_ms)
+                for path in files.under(prefix)
+                if path not in hidden
             ]
 
         return self.do("list", folder, effect)
@@ -206,7 +230,7 @@ class SimStore:
         prefix = folder_prefix(folder)
 
         def effect() -> builtins.list[str]:
-            below = [path[len(prefix) :] for path in self.medium.files if path.startswith(prefix)]
+            below = [path[len(prefix) :] for path in self.medium.files.under(prefix)]
             return sorted({path.partition("/")[0] for path in below if "/" in path})
 
         return self.do("folders", folder, effect)
@@ -263,7 +287,8 @@ class SimStore:
 
     def delete(self, path: str) -> None:
         def effect() -> None:
-            if self.medium.files.pop(check_path(path), None) is not None:
+            if check_path(path) in self.medium.files:
+                del self.medium.files[path]
                 self._changed(path, False)
 
         self.do("delete", path, effect)

@@ -12,9 +12,12 @@ from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import rewrite
 from tests.simulation import threads
-from tests.simulation.actors import CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, key_of
+from tests.simulation.actors import (
+    CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, Spec, Stage, key_of,
+)  # fmt: skip
 from tests.simulation.history import ACKED, History
 from tests.simulation.medium import Medium, open_sim
+from tests.simulation.members import Alone, Wires
 from tests.simulation.world import World
 
 KEYS = 6
@@ -37,6 +40,9 @@ class _Past:
         self._count = 0
         self._at = -10_000.0
         self.store: Any = None
+        self.spec = Spec("before", ())
+        self.stage = Stage(self.world, kind, self.media, self.history)
+        self.stage.wires = Wires()
 
     def storage(self) -> Any:
         return open_sim(self.world, self.process, self.media, self.kind)
@@ -83,6 +89,23 @@ class _Past:
 
     def close(self) -> None:
         self.store.close()
+
+
+    def serve(self, node: str, *, archive: bool = False) -> None:
+        """Changes of members, by way of an agent."""
+        agent = Alone(self, node)
+        agent.hello()
+        for number in range(KEYS) if node == "n1" else (0, 1):
+            self._count += 1
+            self._at += 1
+            value = b"before.%d" % self._count
+            write = self.history.begin(key_of(number), value, "before", self._at)
+            agent.change(key_of(number), value)
+            self._at += 1
+            self.history.finish(write, ACKED, self._at)
+        if archive:
+            agent.archive()
+        agent.close()
 
 
 def _empty(past: _Past) -> None:
@@ -139,6 +162,15 @@ def _two_nodes(past: _Past) -> None:
     past.close()
 
 
+def _members(past: _Past) -> None:
+    past.serve("n1")
+
+
+def _members_archived(past: _Past) -> None:
+    past.serve("n1", archive=True)
+    past.rewrite()
+
+
 PROLOGUES: dict[str, Callable[[_Past], None]] = {
     "empty": _empty,
     "some": _some,
@@ -147,6 +179,8 @@ PROLOGUES: dict[str, Callable[[_Past], None]] = {
     "snapshot": _snapshot,
     "pruned": _pruned,
     "two nodes": _two_nodes,
+    "members": _members,
+    "members archived": _members_archived,
 }
 
 

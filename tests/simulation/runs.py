@@ -16,6 +16,7 @@ from tests.simulation.actors import CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, A
 from tests.simulation.choosers import Replay, as_runs
 from tests.simulation.history import ACKED, History
 from tests.simulation.medium import SPLIT, Medium, open_sim
+from tests.simulation.members import AgentActor, Alone, MemberActor, Wires
 from tests.simulation.world import Chooser, Fault, Process, Step, Violation, World
 
 
@@ -31,6 +32,9 @@ class Plan:
     after: tuple[tuple[Any, ...], ...] = ()
     exclusive: bool = True
     seed: int = 0
+
+
+ROLES: dict[str, type[Actor]] = {"embedded": Actor, "agent": AgentActor, "member": MemberActor}
 
 
 @dataclass
@@ -56,14 +60,17 @@ def play(plan: Plan, chooser: Chooser) -> Result:
         stage = Stage(world, plan.kind, media, past)
         stage.exclusive = plan.exclusive
         older = {name: medium.copy() for name, medium in media.items()} if plan.after else {}
+        stage.wires = Wires()
         world.on_death.append(lambda process: _unlock(media, process))
+        world.on_death.append(stage.wires.broken)
         world.on_power.append(lambda: _lose_power(media, plan.seed))
         for index, spec in enumerate(plan.specs):
             process = world.process(spec.name, spec.machine, spec.offset_ms, plan.seed * 64 + index)
             process.faults = {
                 call: Fault(kind) for (name, call), kind in plan.faults.items() if name == spec.name
             }
-            Actor(stage, process, spec).start()
+            actor = ROLES[spec.role](stage, process, spec)
+            actor.start()
         world.run()
         if world.violation is None:
             try:
@@ -101,6 +108,7 @@ class Survivor:
         self.world, self.stage, self.media, self.name = world, stage, media, name
         machine = next((process.machine for process in stage.world.processes), "a")
         self.process = world.process(name, machine or "a", 0, seed)
+        self.spec = Spec(name, ())
 
     def storage(self) -> Any:
         return open_sim(self.world, self.process, self.media, self.stage.kind)
@@ -133,6 +141,9 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
     lost = False
     for op in plan.after:
         lost |= _operate(plan, stage, older, op)
+    if any(spec.role == "agent" for spec in plan.specs):
+        _judge_cluster(plan, stage)
+        return
     _judge(plan, stage, stage.media, "the log", stage.past, may_refuse=stage.damaged, lost=lost)
 
 
@@ -225,6 +236,32 @@ def _judge(
             start, end = world.tick(), world.tick()
         states.append(found)
         store.close()
+
+
+def _judge_cluster(plan: Plan, stage: Stage) -> None:
+    """The same, where agents write: list, let an agent of each node write, list again, twice."""
+    world, past = stage.world, stage.past
+    nodes = sorted({spec.node for spec in plan.specs if spec.role == "agent"})
+    for attempt in range(2):
+        survivor = Survivor(stage, stage.media, plan.seed * 64 + 50 + attempt, "the survivor")
+        try:
+            found = survivor.listing()
+            past.check(found, world.tick(), world.tick(), f"listing {attempt + 1} of the log")
+            for node in nodes:
+                agent = Alone(survivor, node, f"survivors {attempt}")
+                agent.hello()
+                if node != nodes[0]:  # a key has one owner
+                    agent.close()
+                    continue
+                write = past.begin(b"k0", b"survivor %d" % attempt, "the survivor", world.tick())
+                agent.change(b"k0", b"survivor %d" % attempt)
+                past.finish(write, ACKED, world.tick())
+                agent.close()
+            again = survivor.listing()
+        except (ImapWalError, StorageError) as error:
+            raise Violation("the log does not open", f"attempt {attempt + 1}: {error!r}") from error
+        if again != {**found, b"k0": b"survivor %d" % attempt}:
+            raise Violation("two reads differ", f"{found}, then {again}")
 
 
 # ---- shrinking and telling ---------------------------------------------------------------------

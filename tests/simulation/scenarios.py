@@ -134,6 +134,36 @@ def attempts(rng: Random) -> Plan:
     return _faults(rng, Plan(_kind(rng), rng.choice(PAST[1:]), tuple(specs), after=after))
 
 
+def agents(rng: Random) -> Plan:
+    """Agents with members that resend, timers that archive, views with listings under way."""
+    specs = []
+    two = rng.random() < 0.4
+    for node, own in (("n1", (0, 2, 4)), ("n2", (1, 3, 5)))[: 2 if two else 1]:
+        threads: tuple[tuple[Op, ...], ...] = ((("serve",),),)
+        if rng.random() < 0.6:
+            threads = (*threads, (("archive",),) * rng.randint(1, 2))
+        drops = tuple(rng.randint(1, 8) for _ in range(rng.randint(0, 2)))
+        specs.append(Spec(f"agent {node}", threads, node, role="agent", drops=drops))
+        if rng.random() < 0.3:
+            takes = (("serve", rng.random() < 0.7),)
+            specs.append(Spec(f"agent {node} again", (takes,), node, role="agent"))
+        writes = tuple(
+            ("delete" if rng.random() < 0.3 else "put", rng.choice(own))
+            for _ in range(rng.randint(1, 3))
+        )
+        member: tuple[tuple[Op, ...], ...] = (writes,)
+        if rng.random() < 0.6:
+            member = (*member, (("list",),) * rng.randint(1, 2))
+        if rng.random() < 0.2:
+            member = (*member, (("list", 3),))
+        specs.append(Spec(f"member {node}", member, node, role="member"))
+    if rng.random() < 0.4:
+        specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+    past = "empty" if two else rng.choice(("empty", "members", "members archived"))
+    kind = rng.choice((APPEND, APPEND, OBJECTS, HDFS))
+    return _faults(rng, Plan(kind, past, tuple(specs)))
+
+
 SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "takeovers": takeovers,
     "maintenance": maintenance,
@@ -141,4 +171,5 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "machines": machines,
     "backups": backups,
     "attempts": attempts,
+    "agents": agents,
 }

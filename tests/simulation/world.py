@@ -27,6 +27,12 @@ LATE_STEPS = 60
 """How long an answer may take that comes late."""
 
 
+CHANGES = frozenset(
+    ("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate")
+)
+"""Calls that change what others see."""
+
+
 class Killed(BaseException):
     """The process died here. No handler of the code under test may catch it."""
 
@@ -97,9 +103,15 @@ class Task(greenlet):
         self.world, self.process, self.name, self.work = world, process, name, work
         self.number = len(world.tasks)
         self.calls = 0
+        self.changes = 0
+        """How many of its calls changed something."""
+        self.following = ""
+        """The call that it is about to make."""
         self.waiting: object = None
         """What it is blocked on."""
         self.resumes_at = 0
+        self.daemon = False
+        """It may wait for ever: it serves others."""
 
     def _work(self) -> None:
         try:
@@ -174,9 +186,9 @@ class World:
                 if task is None:
                     break
                 task.switch()
-            if self.violation is None and (stuck := [task for task in self.tasks if task.waiting]):
-                names = ", ".join(task.name for task in stuck)
-                self.violate(Violation("an actor never ends", f"{names}: waits for a lock"))
+            if self.violation is None and (stuck := [task for task in self.tasks if task.waiting and not task.daemon]):
+                waits = ", ".join(f"{task.name} for {type(task.waiting).__name__}" for task in stuck)
+                self.violate(Violation("an actor never ends", f"waits: {waits}"))
         finally:
             self._running = False
             for process in self.processes:
@@ -193,6 +205,7 @@ class World:
         task = getcurrent()
         if not isinstance(task, Task):
             return None  # before or after the run: one actor alone
+        task.following = call
         self._give_way(task)
         self.step += 1
         if self.step > self._steps_max:
@@ -200,6 +213,7 @@ class World:
             self.hub.switch()
         process.calls += 1
         task.calls += 1
+        task.changes += call in CHANGES
         self.trace.append(Step(self.step, task.name, call, path))
         fault = process.faults.get(process.calls)
         if fault is not None:
