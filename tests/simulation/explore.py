@@ -32,9 +32,9 @@ def chooser_of(seed: int, plan: Plan) -> Chooser:
     rng = Random(seed * 7919 + 1)
     way = rng.random()
     tasks = sum(len(spec.threads) for spec in plan.specs)
-    if way < 0.25:
+    if way < 0.1:
         return RandomWalk(seed, rng.choice((0.05, 0.2, 0.5, 1.0)))
-    if way < 0.65:
+    if way < 0.4:
         return Priorities(seed, rng.randint(1, 4), STEPS)
     order = list(range(tasks))
     rng.shuffle(order)

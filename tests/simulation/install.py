@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 
+from imap_wal import manifest
 from tests.simulation.threads import Threading, Time
 
 PACKAGES = ("imap_wal", "rewrite_cli")
@@ -37,14 +38,43 @@ class _Secrets:
         return f"{next(self._numbers):0{2 * size}x}"
 
 
-class _Json:
-    """The module, without indents."""
+class _Parsed(dict[str, Any]):
+    """A manifest as it was read, with what its checksum must be."""
 
-    JSONDecodeError, loads = json.JSONDecodeError, json.loads
+    crc = ""
+
+
+class _Json:
+    """The module, without indents; the same text is parsed once."""
+
+    JSONDecodeError = json.JSONDecodeError
+    known: ClassVar[dict[bytes, tuple[dict[str, Any], str]]] = {}
+
+    @classmethod
+    def loads(cls, text: bytes) -> Any:
+        found = cls.known.get(text)
+        if found is None:
+            value = json.loads(text)
+            if not isinstance(value, dict):
+                return value
+            body = {name: value[name] for name in value if name != "checksum"}
+            if len(cls.known) > 10_000:
+                cls.known.clear()
+            found = cls.known[bytes(text)] = value, _real_checksum(body)
+        parsed = _Parsed(found[0])
+        parsed.crc = found[1]
+        return parsed
 
     @staticmethod
     def dumps(value: Any, *, indent: int | None = None, **more: Any) -> str:
         return json.dumps(value, **more)
+
+
+_real_checksum = manifest._checksum
+
+
+def _checksum(body: Any) -> str:
+    return body.crc if isinstance(body, _Parsed) else _real_checksum(body)
 
 
 def _asdict(value: Any) -> Any:
@@ -124,8 +154,9 @@ def installed() -> Iterator[None]:
         if getattr(module, "batches", None) is archive.batches and module is not archive:
             put(module, "batches", remembered)
     put(archive, "batches", remembered)
-    put(sys.modules["imap_wal.manifest"], "json", _Json)
-    put(sys.modules["imap_wal.manifest"], "asdict", _asdict)
+    put(manifest, "json", _Json)
+    put(manifest, "_checksum", _checksum)
+    put(manifest, "asdict", _asdict)
     from tests.simulation.members import patches
 
     for where, name, value in patches():
