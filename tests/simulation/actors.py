@@ -87,6 +87,15 @@ class Stage:
         """Of all embedded stores under this root one at a time may acknowledge."""
 
 
+    def spread(self, machine: str) -> bool:
+        """Whether there are segments on a disk that this machine does not have."""
+        mine = f"disk {machine}"
+        return any(
+            name.startswith("disk ") and name != mine and medium.files
+            for name, medium in self.media.items()
+        )
+
+
 def key_of(number: int) -> bytes:
     return b"k%d" % number
 
@@ -139,8 +148,8 @@ class Actor:
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
         """Whether an error is one that may be: else a `Violation`."""
-        if isinstance(error, MissingNode) and self.process.machine != "a":
-            return  # segments on a disk that this machine does not have
+        if isinstance(error, MissingNode) and self.stage.spread(self.process.machine):
+            return
         if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
             error, allowed
         ):

@@ -206,7 +206,7 @@ def _judge(
     try:
         store = survivor.open()
     except (LogError, MissingNode) as error:
-        if may_refuse:
+        if may_refuse or (isinstance(error, MissingNode) and stage.spread(survivor.process.machine)):
             return
         raise Violation("the log does not open", f"{what}: {error}") from error
     except (ImapWalError, StorageError) as error:
