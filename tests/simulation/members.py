@@ -239,7 +239,8 @@ class MemberActor(Actor):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._connection: Connection | None = None
-        self._reading: Connection | None = None
+        self._reading: dict[Any, Connection | None] = {}
+        """Each thread that reads has a connection of its own."""
         self._session = self._incarnation = self._request = 0
         self._opened.set()
 
@@ -337,26 +338,39 @@ class MemberActor(Actor):
     def list(self, page: int = 2) -> None:
         """All keys by cursor, page by page, and the values of each page."""
         start = self.world.tick()
-        found = self._hello("read")
-        if found is None:
-            return
-        connection, _ = found
         values: dict[bytes, bytes] = {}
         cursor = None
         while True:
-            answer = connection.ask("keys", MAP, cursor, page)
-            if answer is None or answer[0][0] == "error":
+            answer = self._read("keys", MAP, cursor, page)
+            if answer is None:
                 return  # told
             header, payload = answer
             cursor = header[2]
             if cursor is None:
                 break
             keys = entry.values(payload)
-            answer = connection.ask("load", MAP, len(keys), payload=payload)
-            if answer is None or answer[0][0] == "error":
+            answer = self._read("load", MAP, len(keys), payload=payload)
+            if answer is None:
                 return
             values.update((row[0], row[1]) for row in entry.values(answer[1]))
         self.past.check(values, start, self.world.tick(), f"the listing of {self.spec.name}")
+
+    def _read(
+        self, kind: str, *fields: Any, payload: bytes = b""
+    ) -> tuple[list[Any], bytes] | None:
+        """The answer, asked for again on a new connection if one broke; None: an error was told."""
+        for _ in range(TRIES):
+            connection = self._reading.get(getcurrent())
+            if connection is None:
+                found = self._hello("read")
+                if found is None:
+                    return None
+                connection = self._reading[getcurrent()] = found[0]
+            answer = connection.ask(kind, *fields, payload=payload)
+            if answer is not None:
+                return None if answer[0][0] == "error" else answer
+            self._reading[getcurrent()] = None
+        return None
 
 
 class Alone:

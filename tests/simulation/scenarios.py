@@ -141,7 +141,7 @@ def agents(rng: Random) -> Plan:
         threads: tuple[tuple[Op, ...], ...] = ((("serve",),),)
         if rng.random() < 0.6:
             threads = (*threads, (("archive",),) * rng.randint(1, 2))
-        drops = tuple(rng.randint(1, 8) for _ in range(rng.randint(0, 2)))
+        drops = tuple(rng.randint(1, 14) for _ in range(rng.randint(0, 2)))
         specs.append(Spec(f"agent {node}", threads, node, role="agent", drops=drops))
         if rng.random() < 0.3:
             takes = (("serve", rng.random() < 0.7),)
@@ -156,6 +156,10 @@ def agents(rng: Random) -> Plan:
         if rng.random() < 0.2:
             member = (*member, (("list", 3),))
         specs.append(Spec(f"member {node}", member, node, role="member"))
+    if rng.random() < 0.3:
+        # The cluster is started anew while members of the former one are still there.
+        late: tuple[Op, ...] = (("put", 0), ("list",)) if rng.random() < 0.5 else (("list",),)
+        specs.append(Spec("member of the next", (late,), "n1", role="member", cluster_id="c2"))
     if rng.random() < 0.4:
         specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
     past = "empty" if two else rng.choice(("empty", "members", "members archived"))
