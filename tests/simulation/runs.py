@@ -10,7 +10,7 @@ from typing import Any
 import imap_wal
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.restore import ClusterLog, LiveView
-from storage_backends import StorageError
+from storage_backends import NotFound, StorageError
 from tests.simulation import threads
 from tests.simulation.actors import CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, Actor, Spec, Stage
 from tests.simulation.choosers import Replay, as_runs
@@ -210,6 +210,8 @@ def _judge(
             return
         raise Violation("the log does not open", f"{what}: {error}") from error
     except (ImapWalError, StorageError) as error:
+        if may_refuse and isinstance(error.__cause__, NotFound):
+            return  # it names the file that is gone
         raise Violation("the log does not open", f"{what}: {error!r}") from error
     found = _memory(store)
     if not lost:
