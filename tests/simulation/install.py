@@ -19,9 +19,12 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import pyarrow
+from greenlet import getcurrent
 
 from imap_wal import manifest
+from imap_wal.clock import SeededRandomness
 from tests.simulation.threads import Threading, Time
+from tests.simulation.world import BASE_MS, Task
 
 PACKAGES = ("imap_wal", "rewrite_cli")
 MODULES = ("storage_backends.lease", "storage_backends.objects", "storage_backends.hdfs")
@@ -36,6 +39,37 @@ class _Secrets:
 
     def token_hex(self, size: int = 16) -> str:
         return f"{next(self._numbers):0{2 * size}x}"
+
+
+class _Randomness:
+    """For those who were handed none: that of the process that acts."""
+
+    _alone = SeededRandomness(0)
+
+    def _own(self) -> Any:
+        task = getcurrent()
+        return task.process.randomness if isinstance(task, Task) else self._alone
+
+    def token(self) -> bytes:
+        return bytes(self._own().token())
+
+    def name(self) -> str:
+        return str(self._own().name())
+
+
+class _Clock:
+    """The same."""
+
+    def __init__(self, offset_ms: int = 0) -> None:
+        pass
+
+    def now_ms(self) -> int:
+        task = getcurrent()
+        return int(task.process.clock.now_ms()) if isinstance(task, Task) else BASE_MS
+
+    def monotonic(self) -> float:
+        task = getcurrent()
+        return float(task.process.clock.monotonic()) if isinstance(task, Task) else 0.0
 
 
 class _Parsed(dict[str, Any]):
@@ -144,7 +178,11 @@ def installed() -> Iterator[None]:
         setattr(where, name, value)
 
     real = {"threading": Threading, "time": Time, "secrets": _Secrets()}
+    given = {"SystemRandomness": _Randomness, "SystemClock": _Clock}
     for module in modules():
+        for name, fake in given.items():
+            if hasattr(module, name):
+                put(module, name, fake)
         for name, fake in real.items():
             if isinstance(getattr(module, name, None), ModuleType):
                 put(module, name, fake)
