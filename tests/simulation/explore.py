@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tests.simulation.choosers import Pause, Priorities, RandomWalk
@@ -71,14 +70,14 @@ def failure_of(scenario: str, seed: int, result: Result, number: int = 0) -> Fai
     return Failure(scenario, seed, result.violation.rule, str(result.violation), result.runs, number)
 
 
-def pauses(plan: Plan) -> Iterator[Pause]:
+def pauses(tasks: int) -> Iterator[Pause]:
     """One long pause of every task, at every one of its calls, with the others whole before it,
     inside it or after it."""
-    tasks = sum(len(spec.threads) for spec in plan.specs)
+    yield Pause(tuple(range(tasks)), -1, 1, ())  # one after the other
     for paused in range(tasks):
         others = [number for number in range(tasks) if number != paused]
         orders = [
-            (tuple(o for o in order if o not in inside), inside)
+            (order, inside)
             for size in range(1, len(others) + 1)
             for inside in itertools.permutations(others, size)
             for order in itertools.permutations([o for o in others if o not in inside])
@@ -91,11 +90,10 @@ def pauses(plan: Plan) -> Iterator[Pause]:
                     break
 
 
-def timed(scenario: str, first: int, count: int) -> tuple[float, list[Failure]]:
-    start = time.process_time()
-    failures = []
-    for seed in range(first, first + count):
-        result = run_seed(scenario, seed)
-        if result.violation is not None:
-            failures.append(failure_of(scenario, seed, result, seed - first + 1))
-    return time.process_time() - start, failures
+def sweep(plan: Plan) -> Iterator[Result]:
+    """A plan with each of these pauses; inside of `installed()`."""
+    tasks = play(plan, Pause((), -1, 1, ())).tasks
+    for number, pause in enumerate(pauses(tasks), 1):
+        yield play(replace(plan, seed=number), pause)
+
+

@@ -46,6 +46,7 @@ class Result:
     steps: int
     calls: dict[str, int]
     acked: int
+    tasks: int
 
 
 def play(plan: Plan, chooser: Chooser) -> Result:
@@ -80,6 +81,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
         return Result(
             world.violation, world.cause, world.trace, as_runs(world.choices), world.step,
             {process.name: process.calls for process in world.processes}, past.acked,
+            len(world.tasks),
         )  # fmt: skip
     finally:
         threads.enter(None)
