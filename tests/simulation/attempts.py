@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+from greenlet import getcurrent
 
 from imap_wal.archive import to_batch
 from imap_wal.index import NewestIndex
@@ -16,14 +17,15 @@ from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.restore import ClusterLog, snapshot_pieces
 from rewrite_cli import spark
 from rewrite_cli.rewriter import Job, Merged, Part, Tally
+from tests.simulation.medium import open_sim
 from tests.simulation.threads import Event
 
 
 class TwoAttempts:
     name = "spark"
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, actor: Any, kills: bool) -> None:
+        self._actor, self._kills = actor, kills
 
     def run(self, job: Job, log: ClusterLog) -> list[Merged]:
         index = NewestIndex(1 << 30)
@@ -66,7 +68,10 @@ class TwoAttempts:
         failures: list[BaseException] = []
 
         def attempt() -> None:
-            before, spark.open_store = spark.open_store, lambda *_, **__: actor.storage()
+            before = spark.open_store
+            spark.open_store = lambda *_, **__: open_sim(
+                actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
+            )
             try:
                 answer = next(iter(spark._write(job)(iter(batches))))
                 rows = list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
@@ -80,9 +85,17 @@ class TwoAttempts:
             if answers or len(failures) == 2:
                 done.set()
 
+        world, executors = actor.world, []
         for number in (1, 2):
-            actor.world.spawn(actor.process, f"{actor.spec.name}/attempt {number}", attempt)
+            name = f"{actor.spec.name}/attempt {number}"
+            executor = world.process(name, actor.spec.machine, actor.spec.offset_ms, number)
+            executors.append(executor)
+            world.spawn(executor, name, attempt)
         done.wait()
+        if self._kills:  # as Spark does with those that are no longer needed
+            for executor in executors:
+                if not executor.dead:
+                    world.kill(executor)
         if not answers:
             raise failures[0]
         return list(answers[0])

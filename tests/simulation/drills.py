@@ -74,7 +74,7 @@ DRILLS: dict[str, Plan] = {
         (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("copier", ("copy", "sorted"))),
     ),
     "a task that runs twice": Plan(
-        APPEND, "archived", (_spec("keeper", ("rewrite_twice",), _PRUNE),), after=(_PRUNE,)
+        APPEND, "archived", (_spec("keeper", ("rewrite_twice", True), _PRUNE),), after=(_PRUNE,)
     ),
     "a listing through an agent": Plan(
         APPEND, "members",

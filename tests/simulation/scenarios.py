@@ -126,7 +126,7 @@ def backups(rng: Random) -> Plan:
 
 def attempts(rng: Random) -> Plan:
     """A rewrite whose last step runs twice at once, as Spark's speculation does."""
-    specs = [Spec("keeper", ((("rewrite_twice",), ("prune",)),))]
+    specs = [Spec("keeper", ((("rewrite_twice", rng.random() < 0.7), ("prune",)),))]
     if rng.random() < 0.5:
         specs.append(_writer(rng, "writer", False))
     after: tuple[Op, ...] = ((("prune",),) if rng.random() < 0.5 else ())
