@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation.actors import Op, Spec
+from tests.simulation.explore import Order
 from tests.simulation.medium import APPEND, HDFS, OBJECTS, SPLIT
 from tests.simulation.runs import Plan
 
@@ -37,6 +38,13 @@ DRILLS: dict[str, Plan] = {
     ),
     "a takeover beside an archive": Plan(
         APPEND, "some", (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("B", _TAKE, ("put", 2)))
+    ),
+    "a takeover of objects beside an archive": Plan(
+        OBJECTS, "empty",
+        (
+            Spec("A", ((_OPEN, ("put", 0)), (_ARCHIVE,), (("put", 1), ("put", 0)))),
+            _spec("B", _TAKE, ("put", 2)),
+        ),
     ),
     "a takeover of objects": Plan(
         OBJECTS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
@@ -84,3 +92,8 @@ DRILLS: dict[str, Plan] = {
         ),
     ),
 }  # fmt: skip
+
+ORDERS: dict[str, tuple[Order, ...]] = {
+    "a takeover of objects beside an archive": (((0,), 3, (1,)), ((0,), 3, (1, 2)), ((0,), 1, (3,))),
+}
+"""Of drills with many tasks: the orders to be tried."""

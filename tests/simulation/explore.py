@@ -70,30 +70,31 @@ def failure_of(scenario: str, seed: int, result: Result, number: int = 0) -> Fai
     return Failure(scenario, seed, result.violation.rule, str(result.violation), result.runs, number)
 
 
-def pauses(tasks: int) -> Iterator[Pause]:
-    """One long pause of every task, at every one of its calls, with the others whole before it,
-    inside it or after it."""
-    yield Pause(tuple(range(tasks)), -1, 1, ())  # one after the other
+Order = tuple[tuple[int, ...], int, tuple[int, ...]]
+"""Tasks that run whole before, the one that is paused, those that run whole inside its pause; the
+others after it."""
+
+
+def orders(tasks: int) -> Iterator[Order]:
+    """All of them in which nobody comes after."""
     for paused in range(tasks):
         others = [number for number in range(tasks) if number != paused]
-        orders = [
-            (order, inside)
-            for size in range(1, len(others) + 1)
-            for inside in itertools.permutations(others, size)
-            for order in itertools.permutations([o for o in others if o not in inside])
-        ]
-        for before, inside in orders:
-            for at in itertools.count(1):
-                pause = Pause(before, paused, at, inside)
-                yield pause
-                if not pause.reached:
-                    break
+        for size in range(1, len(others) + 1):
+            for inside in itertools.permutations(others, size):
+                for before in itertools.permutations([o for o in others if o not in inside]):
+                    yield before, paused, inside
 
 
-def sweep(plan: Plan) -> Iterator[Result]:
-    """A plan with each of these pauses; inside of `installed()`."""
-    tasks = play(plan, Pause((), -1, 1, ())).tasks
-    for number, pause in enumerate(pauses(tasks), 1):
-        yield play(replace(plan, seed=number), pause)
-
-
+def sweep(plan: Plan, chosen: tuple[Order, ...] = ()) -> Iterator[Result]:
+    """A plan with one long pause of every task at every one of its calls, in all orders of the
+    others or in the `chosen` ones; inside of `installed()`."""
+    result = play(plan, Pause((), -1, 1, ()))  # one after the other
+    yield result
+    number = 0
+    for before, paused, inside in chosen or orders(result.tasks):
+        for at in itertools.count(1):
+            number += 1
+            pause = Pause(before, paused, at, inside)
+            yield play(replace(plan, seed=number), pause)
+            if not pause.reached:
+                break

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from imap_wal import archive, recovery, restore, store, writer
+from imap_wal import archive, layout, recovery, restore, store, writer
 from imap_wal.errors import LostRace
 from imap_wal.manifest import NodeManifest, Seen
-from tests.simulation.drills import DRILLS
+from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
 from tests.simulation.install import installed
 
@@ -105,8 +105,17 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
         real_claim(shut, number, before, claimed, wal)
         self._published = shut._published
 
+    def delete_segments(store: Any, node_folder: str, epoch: int, paths: Any) -> None:
+        kept: set[str] = set()
+        if not store.capabilities.durable_append:
+            kept = layout.fences(store.list(f"{node_folder}/wal"), epoch)
+        for path in paths:
+            if path not in kept:
+                store.delete(path)
+
     real_claim = writer._Opening._claim
     put(writer._Opening, "_claim", claim)
+    put(archive, "delete_segments", delete_segments)
 
 
 class _Publishing:
@@ -164,7 +173,7 @@ MUTATIONS = (
     ),
     Mutation(
         "C3", "a takeover acts on a manifest that may be old", _takeover_of_whatever_is_there,
-        ("a takeover beside an archive",), "takeovers",
+        ("a takeover beside an archive", "a takeover of objects beside an archive"), "takeovers",
     ),
     Mutation(
         "C5", "manifests older than the files beside them are taken", _older_manifests_are_taken,
@@ -214,7 +223,7 @@ def caught_by_drills(mutation: Mutation) -> tuple[int, str]:
     count = itertools.count(1)
     with installed(), taken_back(mutation):
         for name in mutation.drills:
-            for result in sweep(DRILLS[name]):
+            for result in sweep(DRILLS[name], ORDERS.get(name, ())):
                 number = next(count)
                 if result.violation is not None:
                     return number, str(result.violation)
