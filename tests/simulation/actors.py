@@ -1,0 +1,310 @@
+"""What processes do: operations on the real code, each with what may come out of it.
+
+A `Spec` is one process: its threads, each a list of operations such as ("put", 3). The first thread
+opens the store (or says hello); the others wait for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import imap_wal
+from imap_wal.entry import KEY, VALUE
+from imap_wal.errors import (
+    Closed,
+    Fenced,
+    ImapWalError,
+    LogError,
+    LostRace,
+    MissingNode,
+    NotAppended,
+    OrderConflict,
+    OutcomeUnknown,
+    StorageUnavailable,
+    WriterLocked,
+)
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.settings import Settings
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import rewrite
+from storage_backends import NotFound, StorageError
+from tests.simulation import history as outcomes
+from tests.simulation.history import History, Write
+from tests.simulation.medium import OBJECTS, File, Medium, open_sim
+from tests.simulation.threads import Event
+from tests.simulation.world import Killed, Process, Violation, World
+
+MAP = "m"
+NAMESPACE, CLUSTER = "default", "embedded"
+SETTINGS: dict[str, Any] = {"preallocate": False, "segment_bytes": 1 << 20}
+MEMORY = Settings(**SETTINGS)
+
+Op = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One process. `settings`: of its store, over SETTINGS."""
+
+    name: str
+    threads: tuple[tuple[Op, ...], ...]
+    node: str = "n1"
+    machine: str = "a"
+    offset_ms: int = 0
+    settings: tuple[tuple[str, Any], ...] = ()
+    role: str = "embedded"
+    """embedded, agent or member."""
+    cluster_id: str = "c1"
+    """A member's: those of one lifetime of a Hazelcast cluster share it."""
+    drops: tuple[int, ...] = ()
+    """An agent's: answers that are lost, with the connection, by number."""
+
+
+KEEPER_ERRORS = (Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Closed)
+"""What may come of an archive or a removal: it is tried again. (A failed one poisons nothing.)"""
+
+
+class Stop(Exception):  # noqa: N818
+    """This process has nothing more to do."""
+
+
+class Stage:
+    """What all actors of a run share."""
+
+    def __init__(self, world: World, kind: str, media: dict[str, Medium], past: History) -> None:
+        self.world, self.kind, self.media, self.past = world, kind, media, past
+        self.damaged = False
+        """A manifest or a folder was put back to an older state: an open may refuse."""
+        self.copies: list[tuple[str, float, float]] = []
+        """(name of the medium, begun, done) of copies made while the log was written."""
+        self.wires: Any = None
+        """Of agents and members."""
+        self.exclusive = True
+        """Of all embedded stores under this root one at a time may acknowledge."""
+
+
+    def spread(self, machine: str) -> bool:
+        """Whether there are segments on a disk that this machine does not have."""
+        mine = f"disk {machine}"
+        return any(
+            name.startswith("disk ") and name != mine and medium.files
+            for name, medium in self.media.items()
+        )
+
+
+def key_of(number: int) -> bytes:
+    return b"k%d" % number
+
+
+class Actor:
+    """Runs the operations of one process."""
+
+    def __init__(self, stage: Stage, process: Process, spec: Spec) -> None:
+        self.stage, self.process, self.spec = stage, process, spec
+        self.world, self.past = stage.world, stage.past
+        process.memory["actor"] = self
+        self._store: Any = None
+        self._view: LiveView | None = None
+        self._opened = Event()
+        self._failed = False
+        self._writer: Any = None
+        self._count = 0
+
+    def start(self) -> None:
+        for index, ops in enumerate(self.spec.threads):
+            name = self.spec.name if index == 0 else f"{self.spec.name}/{index}"
+            self.world.spawn(self.process, name, self._work(ops, index))
+
+    def _work(self, ops: tuple[Op, ...], index: int) -> Callable[[], None]:
+        def work() -> None:
+            if index:
+                self._opened.wait()
+            try:
+                for op in ops:
+                    if self._failed:
+                        return
+                    getattr(self, op[0])(*op[1:])
+            except Stop:
+                self._failed = True
+            finally:
+                if index == 0:
+                    self._opened.set()
+
+        return work
+
+    # ---- parts ----
+
+    def storage(self) -> Any:
+        return open_sim(self.world, self.process, self.stage.media, self.stage.kind)
+
+    def cluster(self) -> ClusterLog:
+        return ClusterLog(
+            self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness
+        )
+
+    def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
+        """Whether an error is one that may be: else a `Violation`."""
+        if isinstance(error, MissingNode) and self.stage.spread(self.process.machine):
+            return
+        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
+            error, allowed
+        ):
+            if self.stage.damaged:
+                return
+            raise Violation(
+                "damage is told that is none", f"{self.spec.name}: {error}"
+            ) from error
+        if isinstance(error, allowed) or self.process.hurt:
+            return
+        raise Violation("an error without a cause", f"{self.spec.name}: {error!r}") from error
+
+    # ---- an embedded store ----
+
+    def open(self, takeover: bool = False) -> None:
+        start = self.world.tick()
+        settings = {**SETTINGS, **dict(self.spec.settings)}
+        try:
+            self._store = imap_wal.open(
+                "sim://", namespace=NAMESPACE, cluster=CLUSTER, node=self.spec.node,
+                takeover=takeover, clock=self.process.clock, randomness=self.process.randomness,
+                storage=self.storage(), **settings,
+            )  # fmt: skip
+        except (ImapWalError, StorageError) as error:
+            if not isinstance(error.__cause__, NotFound):  # another took over meanwhile
+                self._refused(error, WriterLocked, Fenced, LostRace)
+            raise Stop from error
+        now = self.world.tick()
+        self._writer = self.past.opened(self.spec.name, now)
+        self._map = self._store.map(MAP, raw=True)
+        self.past.check(self.memory(), start, now, f"the memory of {self.spec.name} after open")
+        self._opened.set()
+
+    def memory(self) -> dict[bytes, bytes]:
+        return {key: self._map[key] for key in self._map}
+
+    def put(self, number: int) -> None:
+        self._count += 1
+        value = b"%s.%d" % (self.spec.name.encode(), self._count)
+        self._change(key_of(number), value, lambda key: self._map.put(key, value))
+
+    def delete(self, number: int) -> None:
+        if key_of(number) in self._map:
+            self._change(key_of(number), None, self._map.__delitem__)
+
+    def _change(self, key: bytes, value: bytes | None, do: Callable[[bytes], None]) -> None:
+        world = self.world
+        write = self.past.begin(key, value, self.spec.name, world.tick())
+        try:
+            do(key)
+        except KeyError:
+            self.past.finish(write, outcomes.FAILED, world.tick())
+        except NotAppended:
+            self.past.finish(write, outcomes.FAILED, world.tick())
+            raise Stop from None
+        except (OutcomeUnknown, Fenced):
+            self.past.finish(write, outcomes.UNKNOWN, world.tick())
+            raise Stop from None
+        except Closed:
+            self.past.finish(write, outcomes.FAILED, world.tick())
+            raise Stop from None
+        except Killed:
+            self.past.finish(write, outcomes.UNKNOWN, world.tick())
+            raise
+        else:
+            self.past.finish(write, outcomes.ACKED, world.tick())
+            if self.stage.exclusive:
+                self.past.acknowledged(self._writer, write.start)
+
+    def archive(self) -> None:
+        try:
+            self._store._archive()
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, *KEEPER_ERRORS)
+
+    def outlive(self) -> None:
+        try:
+            self._store._remove_outlived()
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, *KEEPER_ERRORS)
+
+    def close(self) -> None:
+        try:
+            self._store.close()
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, Fenced, LostRace, NotAppended, StorageUnavailable)
+        raise Stop
+
+    # ---- readers ----
+
+    def list(self, page: int = 2) -> None:
+        """A listing, page by page, as the agent serves it; the view is kept for the next one."""
+        start = self.world.tick()
+        if self._view is None:
+            self._view = LiveView(self.cluster(), MEMORY)
+        view = self._view
+        found: dict[bytes, bytes] = {}
+        try:
+            view.catch_up()
+            for keys in view.keys(MAP, page):
+                self.world.enter(self.process, "page", "")
+                found.update((row[KEY], row[VALUE]) for row in view.load(MAP, keys))
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, NotFound, LostRace)
+            return
+        self.past.check(found, start, self.world.tick(), f"the listing of {self.spec.name}")
+
+    def copy(self, order: str, seed: int = 0) -> None:
+        """A copy of the whole root, file by file, with a tool that knows nothing of us."""
+        start = self.world.tick()
+        name = f"copy of {self.spec.name}"
+        source = self.storage()
+        target = Medium()
+        paths = [file.path for file in source.list("")]
+        if order == "reversed":
+            paths.reverse()
+        elif order == "shuffled":
+            Random(seed).shuffle(paths)
+        for path in paths:
+            try:
+                data = source.read(path)
+            except NotFound:
+                if self.stage.kind == OBJECTS:
+                    return  # the tool says that a file vanished, and its owner throws the copy away
+                continue
+            except StorageError as error:
+                self._refused(error)
+                return
+            target.files[path] = File(data, 0)
+        self.stage.media[name] = target
+        self.stage.copies.append((name, start, self.world.tick()))
+
+    # ---- maintenance ----
+
+    def rewrite(self) -> None:
+        try:
+            rewrite(self.cluster(), LocalEngine(MEMORY))
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, LostRace, NotFound)
+
+    def rewrite_twice(self, kills: bool = True) -> None:
+        """With an engine that runs its last step twice, as Spark may; the second is killed when the
+        first is done, or goes on."""
+        from tests.simulation.attempts import TwoAttempts
+
+        try:
+            rewrite(self.cluster(), TwoAttempts(self, kills))
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, LostRace, NotFound)
+
+    def prune(self) -> None:
+        try:
+            prune(self.cluster())
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, LostRace, NotFound)
+
+
+__all__ = ["Actor", "Op", "Spec", "Stage", "Write"]

@@ -1,0 +1,101 @@
+"""A rewrite engine that runs its last step twice at once, as Spark does with a task that is slow.
+
+The merge is that of `LocalEngine`; the rows then go through `rewrite_cli.spark._write`, the real
+task, in two tasks of one partition. The first that ends is believed; the other goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from greenlet import getcurrent
+
+from imap_wal.archive import to_batch
+from imap_wal.index import NewestIndex
+from imap_wal.pieces import SEGMENT, read_piece
+from imap_wal.restore import ClusterLog, snapshot_pieces
+from rewrite_cli import spark
+from rewrite_cli.rewriter import Job, Merged, Part, Tally
+from tests.simulation.medium import open_sim
+from tests.simulation.threads import Event
+
+
+class TwoAttempts:
+    name = "spark"
+
+    def __init__(self, actor: Any, kills: bool) -> None:
+        self._actor, self._kills = actor, kills
+
+    def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+        index = NewestIndex(1 << 30)
+        tally = Tally(job.settled)
+        for piece in log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False):
+            for changes in read_piece(log.store, piece, job.maps):
+                if changes.rows:
+                    tally.add(changes, count_bytes=piece.kind == SEGMENT)
+                    index.add(changes.node, changes.rows, changes.bytes)
+        merged: list[Merged] = []
+        touched = set(tally.maps)
+        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
+            if name not in touched and not snapshot.tombstones:
+                merged.append(Merged(name, 0, 0, (), unchanged=True))
+                continue
+            for piece in snapshot_pieces(name, snapshot):
+                for changes in read_piece(log.store, piece):
+                    tally.add(changes, count_bytes=False, settled=True)
+                    index.add(changes.node, changes.rows, changes.bytes)
+            touched.add(name)
+        batches = []
+        for name in sorted(touched):
+            for rows, nodes in index.batches_with_nodes(name, ordered=True):
+                batch = to_batch(rows, nodes)
+                late = [(name, row[1]) in tally.late for row in rows]
+                columns = [*batch.columns, pa.array(late, pa.bool_())]
+                names = [*batch.schema.names, "late"]
+                batches.append(pa.RecordBatch.from_arrays(columns, names=names))
+        found = self._write(job, batches)
+        for name in sorted(touched):
+            totals = tally.maps[name]
+            own = tuple(Part(*part[1:6]) for part in found if part[0] == name)
+            merged.append(Merged(name, totals.records, totals.bytes, own))
+        return merged
+
+    def _write(self, job: Job, batches: list[Any]) -> list[tuple[Any, ...]]:
+        actor = self._actor
+        done = Event()
+        answers: list[Any] = []
+        failures: list[BaseException] = []
+
+        def attempt() -> None:
+            before = spark.open_store
+            spark.open_store = lambda *_, **__: open_sim(
+                actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
+            )
+            try:
+                answer = next(iter(spark._write(job)(iter(batches))))
+                rows = list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
+                errors = [row[6] for row in rows if row[6]]
+                if errors:
+                    failures.append(spark._thaw(errors[0]))
+                else:
+                    answers.append(rows)
+            finally:
+                spark.open_store = before
+            if answers or len(failures) == 2:
+                done.set()
+
+        world, executors = actor.world, []
+        for number in (1, 2):
+            name = f"{actor.spec.name}/attempt {number}"
+            executor = world.process(name, actor.spec.machine, actor.spec.offset_ms, number)
+            executors.append(executor)
+            world.spawn(executor, name, attempt)
+        done.wait()
+        if self._kills:  # as Spark does with those that are no longer needed
+            for executor in executors:
+                if not executor.dead:
+                    world.kill(executor)
+        if not answers:
+            raise failures[0]
+        return list(answers[0])

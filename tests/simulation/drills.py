@@ -1,0 +1,99 @@
+"""Small plans of two or three actors, for one long pause of each at every call of it."""
+
+from __future__ import annotations
+
+from tests.simulation.actors import Op, Spec
+from tests.simulation.explore import Order
+from tests.simulation.medium import APPEND, HDFS, OBJECTS, SPLIT
+from tests.simulation.runs import Plan
+
+NODE = "default/embedded/nodes/n1/"
+
+
+def _spec(name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **more: int | str) -> Spec:
+    threads = (ops, timer) if timer else (ops,)
+    return Spec(name, threads, node, **more)  # type: ignore[arg-type]
+
+
+_OPEN, _TAKE = ("open", False), ("open", True)
+_REWRITE, _PRUNE, _ARCHIVE, _LIST = ("rewrite",), ("prune",), ("archive",), ("list",)
+_DAY = 30 * 3_600_000
+
+_WRITER = _spec("A", _OPEN, ("put", 0), ("put", 1))
+_KEEPER = _spec("keeper", _REWRITE, _PRUNE)
+
+DRILLS: dict[str, Plan] = {
+    "a reader beside a rewrite and a prune": Plan(
+        APPEND, "archived", (_spec("reader", _LIST, _LIST), _KEEPER)
+    ),
+    "an open beside a rewrite and a prune": Plan(
+        OBJECTS, "archived", (_spec("A", _OPEN, ("put", 0)), _KEEPER)
+    ),
+    "an archive of a writer that is replaced": Plan(
+        APPEND, "some", (_spec("A", _OPEN, ("put", 0), _ARCHIVE), _spec("B", _TAKE, ("put", 1), _ARCHIVE))
+    ),
+    "a timer of a writer that is replaced": Plan(
+        OBJECTS, "some",
+        (_spec("A", _OPEN, timer=(_ARCHIVE,)), _spec("B", _TAKE, ("put", 1), _ARCHIVE)),
+    ),
+    "a takeover beside an archive": Plan(
+        APPEND, "some", (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("B", _TAKE, ("put", 2)))
+    ),
+    "a takeover of objects beside an archive": Plan(
+        OBJECTS, "empty",
+        (
+            Spec("A", ((_OPEN, ("put", 0)), (_ARCHIVE,), (("put", 1), ("put", 0)))),
+            _spec("B", _TAKE, ("put", 2)),
+        ),
+    ),
+    "a takeover of objects": Plan(
+        OBJECTS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
+    ),
+    "a takeover of a file that is appended by path": Plan(
+        HDFS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
+    ),
+    "a prune beside a long rewrite": Plan(
+        APPEND, "archived",
+        (_spec("keeper", _REWRITE), _spec("pruner", _PRUNE, offset_ms=_DAY)), after=(_PRUNE,),
+    ),
+    "two host names": Plan(
+        OBJECTS, "some", (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2"))
+    ),
+    "two host names, append": Plan(
+        APPEND, "some", (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2"))
+    ),
+    "a machine without the segments": Plan(
+        SPLIT, "some", (_WRITER, _spec("elsewhere", _LIST, _REWRITE, _PRUNE, machine="b"))
+    ),
+    "manifests of a node put back": Plan(
+        APPEND, "archived", (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)),),
+        after=(("put back", f"{NODE}manifest/", False),),
+    ),
+    "manifests of the cluster put back": Plan(
+        APPEND, "archived", (_WRITER, _KEEPER),
+        after=(("put back", "default/embedded/manifest/", False),),
+    ),
+    "a node's folder put back": Plan(
+        APPEND, "archived", (_spec("A", _OPEN, ("put", 0)), _spec("keeper", _REWRITE)),
+        after=(("put back", NODE, True),),
+    ),
+    "a copy of a live root": Plan(
+        APPEND, "archived",
+        (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("copier", ("copy", "sorted"))),
+    ),
+    "a task that runs twice": Plan(
+        APPEND, "archived", (_spec("keeper", ("rewrite_twice", True), _PRUNE),), after=(_PRUNE,)
+    ),
+    "a listing through an agent": Plan(
+        APPEND, "members",
+        (
+            Spec("agent", ((("serve",),),), role="agent", drops=(3, 6)),
+            Spec("member", ((("put", 0),), (_LIST,)), role="member"),
+        ),
+    ),
+}  # fmt: skip
+
+ORDERS: dict[str, tuple[Order, ...]] = {
+    "a takeover of objects beside an archive": (((0,), 3, (1,)), ((0,), 3, (1, 2)), ((0,), 1, (3,))),
+}
+"""Of drills with many tasks: the orders to be tried."""

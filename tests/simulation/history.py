@@ -1,0 +1,133 @@
+"""What was asked and what was answered, and which states that allows.
+
+A write is open from its call to its answer (an error, or the death of its process, ends it too). A
+read that was open from `start` to `end` may give a write that began before `end`, was not surely
+refused, and was not followed, before `start`, by an acknowledged write that began after its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from tests.simulation.world import Violation
+
+ACKED, FAILED, UNKNOWN, PENDING = "acknowledged", "refused", "unknown", "under way"
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Of one key; value None deletes it."""
+
+    key: bytes
+    value: bytes | None
+    writer: str
+    start: float
+    end: float = inf
+    outcome: str = PENDING
+    expires_ms: int = 0
+
+    def __str__(self) -> str:
+        what = "delete" if self.value is None else self.value.decode(errors="replace")
+        return f"{what} by {self.writer} [{self.start:g}–{self.end:g}] {self.outcome}"
+
+
+@dataclass(slots=True)
+class Writer:
+    """One open store of a group in which one at a time may acknowledge."""
+
+    name: str
+    opened: float
+    last_acked: float = -1.0
+    """When its last acknowledged write began."""
+
+
+class History:
+    def __init__(self) -> None:
+        self.writes: dict[bytes, list[Write]] = {}
+        self.writers: list[Writer] = []
+        self.acked = 0
+
+    def copy(self) -> History:
+        """Of a history that is over."""
+        other = History()
+        other.writes = {key: list(writes) for key, writes in self.writes.items()}
+        other.acked = self.acked
+        return other
+
+    # ---- writes ----
+
+    def begin(self, key: bytes, value: bytes | None, writer: str, step: float) -> Write:
+        write = Write(key, value, writer, step)
+        self.writes.setdefault(key, []).append(write)
+        return write
+
+    def finish(self, write: Write, outcome: str, step: float) -> None:
+        write.end, write.outcome = step, outcome
+        self.acked += outcome == ACKED
+
+    def opened(self, name: str, step: float) -> Writer:
+        writer = Writer(name, step)
+        self.writers.append(writer)
+        return writer
+
+    def acknowledged(self, writer: Writer, start: float) -> None:
+        """`Violation` when two writers acknowledge what was asked after both were open."""
+        writer.last_acked = max(writer.last_acked, start)
+        for other in self.writers:
+            if other is not writer:
+                both = max(writer.opened, other.opened)
+                if writer.last_acked > both and other.last_acked > both:
+                    raise Violation(
+                        "two writers acknowledge",
+                        f"{writer.name} and {other.name}, both open since step {both:g}",
+                    )
+
+    # ---- reads ----
+
+    def check(
+        self, found: dict[bytes, bytes], start: float, end: float, who: str, *, partial: bool = False
+    ) -> None:
+        """`Violation` unless a read from `start` to `end` may give this. `partial`: keys that are
+        not in `found` were not asked for."""
+        for key, value in found.items():
+            if key not in self.writes:
+                raise Violation("a change nobody made", f"{who} has {key!r}: {value!r}")
+        for key, writes in self.writes.items():
+            if key in found:
+                self._check_key(writes, found[key], start, end, who)
+            elif not partial:
+                self._check_key(writes, None, start, end, who)
+
+    def _check_key(
+        self, writes: list[Write], value: bytes | None, start: float, end: float, who: str
+    ) -> None:
+        settled = max(
+            (write.start for write in writes if write.outcome == ACKED and write.end < start),
+            default=-inf,
+        )
+        candidates = [write for write in writes if write.value == value]
+        for write in candidates:
+            if write.start <= end and write.outcome != FAILED and write.end >= settled:
+                return
+        if value is None and settled == -inf:
+            return
+        newest = max(
+            (write for write in writes if write.outcome == ACKED and write.end < start),
+            key=lambda write: write.start,
+            default=None,
+        )
+        if value is None:
+            rule, what = "an acknowledged change is lost", "nothing"
+        elif newest is not None and newest.value is None:
+            rule, what = "a deletion came back", str(candidates[0]) if candidates else repr(value)
+        else:
+            rule, what = "an old value", str(candidates[0]) if candidates else repr(value)
+        raise Violation(rule, f"{who} at step {start:g}–{end:g} has {what}, newest is: {newest}")
+
+    def rebase(self, state: dict[bytes, bytes]) -> None:
+        """A backup was put back, as its owner wished: from here on this is what there is."""
+        keys = set(self.writes) | set(state)
+        self.writes = {key: [] for key in keys}
+        for key in keys:
+            self.writes[key].append(Write(key, state.get(key), "the backup", -1, -1, ACKED))

@@ -1,0 +1,78 @@
+"""Many seeds, on all processors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.simulation.explore import Failure, failure_of, run_seed
+from tests.simulation.install import installed
+
+CHUNK = 100
+
+
+@dataclass
+class Tally:
+    """What a number of runs came to."""
+
+    schedules: int = 0
+    steps: int = 0
+    acknowledged: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.acknowledged += other.acknowledged
+        self.failures += other.failures
+        self.faults += other.faults
+
+
+def chunk(job: tuple[str, int, int]) -> Tally:
+    """Seeds from `first` on, so many; inside of `installed()`."""
+    scenario, first, count = job
+    tally = Tally()
+    for seed in range(first, first + count):
+        result = run_seed(scenario, seed)
+        tally.schedules += 1
+        tally.steps += result.steps
+        tally.acknowledged += result.acked
+        tally.faults.update(step.note for step in result.trace if step.note)
+        if result.violation is not None:
+            tally.failures.append(failure_of(scenario, seed, result))
+    return tally
+
+
+def _chunk(job: tuple[str, int, int]) -> Tally:
+    with installed():
+        return chunk(job)
+
+
+def jobs(scenarios: Sequence[str], first: int, runs: int) -> Iterator[tuple[str, int, int]]:
+    """About `runs` schedules, evenly over the scenarios, in chunks that take turns."""
+    each = -(-runs // len(scenarios))
+    for start in range(first, first + each, CHUNK):
+        for scenario in scenarios:
+            yield scenario, start, min(CHUNK, first + each - start)
+
+
+def explore(
+    scenarios: Sequence[str], first: int, runs: int, workers: int = 0, failures_max: int = 1
+) -> Tally:
+    """Ends early after `failures_max` failures."""
+    total = Tally()
+    workers = workers or os.cpu_count() or 1
+    work = list(jobs(scenarios, first, runs))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers) as pool:
+        results: Iterable[Tally] = pool.imap_unordered(_chunk, work)
+        for tally in results:
+            total.add(tally)
+            if len(total.failures) >= failures_max:
+                break
+        pool.terminate()
+    return total

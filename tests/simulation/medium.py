@@ -1,0 +1,364 @@
+"""What the disks hold, and a `SegmentStore` of each kind over them.
+
+    append    a local disk: appended bytes are in the page cache until synced
+    objects   no append; one object per commit, leases in place of locks
+    hdfs      append by path: an appender knows a name, not a file; leases
+    nfs       append, but listings and absences may be as old as a bound says
+    split     two of them: the segments on the disk of one machine, the rest shared
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+from bisect import bisect_left
+from collections.abc import Callable
+from random import Random
+from types import TracebackType
+from typing import Any, BinaryIO, Self, TypeVar
+
+from storage_backends import AlreadyExists, Locked, NotFound, StorageError, Unavailable
+from storage_backends.descriptors import read_local
+from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.lease import acquire
+from storage_backends.paths import check_path, folder_prefix, one_line
+from storage_backends.split import SplitStore
+from tests.simulation.world import BASE_MS, Process, World
+
+APPEND, OBJECTS, HDFS, NFS, SPLIT = "append", "objects", "hdfs", "nfs", "split"
+KINDS = (APPEND, OBJECTS, HDFS, SPLIT)
+STALE_STEPS = 40
+"""How old a listing or an absence on NFS may be."""
+
+_CAPABILITIES = {
+    APPEND: Capabilities(True, True, True, True, False, True),
+    NFS: Capabilities(True, True, True, True, False, True),
+    OBJECTS: Capabilities(False, False, True, True, False, False),
+    HDFS: Capabilities(True, True, True, True, False, False),
+}
+
+T = TypeVar("T")
+
+
+class File:
+    """`synced`: so many bytes survive a power loss. `before`: what an unsynced truncation or the
+    like would leave is not modelled: all but appends are durable on return."""
+
+    __slots__ = ("data", "modified_ms", "synced")
+
+    def __init__(self, data: bytes | bytearray, modified_ms: int, synced: int = -1) -> None:
+        self.data = bytearray(data)
+        self.synced = len(self.data) if synced < 0 else synced
+        self.modified_ms = modified_ms
+
+
+class Files(dict[str, File]):
+    """Path → file; `under` gives the paths of a folder in order."""
+
+    _sorted: list[str] | None = None
+
+    def __setitem__(self, path: str, file: File) -> None:
+        if path not in self:
+            self._sorted = None
+        super().__setitem__(path, file)
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        self._sorted = None
+
+    def under(self, prefix: str) -> list[str]:
+        paths = self._sorted
+        if paths is None:
+            paths = self._sorted = sorted(self)
+        if not prefix:
+            return paths
+        return paths[bisect_left(paths, prefix) : bisect_left(paths, prefix[:-1] + "0")]
+
+
+class Medium:
+    """The files of one disk or bucket."""
+
+    def __init__(self) -> None:
+        self.files = Files()
+        self.locks: dict[str, tuple[str, object, Process | None]] = {}
+        self.changes: list[tuple[int, str, Process | None, bool]] = []
+        """(step, path, by whom, whether it is there since), for those who see old absences."""
+
+    def copy(self) -> Medium:
+        """The same files, without locks."""
+        other = Medium()
+        for path, file in self.files.items():
+            other.files[path] = File(file.data, file.modified_ms, file.synced)
+        return other
+
+    def lose_power(self, rng: Random) -> None:
+        """Of unsynced bytes a beginning is left, perhaps with zeros in place of a sector."""
+        for file in self.files.values():
+            if file.synced < len(file.data):
+                kept = rng.randint(file.synced, len(file.data))
+                if rng.random() < 0.25 and kept > file.synced:
+                    hole = rng.randint(file.synced, kept - 1)
+                    file.data[hole:kept] = bytes(kept - hole)
+                del file.data[kept:]
+                file.synced = len(file.data)
+        self.locks.clear()
+
+
+class SimAppender:
+    """On HDFS it finds its file by name at each append; elsewhere it holds the file."""
+
+    def __init__(self, store: SimStore, path: str, file: File) -> None:
+        self.path, self.size = path, 0
+        self._store, self._file = store, file
+        self._closed = False
+
+    def _target(self) -> File:
+        if self._store.kind == HDFS:
+            return self._store.file(self.path)
+        return self._file
+
+    def append(self, *chunks: bytes) -> None:
+        data = b"".join(chunks)
+
+        def effect() -> None:
+            file = self._target()
+            if self._store.kind == HDFS:
+                file.data += data
+                file.synced = len(file.data)
+            else:
+                file.data[self.size : self.size + len(data)] = data
+            file.modified_ms = self._store.storage_ms()
+
+        self._check()
+        self._store.do("append", self.path, effect)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        def effect() -> None:
+            file = self._target()
+            file.synced = len(file.data)
+
+        self._check()
+        self._store.do("sync", self.path, effect)
+
+    def truncate(self, size: int) -> None:
+        def effect() -> None:
+            file = self._target()
+            del file.data[size:]
+            file.synced = len(file.data)
+
+        self._check()
+        if size > self.size:
+            raise StorageError(f"cannot cut {self.size} bytes to {size}", self.path)
+        self._store.do("truncate", self.path, effect)
+        self.size = size
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Unavailable("closed", self.path)
+
+
+class SimLock:
+    """A lock that the operating system lets go of when its holder dies."""
+
+    expires_ms = 0
+
+    def __init__(self, store: SimStore, path: str, token: object) -> None:
+        self._store, self._path, self._token = store, path, token
+
+    def renew(self) -> None:
+        pass
+
+    def release(self) -> None:
+        locks = self._store.medium.locks
+        if self._path in locks and locks[self._path][1] is self._token:
+            del locks[self._path]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class SimStore:
+    """One process's way to a medium. Every method is a step of the world."""
+
+    def __init__(self, world: World, process: Process, medium: Medium, kind: str) -> None:
+        self.world, self.process, self.medium, self.kind = world, process, medium, kind
+        self.url = f"sim+{kind}://"
+        self.capabilities = _CAPABILITIES[kind]
+
+    def do(self, call: str, path: str, effect: Callable[[], T]) -> T:
+        world, process = self.world, self.process
+        fault = world.enter(process, call, path)
+        found = effect()
+        if fault is not None:
+            world.leave(process, fault, path)
+        return found
+
+    def storage_ms(self) -> int:
+        return BASE_MS + self.world.elapsed_ms
+
+    def file(self, path: str) -> File:
+        try:
+            return self.medium.files[path]
+        except KeyError:
+            raise NotFound("no such file", path) from None
+
+    # reading
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        prefix = folder_prefix(folder)
+
+        def effect() -> builtins.list[StoredFile]:
+            files, hidden = self.medium.files, self._unseen()
+            return [
+                StoredFile(path, len((file := files[path]).data), file.modified_ms)
+                for path in files.under(prefix)
+                if path not in hidden
+            ]
+
+        return self.do("list", folder, effect)
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        prefix = folder_prefix(folder)
+
+        def effect() -> builtins.list[str]:
+            below = [path[len(prefix) :] for path in self.medium.files.under(prefix)]
+            return sorted({path.partition("/")[0] for path in below if "/" in path})
+
+        return self.do("folders", folder, effect)
+
+    def exists(self, path: str) -> bool:
+        return self.do(
+            "exists", path, lambda: path in self.medium.files and path not in self._unseen()
+        )
+
+    def size(self, path: str) -> int:
+        return self.do("size", path, lambda: len(self._seen(path).data))
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        stop = None if length is None else offset + length
+        return self.do("read", path, lambda: bytes(self._seen(path).data[offset:stop]))
+
+    def open_input(self, path: str) -> BinaryIO:
+        return self.do("open_input", path, lambda: io.BytesIO(bytes(self._seen(path).data)))
+
+    # writing
+
+    def create(self, path: str, data: bytes) -> None:
+        self.do("create", path, lambda: self._add(path, data))
+
+    def create_from(self, path: str, local_file: str) -> None:
+        data = read_local(local_file)
+        self.do("create_from", path, lambda: self._add(path, data))
+
+    def replace(self, path: str, data: bytes) -> None:
+        def effect() -> None:
+            known = check_path(path) in self.medium.files
+            self.medium.files[path] = File(data, self.storage_ms())
+            if not known:
+                self._changed(path, True)
+
+        self.do("replace", path, effect)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        def effect() -> File:
+            self._add(path, b"")
+            return self.medium.files[path]
+
+        return SimAppender(self, path, self.do("open_append", path, effect))
+
+    def truncate(self, path: str, size: int) -> None:
+        def effect() -> None:
+            file = self.file(path)
+            if size > len(file.data):
+                raise StorageError(f"cannot cut {len(file.data)} bytes to {size}", path)
+            del file.data[size:]
+            file.synced = len(file.data)
+
+        self.do("truncate", path, effect)
+
+    def delete(self, path: str) -> None:
+        def effect() -> None:
+            if check_path(path) in self.medium.files:
+                del self.medium.files[path]
+                self._changed(path, False)
+
+        self.do("delete", path, effect)
+
+    def rename(self, path: str, to: str) -> None:
+        def effect() -> None:
+            if to in self.medium.files:
+                raise AlreadyExists("there is one already", to)
+            self.medium.files[to] = self.file(path)
+            del self.medium.files[path]
+            self._changed(path, False)
+            self._changed(to, True)
+
+        self.do("rename", path, effect)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        if not self.capabilities.locks:
+            return acquire(self, path, holder, take=take, clock_ms=self.process.clock.now_ms)
+
+        def effect() -> Lock:
+            present = self.medium.locks.get(check_path(path))
+            if present is not None and not take:
+                raise Locked(path, present[0])
+            token = object()
+            self.medium.locks[path] = (one_line(holder), token, self.process)
+            return SimLock(self, path, token)
+
+        return self.do("lock", path, effect)
+
+    def close(self) -> None:
+        pass
+
+    # parts
+
+    def _add(self, path: str, data: bytes) -> None:
+        if check_path(path) in self.medium.files:
+            raise AlreadyExists("there is one already", path)
+        self.medium.files[path] = File(data, self.storage_ms())
+        self._changed(path, True)
+
+    def _changed(self, path: str, there: bool) -> None:
+        if self.kind == NFS:
+            self.medium.changes.append((self.world.step, path, self.process, there))
+
+    def _unseen(self) -> set[str]:
+        """Paths that are there, and that this process may not see yet."""
+        if self.kind != NFS:
+            return set()
+        known: set[str] = self.process.memory.setdefault("nfs known", set())
+        found = set()
+        for step, path, by, there in reversed(self.medium.changes):
+            if step <= self.world.step - STALE_STEPS:
+                break
+            if there and by is not self.process and path not in known:
+                found.add(path)
+        return found
+
+    def _seen(self, path: str) -> File:
+        if self.kind == NFS:
+            if path in self._unseen():
+                raise NotFound("no such file (an old absence)", path)
+            self.process.memory.setdefault("nfs known", set()).add(path)
+        return self.file(path)
+
+
+def open_sim(world: World, process: Process, media: dict[str, Medium], kind: str) -> Any:
+    """The store of a process. Split: what is not a segment is shared, segments are on the disk of
+    its machine."""
+    if kind == SPLIT:
+        disk = media.setdefault(f"disk {process.machine}", Medium())
+        root = SimStore(world, process, media["root"], OBJECTS)
+        return SplitStore(root, SimStore(world, process, disk, APPEND))
+    return SimStore(world, process, media["root"], kind)

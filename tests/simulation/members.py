@@ -1,0 +1,430 @@
+"""A cluster: agents that run their real loop, and members made of Python that resend what was not
+answered. Messages are handed over in memory; a connection breaks when its agent dies, or when an
+answer is lost on purpose.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+from greenlet import getcurrent
+
+from imap_wal import entry
+from imap_wal.agent import server
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.transport import Message
+from imap_wal.entry import DataEntry
+from imap_wal.errors import Fenced, ImapWalError, LostRace, WriterLocked
+from imap_wal.settings import Settings
+from storage_backends import StorageError
+from tests.simulation import history as outcomes
+from tests.simulation import threads
+from tests.simulation.actors import CLUSTER, MAP, NAMESPACE, SETTINGS, Actor, Stop, key_of
+from tests.simulation.history import Write
+from tests.simulation.world import BASE_MS, Killed, Process, Task, Violation
+
+TRIES = 6
+"""How often a member looks for its agent before it gives a change up."""
+PATIENCE = 60
+"""Steps between two tries: the agent opens a failed log again after a second."""
+
+_here: list[Actor] = []
+"""Who acts where no task runs: before and after a run."""
+
+
+def actor() -> Any:
+    task = getcurrent()
+    return task.process.memory["actor"] if isinstance(task, Task) else _here[-1]
+
+
+class Wires:
+    """Endpoint → the router that listens there."""
+
+    def __init__(self) -> None:
+        self.routers: dict[str, SimRouter] = {}
+        self._numbers = itertools.count(1)
+
+    def broken(self, process: Process) -> None:
+        """A process died: who waits for its answers is told."""
+        for router in self.routers.values():
+            if router.process is process:
+                for connection in router.connections.values():
+                    threads._wake(connection)
+
+    def connect(self, endpoint: str) -> Connection | None:
+        router = self.routers.get(endpoint)
+        if router is None or router.closed or router.process.dead:
+            return None
+        return Connection(router, b"c%d" % next(self._numbers))
+
+
+class Connection:
+    """A member's side."""
+
+    def __init__(self, router: SimRouter, name: bytes) -> None:
+        self.router, self.name = router, name
+        self.answers: collections.deque[tuple[list[Any], bytes]] = collections.deque()
+        self.broken = False
+        self._number = 0
+        router.connections[name] = self
+
+    @property
+    def gone(self) -> bool:
+        return self.broken or self.router.closed or self.router.process.dead
+
+    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes] | None:
+        """The answer; None when the connection broke first."""
+        self._number += 1
+        if self.gone:
+            return None
+        header = msgpack.unpackb(msgpack.packb([kind, self._number, *fields]), strict_map_key=False)
+        self.router.inbox.append(Message(self.name, header, payload))
+        threads._wake(self.router)
+        while True:
+            while self.answers:
+                answer = self.answers.popleft()
+                if answer[0][1] == self._number:
+                    return answer
+            if self.gone:
+                return None
+            threads._block(self)
+
+
+class SimRouter:
+    """In place of `imap_wal.agent.transport.Router`."""
+
+    def __init__(self, endpoint: str) -> None:
+        me = actor()
+        self.endpoint, self.process, self.closed = endpoint, me.process, False
+        self.inbox: collections.deque[Message] = collections.deque()
+        self.connections: dict[bytes, Connection] = {}
+        self.sent = 0
+        self._drops = me.spec.drops
+        me.stage.wires.routers[endpoint] = self
+
+    def outbox(self) -> SimRouter:
+        return self
+
+    def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
+        if not self.inbox and timeout_ms and isinstance(getcurrent(), Task):
+            threads._block(self)
+        found = [self.inbox.popleft() for _ in range(min(most, len(self.inbox)))]
+        return found
+
+    def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
+        connection = self.connections.get(to)
+        self.sent += 1
+        if connection is None or connection.gone:
+            return
+        if self.sent in self._drops:
+            connection.broken = True
+        else:
+            plain = msgpack.unpackb(msgpack.packb(list(header)), strict_map_key=False)
+            connection.answers.append((plain, payload))
+        threads._wake(connection)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class SimQueue:
+    """In place of `queue.SimpleQueue`."""
+
+    def __init__(self) -> None:
+        self._items: collections.deque[Any] = collections.deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        threads._wake(self)
+
+    def get(self) -> Any:
+        task = getcurrent()
+        if isinstance(task, Task):
+            task.daemon = True
+        while not self._items:
+            threads._block(self)
+        return self._items.popleft()
+
+
+class Queues:
+    """The module `queue`."""
+
+    SimpleQueue = SimQueue
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """What the agent's modules get in place of the network and of real clocks."""
+    from imap_wal.agent import reads
+
+    return [
+        (server, "Router", SimRouter),
+        (server, "open_store", lambda *_, **__: actor().storage()),
+        (server, "SystemClock", lambda *_: actor().process.clock),
+        (server, "SystemRandomness", lambda: actor().process.randomness),
+        (server, "_log", _Silent()),
+        (reads, "_log", _Silent()),
+        (reads, "queue", Queues),
+    ]
+
+
+class _Silent:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def endpoint_of(node: str) -> str:
+    return f"tcp://{node}:1"
+
+
+def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:
+    return AgentConfig(
+        url="sim://", namespace=NAMESPACE, cluster=CLUSTER, node=node, endpoint=endpoint_of(node),
+        restore_at_start=False, takeover=takeover, log=Settings(**{**SETTINGS, **settings}),
+    )  # fmt: skip
+
+
+class AgentActor(Actor):
+    """Serves until it is killed. Its second thread may be the keeper's timer."""
+
+    def serve(self, takeover: bool = False) -> None:
+        self.process.memory["actor"] = self
+        settings = dict(self.spec.settings)
+        try:
+            self.agent = server.Agent(agent_config(self.spec.node, takeover, settings))
+        except (ImapWalError, StorageError) as error:
+            from storage_backends import NotFound
+
+            if not isinstance(error, NotFound):
+                self._refused(error, WriterLocked, Fenced, LostRace)
+            raise Stop from error
+        self._opened.set()
+        task = getcurrent()
+        assert isinstance(task, Task)
+        task.daemon = True
+        try:
+            self.agent.serve()
+        except Fenced:
+            pass
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, Fenced, LostRace)
+        finally:
+            self.agent._router.closed = True
+            for connection in list(self.agent._router.connections.values()):
+                threads._wake(connection)
+
+    def archive(self) -> None:
+        from tests.simulation.actors import KEEPER_ERRORS
+
+        try:
+            self.agent._archive()
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, *KEEPER_ERRORS)
+
+    def outlive(self) -> None:
+        from tests.simulation.actors import KEEPER_ERRORS
+
+        try:
+            self.agent._remove_outlived()
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, *KEEPER_ERRORS)
+
+
+class MemberActor(Actor):
+    """One plug-in: changes of the keys it owns, listings and loads."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._connection: Connection | None = None
+        self._reading: dict[Any, Connection | None] = {}
+        """Each thread that reads has a connection of its own."""
+        self._session = self._incarnation = self._request = 0
+        self._opened.set()
+
+    def _hello(self, purpose: str) -> tuple[Connection, dict[str, Any]] | None:
+        """None: no agent answers; `Stop`: this cluster's time is over."""
+        world = self.world
+        for attempt in range(TRIES):
+            if attempt:
+                world.sleep(PATIENCE)
+            connection = self.stage.wires.connect(endpoint_of(self.spec.node))
+            if connection is None:
+                continue
+            about = {
+                "protocol": 1, "cluster_id": self.spec.cluster_id, "member_uuid": self.spec.name,
+                "plugin_uuid": f"plugin of {self.spec.name}", "plugin_version": "0",
+                "partition_count": 271, "purpose": purpose,
+            }  # fmt: skip
+            answer = connection.ask("hello", about)
+            if answer is None:
+                continue
+            header, _ = answer
+            if header[0] == "welcome":
+                return connection, header[2]
+            if header[2] == "void-incarnation":
+                raise Stop
+        return None
+
+    def hello(self) -> bool:
+        found = self._hello("write")
+        if found is None:
+            return False
+        self._connection, welcome = found
+        if welcome["session"] != self._session:
+            self._session, self._request = welcome["session"], welcome["last_request"]
+        self._incarnation, self._last = welcome["incarnation"], welcome["last_request"]
+        return True
+
+    def put(self, number: int) -> None:
+        self._count += 1
+        self._append(key_of(number), b"%s.%d" % (self.spec.name.encode(), self._count))
+
+    def delete(self, number: int) -> None:
+        self._append(key_of(number), None)
+
+    def _append(self, key: bytes, value: bytes | None) -> None:
+        past, world = self.past, self.world
+        if self._connection is None and not self.hello():
+            raise Stop
+        write = past.begin(key, value, self.spec.name, world.tick())
+        try:
+            outcome = self._send(key, value)
+        except Stop:
+            past.finish(write, outcomes.UNKNOWN, world.tick())
+            raise
+        except Killed:
+            past.finish(write, outcomes.UNKNOWN, world.tick())
+            raise
+        past.finish(write, outcome, world.tick())
+        if outcome == outcomes.ACKED:
+            self._acknowledged(write)
+
+    def _acknowledged(self, write: Write) -> None:
+        """Nothing more to be judged: which agent of a node may acknowledge, its log tells."""
+
+    def _send(self, key: bytes, value: bytes | None) -> str:
+        self._request += 1
+        request, session, incarnation = self._request, self._session, self._incarnation
+        order = (incarnation, 0, session, request)
+        row = DataEntry(
+            MAP, key, "raw", value, "raw", value is None, BASE_MS + self.world.elapsed_ms, 0, 0, order
+        )
+        payload = entry.pack(row)
+        for _ in range(TRIES):
+            assert self._connection is not None
+            answer = self._connection.ask("append", session, request, 1, payload=payload)
+            if answer is not None:
+                header, _ = answer
+                if header[0] == "ack":
+                    return outcomes.ACKED
+                code = header[2]
+                self._connection = None
+                if not self.hello():
+                    raise Stop
+                if code == "outcome-unknown":
+                    return outcomes.UNKNOWN
+                if code in ("not-ready", "full", "superseded", "void-incarnation"):
+                    return outcomes.FAILED
+                raise Violation("an error without a cause", f"{self.spec.name}: {header}")
+            if not self.hello() or self._session != session:
+                return outcomes.UNKNOWN
+            if self._last >= request:
+                return outcomes.ACKED
+        return outcomes.UNKNOWN
+
+    def list(self, page: int = 2) -> None:
+        """All keys by cursor, page by page, and the values of each page."""
+        start = self.world.tick()
+        values: dict[bytes, bytes] = {}
+        cursor = None
+        while True:
+            answer = self._read("keys", MAP, cursor, page)
+            if answer is None:
+                return  # told
+            header, payload = answer
+            cursor = header[2]
+            if cursor is None:
+                break
+            keys = entry.values(payload)
+            answer = self._read("load", MAP, len(keys), payload=payload)
+            if answer is None:
+                return
+            values.update((row[0], row[1]) for row in entry.values(answer[1]))
+        self.past.check(values, start, self.world.tick(), f"the listing of {self.spec.name}")
+
+    def _read(
+        self, kind: str, *fields: Any, payload: bytes = b""
+    ) -> tuple[list[Any], bytes] | None:
+        """The answer, asked for again on a new connection if one broke; None: an error was told."""
+        for _ in range(TRIES):
+            connection = self._reading.get(getcurrent())
+            if connection is None:
+                found = self._hello("read")
+                if found is None:
+                    return None
+                connection = self._reading[getcurrent()] = found[0]
+            answer = connection.ask(kind, *fields, payload=payload)
+            if answer is not None:
+                return None if answer[0][0] == "error" else answer
+            self._reading[getcurrent()] = None
+        return None
+
+
+class Alone:
+    """An agent before or after a run, when nobody else acts: one request, one turn, one answer.
+    `me` has `process`, `stage`, `spec` and `storage()`, as an actor has."""
+
+    def __init__(self, me: Any, node: str, cluster_id: str = "c1") -> None:
+        self._me, self._cluster_id = me, cluster_id
+        _here.append(me)
+        try:
+            self.agent = server.Agent(agent_config(node, True, {}))
+        except BaseException:
+            _here.pop()
+            raise
+        self._router: Any = self.agent._router
+        self._connection = Connection(self._router, b"alone")
+        self._number = 0
+        self._request = 0
+
+    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> list[Any]:
+        self._number += 1
+        self._router.inbox.append(Message(b"alone", [kind, self._number, *fields], payload))
+        self.agent._turn(0)
+        header, _ = self._connection.answers.pop()
+        if header[0] == "error":
+            raise Violation("a lone agent refuses", f"{kind}: {header[2:]}")
+        return header
+
+    def hello(self) -> None:
+        about = {
+            "protocol": 1, "cluster_id": self._cluster_id, "member_uuid": "alone",
+            "plugin_uuid": f"alone at {self.agent.config.node}", "plugin_version": "0",
+            "partition_count": 271, "purpose": "write",
+        }  # fmt: skip
+        welcome = self.ask("hello", about)[2]
+        self._session, self._incarnation = welcome["session"], welcome["incarnation"]
+        self._request = welcome["last_request"]
+
+    def change(self, key: bytes, value: bytes | None) -> None:
+        self._request += 1
+        order = (self._incarnation, 0, self._session, self._request)
+        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS, 0, 0, order)
+        self.ask("append", self._session, self._request, 1, payload=entry.pack(row))
+
+    def archive(self) -> None:
+        self.agent._archive()
+
+    def close(self) -> None:
+        agent = self.agent
+        agent._reads.close()
+        agent._keeper.stop()
+        agent._committer.close(True)
+        agent._router.close()
+        _here.pop()
+
+
+__all__ = ["AgentActor", "Alone", "MemberActor", "Process", "Wires", "patches"]

@@ -1,0 +1,261 @@
+"""The mends of C1–C9 and of some H items, each taken back; the machine must catch every one.
+
+python -m tests.simulation.mutations            with one long pause at every call of a drill
+python -m tests.simulation.mutations --random   by itself: how many schedules of a scenario it takes
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from imap_wal import archive, layout, recovery, restore, store, writer
+from imap_wal.errors import LostRace
+from imap_wal.manifest import NodeManifest, Seen
+from tests.simulation.drills import DRILLS, ORDERS
+from tests.simulation.explore import run_seed, sweep
+from tests.simulation.install import installed
+
+Put = Callable[[Any, str, Any], None]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`take_back` replaces functions by what they did before; `drills` names plans that see it."""
+
+    item: str
+    what: str
+    take_back: Callable[[Put], None]
+    drills: tuple[str, ...]
+    scenario: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.item} {self.what}"
+
+
+# ---- what was before ----------------------------------------------------------------------------
+
+
+def _state_of_the_cluster_first(put: Put) -> None:
+    def state(self: Any) -> Any:
+        number, manifest = self.manifests.read()
+        nodes, missing = {}, {}
+        for name, directory in sorted(manifest.nodes.items()):
+            found = self.node(name)
+            why = self._missing(found, directory)
+            if why:
+                missing[name] = why
+            else:
+                nodes[name] = found
+        return restore.ClusterState(manifest, nodes, missing, number)
+
+    put(restore.ClusterLog, "state", state)
+
+
+def _archive_without_its_epoch(put: Put) -> None:
+    def publish(self: Any, work: Any) -> None:
+        last = self._segments[-1].name
+
+        def change(now: NodeManifest) -> NodeManifest:
+            named = replace(now, archives=(*now.archives, *work.archives))
+            return archive.carried(named, last, [work.summary])
+
+        self._manifests.update(change)
+
+    def sweep(self: Any) -> None:
+        known = {each.path for each in self._manifest.archives}
+        for file in self._store.list(f"{self._folder}/archive"):
+            if file.path not in known and file.path.endswith(".parquet"):
+                self._store.delete(file.path)
+        self._delete(self._wal.archived)
+
+    sealed = archive.archive_sealed
+
+    def archive_sealed(*arguments: Any, epoch: int | None = None, **more: Any) -> Any:
+        return sealed(*arguments, **more)
+
+    put(archive, "archive_sealed", archive_sealed)
+    put(archive._Run, "_publish", publish)
+    put(archive._Run, "_sweep", sweep)
+
+
+def _takeover_of_whatever_is_there(put: Put) -> None:
+    def publish(self: Any, after: int, content: Any) -> bool:
+        def change(manifest: Any) -> Any:
+            if not isinstance(manifest, NodeManifest):
+                raise LostRace("not the manifest of a node")
+            if manifest.epoch != content.epoch - 1:
+                raise writer.WriterLocked("n1", "a process that opened it at the same moment")
+            return replace(
+                manifest, epoch=content.epoch, clean=False, directory=content.directory,
+                wal_id=content.wal_id,
+            )  # fmt: skip
+
+        self.manifests.update(change)
+        return True
+
+    def claim(self: Any, number: int, before: Any, claimed: Any, wal: Any) -> None:
+        shut = _Publishing(self, publish)
+        real_claim(shut, number, before, claimed, wal)
+        self._published = shut._published
+
+    def delete_segments(store: Any, node_folder: str, epoch: int, paths: Any) -> None:
+        kept: set[str] = set()
+        if not store.capabilities.durable_append:
+            kept = layout.fences(store.list(f"{node_folder}/wal"), epoch)
+        for path in paths:
+            if path not in kept:
+                store.delete(path)
+
+    real_claim = writer._Opening._claim
+    put(writer._Opening, "_claim", claim)
+    put(archive, "delete_segments", delete_segments)
+
+
+class _Publishing:
+    """An opening whose manifests publish without comparing the number."""
+
+    def __init__(self, opening: Any, publish: Any) -> None:
+        self._opening, self._publish = opening, publish
+        self._published = False
+        self.manifests = self
+
+    def publish(self, after: int, content: Any) -> bool:
+        return bool(self._publish(self._opening, after, content))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opening, name)
+
+
+def _older_manifests_are_taken(put: Put) -> None:
+    put(writer, "_demand_current", lambda *_, **__: None)
+    put(Seen, "newer_than", lambda *_: False)
+    put(restore, "mark_beyond", lambda *_, **__: "")
+    put(writer, "mark_beyond", lambda *_, **__: "")
+
+
+def _segments_of_anybody(put: Put) -> None:
+    to_json = NodeManifest.to_json
+
+    def without(self: NodeManifest) -> dict[str, Any]:
+        document = to_json(self)
+        document.pop("wal_id", None)
+        document.pop("newest", None)
+        return document
+
+    put(NodeManifest, "to_json", without)
+
+
+def _others_are_left_alone(put: Put) -> None:
+    put(store, "_shut_out_others", lambda *_: None)
+
+
+def _recovered_under_the_same_name(put: Put) -> None:
+    put(recovery.Recoverer, "_put", lambda self, wal, data: self._store.replace(wal, data))
+
+
+MUTATIONS = (
+    Mutation(
+        "C1", "the cluster's manifest is read before the nodes", _state_of_the_cluster_first,
+        ("a reader beside a rewrite and a prune", "an open beside a rewrite and a prune"),
+        "maintenance",
+    ),
+    Mutation(
+        "C2", "an archive run does not look at the epoch", _archive_without_its_epoch,
+        ("an archive of a writer that is replaced", "a timer of a writer that is replaced"),
+        "takeovers",
+    ),
+    Mutation(
+        "C3", "a takeover acts on a manifest that may be old", _takeover_of_whatever_is_there,
+        ("a takeover beside an archive", "a takeover of objects beside an archive"), "takeovers",
+    ),
+    Mutation(
+        "C5", "manifests older than the files beside them are taken", _older_manifests_are_taken,
+        (
+            "manifests of a node put back", "manifests of the cluster put back",
+            "a node's folder put back",
+        ),
+        "backups",
+    ),
+    Mutation(
+        "C6", "segments of anybody, or none, are taken for the log's", _segments_of_anybody,
+        ("a machine without the segments",), "machines",
+    ),
+    Mutation(
+        "C7", "stores under other node names are left alone", _others_are_left_alone,
+        ("two host names", "two host names, append"), "hosts",
+    ),
+    Mutation(
+        "C8", "the recovered copy has the old name", _recovered_under_the_same_name,
+        ("a takeover of a file that is appended by path",), "takeovers",
+    ),
+)  # fmt: skip
+
+
+@contextmanager
+def taken_back(mutation: Mutation) -> Iterator[None]:
+    from tests.simulation import prologues
+
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def put(where: Any, name: str, value: Any) -> None:
+        replaced.append((where, name, getattr(where, name)))
+        setattr(where, name, value)
+
+    mutation.take_back(put)
+    prologues._made.cache_clear()
+    try:
+        yield
+    finally:
+        for where, name, value in reversed(replaced):
+            setattr(where, name, value)
+        prologues._made.cache_clear()
+
+
+def caught_by_drills(mutation: Mutation) -> tuple[int, str]:
+    """After how many schedules, and what was broken; (0, "") when it was not caught."""
+    count = itertools.count(1)
+    with installed(), taken_back(mutation):
+        for name in mutation.drills:
+            for result in sweep(DRILLS[name], ORDERS.get(name, ())):
+                number = next(count)
+                if result.violation is not None:
+                    return number, str(result.violation)
+    return 0, ""
+
+
+def caught_by_itself(mutation: Mutation, runs: int) -> tuple[int, str]:
+    """The same by seeds of its scenario."""
+    with installed(), taken_back(mutation):
+        for seed in range(1, runs + 1):
+            result = run_seed(mutation.scenario, seed)
+            if result.violation is not None:
+                return seed, str(result.violation)
+    return 0, ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--random", type=int, default=0, help="so many schedules by seed")
+    parser.add_argument("--item", default="")
+    chosen = parser.parse_args()
+    for mutation in MUTATIONS:
+        if chosen.item and mutation.item != chosen.item:
+            continue
+        start = time.process_time()
+        if chosen.random:
+            number, what = caught_by_itself(mutation, chosen.random)
+        else:
+            number, what = caught_by_drills(mutation)
+        spent = time.process_time() - start
+        print(f"{mutation.name}: {number or 'NOT CAUGHT'} ({spent:.1f} s) {what[:140]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

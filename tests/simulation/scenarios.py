@@ -1,0 +1,178 @@
+"""Which actors meet. Each scenario draws a plan: actors and operations, not an order of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from tests.simulation.actors import Op, Spec
+from tests.simulation.medium import APPEND, HDFS, OBJECTS, SPLIT
+from tests.simulation.prologues import KEYS
+from tests.simulation.runs import Plan
+
+HOUR_MS = 3_600_000
+PAST = ("empty", "some", "crashed", "archived", "snapshot", "pruned")
+
+
+def _changes(rng: Random, count: int) -> list[Op]:
+    return [
+        ("delete" if rng.random() < 0.3 else "put", rng.randrange(KEYS)) for _ in range(count)
+    ]
+
+
+def _writer(rng: Random, name: str, takeover: bool, node: str = "n1") -> Spec:
+    """An embedded store with changes and archives."""
+    ops: list[Op] = [("open", takeover)]
+    ops += _changes(rng, rng.randint(0, 2))
+    if rng.random() < 0.5:
+        ops.append(("archive",))
+    ops += _changes(rng, rng.randint(0, 2))
+    if rng.random() < 0.3:
+        ops.append(("close",))
+    threads: tuple[tuple[Op, ...], ...] = (tuple(ops),)
+    if rng.random() < 0.3:
+        threads = (*threads, (("archive",),))  # the keeper's timer
+    return Spec(name, threads, node)
+
+
+def _kind(rng: Random) -> str:
+    return rng.choice((APPEND, APPEND, OBJECTS, HDFS, SPLIT))
+
+
+def _faults(rng: Random, plan: Plan) -> Plan:
+    """Of some plans, one or two calls go wrong."""
+    if rng.random() < 0.6:
+        return plan
+    kinds = ("crash", "crash-after", "fails", "lost", "late", "late")
+    if plan.kind == APPEND:
+        kinds += ("power",)
+    faults = {}
+    for _ in range(rng.randint(1, 2)):
+        spec = rng.choice(plan.specs)
+        faults[spec.name, rng.randint(1, 60)] = rng.choice(kinds)
+    return replace(plan, faults=faults)
+
+
+def takeovers(rng: Random) -> Plan:
+    """One node's log, opened by two or three processes, each of which thinks that it is the one."""
+    specs = [_writer(rng, "A", False)]
+    for name in "BC"[: 1 + (rng.random() < 0.3)]:
+        specs.append(_writer(rng, name, rng.random() < 0.85))
+    return _faults(rng, Plan(_kind(rng), rng.choice(PAST), tuple(specs)))
+
+
+def maintenance(rng: Random) -> Plan:
+    """A writer, a reader with a view, and those who make the log smaller; clocks differ."""
+    specs = [_writer(rng, "writer", False)]
+    if rng.random() < 0.7:
+        specs.append(Spec("reader", ((("list",), *([("list",)] if rng.random() < 0.5 else [])),)))
+    jobs: list[Op] = [("rewrite",), ("prune",)]
+    if rng.random() < 0.3:
+        jobs.append(("rewrite",))
+    skew = rng.choice((0, 0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
+    specs.append(Spec("keeper", (tuple(jobs),), offset_ms=skew))
+    if rng.random() < 0.4:
+        skew = rng.choice((0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
+        others: list[Op] = [rng.choice((("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
+        specs.append(Spec("keeper 2", (tuple(others),), offset_ms=skew))
+    after: tuple[Op, ...] = ((("prune",),) if rng.random() < 0.5 else ())
+    past = rng.choice(PAST[1:])
+    return _faults(rng, Plan(_kind(rng), past, tuple(specs), after=after))
+
+
+def hosts(rng: Random) -> Plan:
+    """A rolling update: two machines, two node names, one root."""
+    specs = [_writer(rng, "old", False, "n1"), _writer(rng, "new", False, "n2")]
+    if rng.random() < 0.3:
+        specs.append(Spec("reader", ((("list",),),)))
+    kind = rng.choice((APPEND, OBJECTS, HDFS))
+    return _faults(rng, Plan(kind, rng.choice(("empty", "some", "snapshot")), tuple(specs)))
+
+
+def machines(rng: Random) -> Plan:
+    """Segments on the disk of one machine; others see the root alone."""
+    specs = [_writer(rng, "writer", False)]
+    ops: list[Op] = [rng.choice((("list",), ("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
+    if rng.random() < 0.4:
+        ops = [("open", True), *_changes(rng, 1)]
+    node = rng.choice(("n1", "n2"))
+    specs.append(Spec("elsewhere", (tuple(ops),), node, machine="b"))
+    return _faults(rng, Plan(SPLIT, rng.choice(PAST[1:]), tuple(specs)))
+
+
+def backups(rng: Random) -> Plan:
+    """Copies of a log that is being written, and folders put back to an older state."""
+    specs = [_writer(rng, "writer", False)]
+    after: list[Op] = []
+    cluster = "default/embedded/manifest/"
+    node = "default/embedded/nodes/n1/manifest/"
+    if rng.random() < 0.5:
+        order = rng.choice(("sorted", "reversed", "shuffled"))
+        specs.append(Spec("copier", ((("copy", order, rng.randrange(100)),),)))
+    else:
+        choice = rng.choice(("cluster", "node", "node folder", "newest"))
+        if choice == "newest":
+            after.append(("remove newest", rng.choice((cluster, node))))
+        elif choice == "node folder":
+            after.append(("put back", "default/embedded/nodes/n1/", True))
+        else:
+            after.append(("put back", cluster if choice == "cluster" else node, False))
+    if rng.random() < 0.7:
+        specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+    kind = rng.choice((APPEND, OBJECTS, HDFS))
+    return Plan(kind, rng.choice(PAST[1:]), tuple(specs), after=tuple(after))
+
+
+def attempts(rng: Random) -> Plan:
+    """A rewrite whose last step runs twice at once, as Spark's speculation does."""
+    specs = [Spec("keeper", ((("rewrite_twice", rng.random() < 0.7), ("prune",)),))]
+    if rng.random() < 0.5:
+        specs.append(_writer(rng, "writer", False))
+    after: tuple[Op, ...] = ((("prune",),) if rng.random() < 0.5 else ())
+    return _faults(rng, Plan(_kind(rng), rng.choice(PAST[1:]), tuple(specs), after=after))
+
+
+def agents(rng: Random) -> Plan:
+    """Agents with members that resend, timers that archive, views with listings under way."""
+    specs = []
+    two = rng.random() < 0.4
+    for node, own in (("n1", (0, 2, 4)), ("n2", (1, 3, 5)))[: 2 if two else 1]:
+        threads: tuple[tuple[Op, ...], ...] = ((("serve",),),)
+        if rng.random() < 0.6:
+            threads = (*threads, (("archive",),) * rng.randint(1, 2))
+        drops = tuple(rng.randint(1, 14) for _ in range(rng.randint(0, 2)))
+        specs.append(Spec(f"agent {node}", threads, node, role="agent", drops=drops))
+        if rng.random() < 0.3:
+            takes = (("serve", rng.random() < 0.7),)
+            specs.append(Spec(f"agent {node} again", (takes,), node, role="agent"))
+        writes = tuple(
+            ("delete" if rng.random() < 0.3 else "put", rng.choice(own))
+            for _ in range(rng.randint(1, 3))
+        )
+        member: tuple[tuple[Op, ...], ...] = (writes,)
+        if rng.random() < 0.6:
+            member = (*member, (("list",),) * rng.randint(1, 2))
+        if rng.random() < 0.2:
+            member = (*member, (("list", 3),))
+        specs.append(Spec(f"member {node}", member, node, role="member"))
+    if rng.random() < 0.3:
+        # The cluster is started anew while members of the former one are still there.
+        late: tuple[Op, ...] = (("put", 0), ("list",)) if rng.random() < 0.5 else (("list",),)
+        specs.append(Spec("member of the next", (late,), "n1", role="member", cluster_id="c2"))
+    if rng.random() < 0.4:
+        specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+    past = "empty" if two else rng.choice(("empty", "members", "members archived"))
+    kind = rng.choice((APPEND, APPEND, OBJECTS, HDFS))
+    return _faults(rng, Plan(kind, past, tuple(specs)))
+
+
+SCENARIOS: dict[str, Callable[[Random], Plan]] = {
+    "takeovers": takeovers,
+    "maintenance": maintenance,
+    "hosts": hosts,
+    "machines": machines,
+    "backups": backups,
+    "attempts": attempts,
+    "agents": agents,
+}

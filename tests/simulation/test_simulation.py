@@ -1,0 +1,76 @@
+"""Several actors, each in the middle of something, under a scheduler that decides at every call to
+the storage: nothing acknowledged is lost, nothing old is served. `IMAP_WAL_SEED` begins elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.simulation.choosers import Pause, Replay
+from tests.simulation.explore import chooser_of, plan_of, run_seed
+from tests.simulation.install import installed
+from tests.simulation.many import explore
+from tests.simulation.runs import Result, play
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.__main__ import story
+
+Cases = Callable[[int], None]
+
+SCHEDULES = 20_000
+SCHEDULES_LONG = int(os.environ.get("IMAP_WAL_SCHEDULES", "5000000"))
+FIRST = int(os.environ.get("IMAP_WAL_SEED", "1"))
+
+
+@pytest.fixture
+def simulated() -> Iterator[None]:
+    with installed():
+        yield
+
+
+def calls(result: Result) -> list[tuple[str, str, str]]:
+    return [(step.task, step.call, step.path) for step in result.trace]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_seed_replays_exactly(scenario: str, simulated: None) -> None:
+    for seed in range(1, 9):
+        first = run_seed(scenario, seed)
+        assert calls(run_seed(scenario, seed)) == calls(first)
+        assert calls(play(plan_of(scenario, seed), Replay(first.runs))) == calls(first)
+
+
+def test_every_way_to_choose_is_drawn() -> None:
+    drawn = {type(chooser_of(seed, plan_of("takeovers", seed))).__name__ for seed in range(100)}
+    assert drawn == {"RandomWalk", "Priorities", Pause.__name__}
+
+
+def check(runs: int, cases: Cases) -> None:
+    tally = explore(list(SCENARIOS), FIRST, runs)
+    if tally.failures:
+        failure = tally.failures[0]
+        with installed():
+            result = run_seed(failure.scenario, failure.seed)
+            text = failure.text
+            if result.violation is not None:
+                text = story(failure.scenario, failure.seed, result)
+        pytest.fail(text, pytrace=False)
+    assert tally.acknowledged > tally.schedules, "the actors did hardly anything"
+    cases(tally.schedules)
+
+
+@pytest.mark.timeout(600)
+def test_of_twenty_thousand_schedules_of_several_actors_none_loses_or_serves_old_what_was_acknowledged(
+    cases: Cases,
+) -> None:
+    check(SCHEDULES, cases)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(0)
+def test_of_five_million_schedules_of_several_actors_none_loses_or_serves_old_what_was_acknowledged(
+    cases: Cases,
+) -> None:
+    check(SCHEDULES_LONG, cases)

@@ -1,0 +1,343 @@
+"""The world of one run: tasks that take turns, one storage call at a time.
+
+    Task      a greenlet that runs real code; it stops before every call to the storage
+    Process   tasks that live and die together: one clock, one randomness, one view of the storage
+    World     who goes next, at which step, with which fault; the trace of what was done
+
+A step is one call to the storage. At every step the chooser picks one of the tasks that could
+make one. Nothing else switches tasks, so a run is told by its choices and its faults alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from imap_wal.clock import SeededRandomness
+from storage_backends import Unavailable
+
+BASE_MS = 1_763_720_000_000
+STEP_MS = 20
+"""How far the clocks move at each step."""
+STEPS_MAX = 6000
+LATE_STEPS = 60
+"""How long an answer may take that comes late."""
+
+
+CHANGES = frozenset(
+    ("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate")
+)
+"""Calls that change what others see."""
+
+
+class Killed(BaseException):
+    """The process died here. No handler of the code under test may catch it."""
+
+
+class Violation(Exception):  # noqa: N818
+    """A promise was broken. `rule` is a short name for it."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at one call of a process. `kind`: crash (before the call), crash-after,
+    fails (no effect, an error), lost (takes effect, its answer is an error), late (takes effect, the
+    answer comes many steps later), power (everybody dies, unsynced bytes go)."""
+
+    kind: str
+
+
+class Step:
+    """One line of the trace."""
+
+    __slots__ = ("call", "note", "path", "step", "task")
+
+    def __init__(self, step: int, task: str, call: str, path: str) -> None:
+        self.step, self.task, self.call, self.path, self.note = step, task, call, path, ""
+
+
+class SimClock:
+    """A process's clocks: both move with the steps; the first is `offset_ms` off."""
+
+    def __init__(self, world: World, offset_ms: int = 0) -> None:
+        self._world, self.offset_ms = world, offset_ms
+
+    def now_ms(self) -> int:
+        return BASE_MS + self._world.elapsed_ms + self.offset_ms
+
+    def monotonic(self) -> float:
+        return self._world.elapsed_ms / 1000
+
+
+class Process:
+    """See the module. `faults`: number of its call → what happens there."""
+
+    def __init__(
+        self, world: World, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0
+    ) -> None:
+        self.world, self.name, self.machine = world, name, machine
+        self.clock = SimClock(world, offset_ms)
+        self.randomness = SeededRandomness(seed)
+        self.faults: dict[int, Fault] = {}
+        self.calls = 0
+        self.dead = False
+        self.hurt = False
+        """A fault was injected: its calls may fail."""
+        self.tasks: list[Task] = []
+        self.memory: dict[str, Any] = {}
+        """What its tasks share: the open store, views, sessions."""
+
+
+class Task(greenlet):
+    """One thread of a process."""
+
+    def __init__(self, world: World, process: Process, name: str, work: Callable[[], None]) -> None:
+        super().__init__(self._work, world.hub)
+        self.world, self.process, self.name, self.work = world, process, name, work
+        self.number = len(world.tasks)
+        self.calls = 0
+        self.changes = 0
+        """How many of its calls changed something."""
+        self.following = ""
+        """The call that it is about to make."""
+        self.waiting: object = None
+        """What it is blocked on."""
+        self.resumes_at = 0
+        self.daemon = False
+        """It may wait for ever: it serves others."""
+
+    def _work(self) -> None:
+        try:
+            if not self.process.dead:
+                self.work()
+        except Killed:
+            pass
+        except Violation as error:
+            self.world.violate(error)
+        except Exception as error:  # noqa: BLE001  # an error nobody expected ends the run
+            self.world.violate(Violation("unexpected error", f"{self.name}: {error!r}"), error)
+        self.world.finished(self)
+
+
+class Chooser(Protocol):
+    """Who goes next."""
+
+    def choose(self, world: World, ready: list[Task], current: Task | None) -> Task: ...
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, chooser: Chooser, steps_max: int = STEPS_MAX) -> None:
+        self.hub = getcurrent()
+        self.chooser = chooser
+        self.tasks: list[Task] = []
+        self.ready: list[Task] = []
+        self.late: list[Task] = []
+        self.processes: list[Process] = []
+        self.step = 0
+        self._ticks = 0
+        self.extra_ms = 0
+        self.trace: list[Step] = []
+        self.choices: list[int] = []
+        self.violation: Violation | None = None
+        self.cause: BaseException | None = None
+        self.on_death: list[Callable[[Process], None]] = []
+        self.on_power: list[Callable[[], None]] = []
+        self._steps_max = steps_max
+        self._running = False
+
+    @property
+    def elapsed_ms(self) -> int:
+        return self.step * STEP_MS + self.extra_ms
+
+    def tick(self) -> float:
+        """A moment of its own within this step, later than all before."""
+        self._ticks += 1
+        return self.step + self._ticks / 1_000_000
+
+    # ---- before and after a run ----
+
+    def process(self, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0) -> Process:
+        process = Process(self, name, machine, offset_ms, seed)
+        self.processes.append(process)
+        return process
+
+    def spawn(self, process: Process, name: str, work: Callable[[], None]) -> Task:
+        task = Task(self, process, name, work)
+        self.tasks.append(task)
+        self.ready.append(task)
+        process.tasks.append(task)
+        return task
+
+    def run(self) -> None:
+        """Until all tasks have ended, or the first violation."""
+        self._running = True
+        try:
+            while self.violation is None:
+                task = self._next(None)
+                if task is None:
+                    break
+                task.switch()
+            if self.violation is None and (stuck := [task for task in self.tasks if task.waiting and not task.daemon]):
+                waits = ", ".join(f"{task.name} for {type(task.waiting).__name__}" for task in stuck)
+                self.violate(Violation("an actor never ends", f"waits: {waits}"))
+        finally:
+            self._running = False
+            for process in self.processes:
+                if any(not task.dead for task in process.tasks):
+                    self.kill(process)
+
+    # ---- called by tasks ----
+
+    def enter(self, process: Process, call: str, path: str) -> Fault | None:
+        """A call to the storage is about to be made: perhaps others go first. Returns what
+        happens to it. `Killed`."""
+        if process.dead:
+            raise Killed
+        task = getcurrent()
+        if not isinstance(task, Task):
+            return None  # before or after the run: one actor alone
+        task.following = call
+        self._give_way(task)
+        self.step += 1
+        if self.step > self._steps_max:
+            self.violate(Violation("an actor never ends", f"more than {self._steps_max} steps"))
+            self.hub.switch()
+        process.calls += 1
+        task.calls += 1
+        task.changes += call in CHANGES
+        self.trace.append(Step(self.step, task.name, call, path))
+        fault = process.faults.get(process.calls)
+        if fault is not None:
+            self.trace[-1].note = fault.kind
+            process.hurt = True
+            if fault.kind == "crash":
+                self.kill(process)
+                raise Killed
+            if fault.kind == "power":
+                self.power_loss()
+                raise Killed
+            if fault.kind == "fails":
+                raise Unavailable("the storage did not answer (injected)", path)
+        return fault
+
+    def leave(self, process: Process, fault: Fault, path: str) -> None:
+        """The call took effect; what happens to its answer."""
+        if fault.kind == "crash-after":
+            self.kill(process)
+            raise Killed
+        if fault.kind == "lost":
+            raise Unavailable("the answer was lost (injected)", path)
+        if fault.kind == "late":
+            self.sleep(LATE_STEPS)
+
+    def sleep(self, steps: int) -> None:
+        """Let others go on for so many steps, or until nobody else can."""
+        task = getcurrent()
+        if not isinstance(task, Task):
+            return
+        task.resumes_at = self.step + steps
+        self.ready.remove(task)
+        self.late.append(task)
+        self._switch_away(task)
+
+    def block(self, what: object) -> None:
+        """Until `wake(what)`."""
+        task = getcurrent()
+        if not isinstance(task, Task):
+            raise Violation("deadlock", f"the only actor waits for {what!r}")
+        if task.process.dead:
+            raise Killed
+        task.waiting = what
+        self.ready.remove(task)
+        self._switch_away(task)
+
+    def wake(self, what: object) -> None:
+        """Those blocked on it may go on."""
+        for task in self.tasks:
+            if task.waiting is what:
+                task.waiting = None
+                self._make_ready(task)
+
+    # ---- deaths ----
+
+    def kill(self, process: Process) -> None:
+        """End all its tasks where they are; the caller raises `Killed` if it is one of them."""
+        process.dead = True
+        current = getcurrent()
+        for task in process.tasks:
+            if task is current or task.dead:
+                continue
+            task.waiting = None
+            self._forget(task)
+            task.parent = current
+            task.throw(Killed if task else GreenletExit)  # the latter: it has not begun
+        for told in self.on_death:
+            told(process)
+
+    def power_loss(self) -> None:
+        """All processes die, and what was not synced goes."""
+        for process in self.processes:
+            process.hurt = True
+            if not process.dead:
+                self.kill(process)
+        for told in self.on_power:
+            told()
+
+    # ---- inside ----
+
+    def violate(self, violation: Violation, cause: BaseException | None = None) -> None:
+        if self.violation is None:
+            self.violation, self.cause = violation, cause
+
+    def finished(self, task: Task) -> None:
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        if task in self.ready:
+            self.ready.remove(task)
+        if task in self.late:
+            self.late.remove(task)
+
+    def _make_ready(self, task: Task) -> None:
+        self.ready.append(task)
+        self.ready.sort(key=lambda each: each.number)
+
+    def _next(self, current: Task | None) -> Task | None:
+        if self.late:
+            for task in [task for task in self.late if task.resumes_at <= self.step]:
+                self.late.remove(task)
+                self._make_ready(task)
+        if not self.ready:
+            if not self.late:
+                return None
+            task = min(self.late, key=lambda task: (task.resumes_at, task.number))
+            self.late.remove(task)
+            self._make_ready(task)
+        if len(self.ready) == 1:
+            return self.ready[0]
+        chosen = self.chooser.choose(self, self.ready, current)
+        self.choices.append(chosen.number)
+        return chosen
+
+    def _give_way(self, task: Task) -> None:
+        following = self._next(task)
+        if following is not task:
+            assert following is not None
+            following.parent = self.hub
+            following.switch()
+            if task.process.dead:
+                raise Killed
+
+    def _switch_away(self, task: Task) -> None:
+        self.hub.switch()
+        if task.process.dead:
+            raise Killed
