@@ -6,9 +6,14 @@ the snapshot. A crash in between leaves files that no manifest names; the owner'
 
 from __future__ import annotations
 
-from imap_wal.manifest import Archive, node_manifests
+from dataclasses import replace
+from itertools import pairwise
+
+from imap_wal.format import START, Position
+from imap_wal.manifest import Archive, ClusterManifest, node_manifests
+from imap_wal.pieces import END
 from imap_wal.removal import plan_covered, remove
-from imap_wal.restore import ClusterLog
+from imap_wal.restore import ClusterLog, NodeState
 from imap_wal.retention import only_outlived
 from imap_wal.snapshots import demand_whole, remove_former
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
@@ -44,6 +49,8 @@ def prune(
         archives += removal.archives
         segments += [piece.path for piece in removal.segments]
         total += removal.bytes
+    if not dry_run:
+        _drop_lifetimes(log)
     orphans = remove_former(log, dry_run=dry_run)
     return PruneReport(
         namespace=log.namespace,
@@ -55,3 +62,31 @@ def prune(
         skipped=state.missing,
         dry_run=dry_run,
     )
+
+
+def _drop_lifetimes(log: ClusterLog) -> None:
+    """Take out of the cluster's manifest those lifetimes of Hazelcast clusters that no entry is judged by any more: of each node,
+    everything up to the next lifetime's cut was removed."""
+    state = log.state()
+    lifetimes = state.manifest.lifetimes
+    if state.missing or len(lifetimes) < 2:
+        return
+    oldest = {node.name: _oldest(node) for node in state.nodes.values()}
+    gone = {
+        lifetime.incarnation
+        for lifetime, following in pairwise(lifetimes)
+        if all(oldest[node] > following.cuts.get(node, START) for node in state.nodes)
+    }
+    if gone:
+
+        def change(manifest: ClusterManifest) -> ClusterManifest:
+            return replace(manifest, lifetimes=tuple(each for each in manifest.lifetimes if each.incarnation not in gone))
+
+        log.manifests.update(change)
+
+
+def _oldest(node: NodeState) -> Position:
+    """Where the oldest entry may be that is left of a node's log."""
+    firsts = [archive.first for archive in node.manifest.archives]
+    firsts += [Position(each.epoch, each.number, 0, 0) for each in node.segments[:1]]
+    return min(firsts, default=END)
