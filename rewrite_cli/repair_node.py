@@ -264,6 +264,9 @@ class NodeRepair:
             found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
+        # A missing segment keeps its name where one is known: a mark in it is then not above the log's end.
+        marks = [snapshot.marks[node].position for snapshot in self.view.manifest.snapshots.values() if (node := self.node.name) in snapshot.marks]
+        epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint)}
         epoch = manifest.archived[0] or (living[0].epoch if living else manifest.checkpoint.epoch)
         last_number = max([*found, manifest.checkpoint.segment, manifest.newest])
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
@@ -273,6 +276,7 @@ class NodeRepair:
         for number in range(manifest.archived[1] + 1, last_number + 1):
             planned = found.get(number)
             if planned is None:
+                epoch = epochs.get(number, epoch)
                 path = layout.wal_path(folder, epoch, number)
                 planned = Segment(path, epoch, number, status="missing", what="this segment is missing: the log goes on after it")
             if planned.torn and planned.scan is not None and planned.scan.header is None:

@@ -96,7 +96,7 @@ MUTATIONS = (
              f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_any_bit_flipped_in_parquet_is_found_or_changes_nothing"),
     Mutation("lock file closed at once", "storage_backends/local.py", "                return LocalLock(fd)\n        raise Unavailable", "                os.close(fd)\n                return LocalLock(os.open(os.devnull, os.O_RDONLY))\n        raise Unavailable",
              f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_are_one_log_with_one_lock"),
-    Mutation("descriptor of a sealed segment not closed", "imap_wal/segment.py", "        self._appender.truncate(self._appender.size)\n        self.close()", "        self._appender.truncate(self._appender.size)",
+    Mutation("descriptor of a sealed segment not closed", "imap_wal/segment.py", "            self._sealed = True\n        self.close()", "            self._sealed = True",
              f"{_FAULTS}/test_fault_14_leaks.py::test_a_thousand_opens_leave_no_file_descriptor_and_no_thread"),
 )  # fmt: skip
 
