@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -464,7 +464,8 @@ class NewestIndex:
 
     def _find(self, name: str, keys: Iterable[bytes]) -> list[Entry]:
         """The newest entries of those keys, in order of keys."""
-        self._settle(1)
+        with suppress(StorageUnavailable):  # a disk that is full makes lookups slower, no more
+            self._settle(1)
         wanted = sorted(set(keys))
         found = [entry for run in self._runs.values() for entry in run.find(name, wanted)]
         table = self._tables.get(name)

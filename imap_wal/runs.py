@@ -14,6 +14,7 @@ import tempfile
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import add, itemgetter
@@ -53,10 +54,28 @@ class Section:
     offsets: Sequence[int]
 
 
+class _Scratch:
+    """A file without a name. It is closed when nobody has it any more: a listing under way may go on reading a run that was merged."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file: Any = None
+        self._file = tempfile.TemporaryFile(prefix="imap-wal-index-", dir=folder, buffering=BUFFER_BYTES)
+        self.write, self.writelines, self.flush = self._file.write, self._file.writelines, self._file.flush
+
+    def read(self, offset: int, length: int) -> bytes:
+        """So many bytes, fewer at the end."""
+        return os.pread(self._file.fileno(), length, offset)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # what was not written yet is not needed
+                self._file.close()
+
+
 class Run:
     """Sorted entries of some maps. Made by a `RunWriter`; its files go with it."""
 
-    def __init__(self, number: int, entries: Any, values: Any, sections: dict[str, Section]) -> None:
+    def __init__(self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, Section]) -> None:
         self.number, self.sections = number, sections
         self._entries, self._values = entries, values
         self._written = self.size
@@ -114,10 +133,10 @@ class Run:
 
     def value(self, offset: int, length: int) -> bytes:
         """So many bytes of the values, fewer at the end."""
-        return os.pread(self._values.fileno(), length, offset)
+        return self._values.read(offset, length)
 
     def _read(self, start: int, stop: int) -> bytes:
-        return os.pread(self._entries.fileno(), stop - start, start)
+        return self._entries.read(start, stop - start)
 
 
 class RunWriter:
@@ -127,7 +146,7 @@ class RunWriter:
         """`entries` is how many will be written at most; in memory their blocks take about `index_bytes`."""
         self._number = number
         self._block_entries = max(BLOCK_ENTRIES_MIN, entries * BLOCK_INDEX_BYTES // max(1, index_bytes))
-        self._entries, self._values = (tempfile.TemporaryFile(prefix="imap-wal-index-", dir=scratch, buffering=BUFFER_BYTES) for _ in range(2))
+        self._entries, self._values = _Scratch(scratch), _Scratch(scratch)
         self._end = self._values_end = 0
         self._sections: dict[str, Section] = {}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import click
+import msgpack
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, PARTITION, TIMESTAMP_MS, VALUE_CLASS, Row
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, PARTITION, TIMESTAMP_MS, VALUE, VALUE_CLASS, Row
 from imap_wal.format import START, Position
 from imap_wal.restore import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
@@ -19,6 +21,12 @@ from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.survey import ClusterView
 from rewrite_cli.times import Moment, iso
 from storage_backends import NotFound, SegmentStore
+
+SORT_BYTES = 64 * 1024 * 1024
+"""Lines of a snapshot that are sorted in memory."""
+SORT_FILES_MAX = 16
+LINE_BYTES = 700
+"""What a line takes besides key and value, about."""
 
 
 class Line(NamedTuple):
@@ -118,6 +126,46 @@ def command(
                 click.echo(_text(line))
 
 
+def by_time(lines: Iterable[Line]) -> Iterator[Line]:
+    """Lines of a snapshot sorted by their time. What takes more than SORT_BYTES waits in temporary files."""
+    runs: list[Iterable[Line]] = []
+    held: list[Line] = []
+    size = 0
+    for line in lines:
+        held.append(line)
+        size += LINE_BYTES + len(line.row[KEY]) + len(line.row[VALUE] or b"")
+        if size >= SORT_BYTES:
+            held.sort(key=_time_of)
+            runs.append(_spilled(held))
+            held, size = [], 0
+            if len(runs) >= SORT_FILES_MAX:
+                runs = [_spilled(heapq.merge(*runs, key=_time_of))]
+    held.sort(key=_time_of)
+    return heapq.merge(*runs, held, key=_time_of)
+
+
+def _time_of(line: Line) -> int:
+    return line.timestamp_ms
+
+
+def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
+    file = tempfile.TemporaryFile()  # it goes with the iterator
+    pack = msgpack.Packer(use_bin_type=True).pack
+    shared: tuple[str, Decoder] | None = None
+    for line in lines:
+        shared = line.cluster, line.decoder
+        file.write(pack((line.node, line.row)))
+    file.seek(0)
+
+    def read() -> Iterator[Line]:
+        with file:
+            for node, row in msgpack.Unpacker(file, use_list=False, max_buffer_size=0):
+                cluster, decoder = shared or ("", Decoder(()))
+                yield Line(row[TIMESTAMP_MS], cluster, node, None, row, decoder)
+
+    return read()
+
+
 def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Position | None, *, snapshots: bool) -> Iterator[Iterator[Line]]:
     log = ClusterLog(store, view.namespace, view.cluster)
     decoder = Decoder(item for node in view.nodes for item in _schemas(node.manifest.metadata))
@@ -146,7 +194,7 @@ def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Positio
                     raise
 
     if snapshots:
-        yield iter(sorted((line for line in lines(nodes=nodes, until={})), key=lambda line: line.timestamp_ms))
+        yield by_time(lines(nodes=nodes, until={}))
     yield from map(lines_of_node, nodes)
 
 

@@ -239,6 +239,8 @@ def test_a_full_scratch_is_said_and_loses_nothing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(RunWriter, "finish", finish)
     index.add("n1", [put(f"key-{number}", number, (1, 1, 1, number)) for number in range(100)])
     assert index.overflowed and index.count("orders") == 100 == sum(map(len, index.batches("orders")))
+    monkeypatch.setattr(RunWriter, "finish", full)
+    assert None not in index.get("orders", [b"key-%d" % number for number in range(100)]), "lookups do without a merge"
     index.close()
 
 

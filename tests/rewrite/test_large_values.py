@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import imap_wal
-from rewrite_cli.commands import export
+from rewrite_cli.commands import dump, export
+from rewrite_cli.decode import Decoder
+from tests.histories import put
 
 VALUES = 160
 VALUE_BYTES = 1 << 20
@@ -92,3 +94,22 @@ def test_an_export_holds_few_large_values_at_a_time(tmp_path: Path, form: str) -
         assert tracemalloc.get_traced_memory()[1] < 64 * MIB
     finally:
         tracemalloc.stop()
+
+
+def test_a_dump_sorts_a_large_snapshot_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "SORT_BYTES", 4 * MIB)
+    decoder = Decoder(())
+    times = [number * 7919 % 1000 for number in range(1000)]
+
+    def lines() -> Any:
+        for time in times:
+            row = put(f"key-{time}", "v" * 100_000, (1, 1, 1, time), timestamp_ms=time)
+            yield dump.Line(time, "c", "n1", None, row, decoder)
+
+    tracemalloc.start()
+    try:
+        found = [(line.timestamp_ms, line.row[1], line.node, line.decoder is decoder) for line in dump.by_time(lines())]
+        assert tracemalloc.get_traced_memory()[1] < 48 * MIB
+    finally:
+        tracemalloc.stop()
+    assert found == [(time, b"key-%d" % time, "n1", True) for time in range(1000)]
