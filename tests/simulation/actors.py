@@ -17,6 +17,7 @@ from imap_wal.errors import (
     Closed,
     Fenced,
     ImapWalError,
+    InvalidSetting,
     LogError,
     LostRace,
     MissingNode,
@@ -68,7 +69,7 @@ KEEPER_ERRORS = (Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Cl
 """What may come of an archive or a removal: it is tried again. (A failed one poisons nothing.)"""
 
 
-class Stop(Exception):  # noqa: N818
+class Stop(Exception):
     """This process has nothing more to do."""
 
 
@@ -288,7 +289,7 @@ class Actor:
         try:
             rewrite(self.cluster(), LocalEngine(MEMORY))
         except (ImapWalError, StorageError) as error:
-            self._refused(error, LostRace, NotFound)
+            self._refused(error, LostRace, NotFound, InvalidSetting)  # its clock may be hours off
 
     def rewrite_twice(self, kills: bool = True) -> None:
         """With an engine that runs its last step twice, as Spark may; the second is killed when the
@@ -298,7 +299,7 @@ class Actor:
         try:
             rewrite(self.cluster(), TwoAttempts(self, kills))
         except (ImapWalError, StorageError) as error:
-            self._refused(error, LostRace, NotFound)
+            self._refused(error, LostRace, NotFound, InvalidSetting)
 
     def prune(self) -> None:
         try:

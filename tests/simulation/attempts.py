@@ -6,17 +6,19 @@ task, in two tasks of one partition. The first that ends is believed; the other 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from greenlet import getcurrent
 
 from imap_wal.archive import to_batch
+from imap_wal.clock import SeededRandomness
 from imap_wal.index import NewestIndex
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.restore import ClusterLog, snapshot_pieces
 from rewrite_cli import spark
-from rewrite_cli.rewriter import Job, Merged, Part, Tally
+from rewrite_cli.rewriter import Job, Merged, Result, Tally, worth_reading
 from tests.simulation.medium import open_sim
 from tests.simulation.threads import Event
 
@@ -27,18 +29,18 @@ class TwoAttempts:
     def __init__(self, actor: Any, kills: bool) -> None:
         self._actor, self._kills = actor, kills
 
-    def run(self, job: Job, log: ClusterLog) -> list[Merged]:
+    def run(self, job: Job, log: ClusterLog) -> Result:
         index = NewestIndex(1 << 30)
-        tally = Tally(job.settled)
+        tally = Tally(job)
         for piece in log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False):
-            for changes in read_piece(log.store, piece, job.maps):
+            for changes in log.read_on(piece, job.maps):
                 if changes.rows:
                     tally.add(changes, count_bytes=piece.kind == SEGMENT)
                     index.add(changes.node, changes.rows, changes.bytes)
         merged: list[Merged] = []
         touched = set(tally.maps)
         for name, snapshot in sorted(job.state.manifest.snapshots.items()):
-            if name not in touched and not snapshot.tombstones:
+            if name not in touched and not worth_reading(job, snapshot):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             for piece in snapshot_pieces(name, snapshot):
@@ -54,34 +56,34 @@ class TwoAttempts:
                 columns = [*batch.columns, pa.array(late, pa.bool_())]
                 names = [*batch.schema.names, "late"]
                 batches.append(pa.RecordBatch.from_arrays(columns, names=names))
-        found = self._write(job, batches)
+        parts = spark.taken(self._write(job, batches))
         for name in sorted(touched):
             totals = tally.maps[name]
-            own = tuple(Part(*part[1:6]) for part in found if part[0] == name)
-            merged.append(Merged(name, totals.records, totals.bytes, own))
-        return merged
+            merged.append(Merged(name, totals.records, totals.bytes, parts.get(name, ())))
+        return Result(tuple(merged), tuple(tally.pairs.items()))
 
-    def _write(self, job: Job, batches: list[Any]) -> list[tuple[Any, ...]]:
+    def _write(self, job: Job, batches: list[Any]) -> list[dict[str, Any]]:
         actor = self._actor
         done = Event()
         answers: list[Any] = []
         failures: list[BaseException] = []
 
-        def attempt() -> None:
-            before = spark.open_store
+        def attempt(seed: int) -> None:
+            before, randomness = spark.open_store, spark.SystemRandomness
+            spark.SystemRandomness = lambda: SeededRandomness(seed)  # type: ignore[misc, assignment]
             spark.open_store = lambda *_, **__: open_sim(
                 actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
             )
             try:
                 answer = next(iter(spark._write(job)(iter(batches))))
-                rows = list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
-                errors = [row[6] for row in rows if row[6]]
+                rows = answer.to_pylist()
+                errors = [row["error"] for row in rows if row["error"]]
                 if errors:
                     failures.append(spark._thaw(errors[0]))
                 else:
                     answers.append(rows)
             finally:
-                spark.open_store = before
+                spark.open_store, spark.SystemRandomness = before, randomness  # type: ignore[misc]
             if answers or len(failures) == 2:
                 done.set()
 
@@ -90,7 +92,7 @@ class TwoAttempts:
             name = f"{actor.spec.name}/attempt {number}"
             executor = world.process(name, actor.spec.machine, actor.spec.offset_ms, number)
             executors.append(executor)
-            world.spawn(executor, name, attempt)
+            world.spawn(executor, name, partial(attempt, job.generation * 4 + number))
         done.wait()
         if self._kills:  # as Spark does with those that are no longer needed
             for executor in executors:
