@@ -490,6 +490,11 @@ class _Opening:
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
 
     def _check_registered(self, cluster: ClusterManifest, directory: str) -> None:
+        if directory and directory in cluster.forgotten:
+            raise MissingNode(
+                f"node {self._identity.node!r} was forgotten (imap-wal forget-node): restores no longer read its log; "
+                f"move {self._folder} away to begin a new one under this name"
+            )
         known = cluster.nodes.get(self._identity.node)
         if known not in (None, directory) and self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(

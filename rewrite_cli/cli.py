@@ -34,6 +34,7 @@ COMMANDS = {
     "export": "the live entries as jsonl, csv or parquet",
     "restore": "what a restart would load, or a clean copy of it",
     "drop": "forget a map",
+    "forget-node": "forget a node that is gone for good",
     "doctor": "check the environment, the storage and the agent",
 }
 
@@ -47,7 +48,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"rewrite_cli.commands.{cmd_name}")
+        module = importlib.import_module(f"rewrite_cli.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         command.short_help = COMMANDS[cmd_name]
         return command

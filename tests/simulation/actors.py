@@ -87,14 +87,10 @@ class Stage:
         self.exclusive = True
         """Of all embedded stores under this root one at a time may acknowledge."""
 
-
     def spread(self, machine: str) -> bool:
         """Whether there are segments on a disk that this machine does not have."""
         mine = f"disk {machine}"
-        return any(
-            name.startswith("disk ") and name != mine and medium.files
-            for name, medium in self.media.items()
-        )
+        return any(name.startswith("disk ") and name != mine and medium.files for name, medium in self.media.items())
 
 
 def key_of(number: int) -> bytes:
@@ -143,22 +139,16 @@ class Actor:
         return open_sim(self.world, self.process, self.stage.media, self.stage.kind)
 
     def cluster(self) -> ClusterLog:
-        return ClusterLog(
-            self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness
-        )
+        return ClusterLog(self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness)
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
         """Whether an error is one that may be: else a `Violation`."""
         if isinstance(error, MissingNode) and self.stage.spread(self.process.machine):
             return
-        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
-            error, allowed
-        ):
+        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(error, allowed):
             if self.stage.damaged:
                 return
-            raise Violation(
-                "damage is told that is none", f"{self.spec.name}: {error}"
-            ) from error
+            raise Violation("damage is told that is none", f"{self.spec.name}: {error}") from error
         if isinstance(error, allowed) or self.process.hurt:
             return
         raise Violation("an error without a cause", f"{self.spec.name}: {error!r}") from error

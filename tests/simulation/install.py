@@ -139,9 +139,7 @@ def _remembered(batches: Any) -> Any:
     """`imap_wal.archive.batches`, which decodes the same bytes once. One call to the store, as ever."""
     known: dict[tuple[bytes, Any], list[Any]] = {}
 
-    def remembered(
-        store: Any, path: str, columns: list[str] | None = None, rows_max: int = 8192, **more: Any
-    ) -> Iterator[Any]:
+    def remembered(store: Any, path: str, columns: list[str] | None = None, rows_max: int = 8192, **more: Any) -> Iterator[Any]:
         with store.open_input(path) as source:
             data = source.read()
         key = (data, (tuple(columns or ()), rows_max, tuple(more.items())))

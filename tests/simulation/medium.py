@@ -1,10 +1,10 @@
 """What the disks hold, and a `SegmentStore` of each kind over them.
 
-    append    a local disk: appended bytes are in the page cache until synced
-    objects   no append; one object per commit, leases in place of locks
-    hdfs      append by path: an appender knows a name, not a file; leases
-    nfs       append, but listings and absences may be as old as a bound says
-    split     two of them: the segments on the disk of one machine, the rest shared
+append    a local disk: appended bytes are in the page cache until synced
+objects   no append; one object per commit, leases in place of locks
+hdfs      append by path: an appender knows a name, not a file; leases
+nfs       append, but listings and absences may be as old as a bound says
+split     two of them: the segments on the disk of one machine, the rest shared
 """
 
 from __future__ import annotations
@@ -180,9 +180,7 @@ class SimLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
 
 
@@ -218,11 +216,7 @@ class SimStore:
 
         def effect() -> builtins.list[StoredFile]:
             files, hidden = self.medium.files, self._unseen()
-            return [
-                StoredFile(path, len((file := files[path]).data), file.modified_ms)
-                for path in files.under(prefix)
-                if path not in hidden
-            ]
+            return [StoredFile(path, len((file := files[path]).data), file.modified_ms) for path in files.under(prefix) if path not in hidden]
 
         return self.do("list", folder, effect)
 
@@ -236,9 +230,7 @@ class SimStore:
         return self.do("folders", folder, effect)
 
     def exists(self, path: str) -> bool:
-        return self.do(
-            "exists", path, lambda: path in self.medium.files and path not in self._unseen()
-        )
+        return self.do("exists", path, lambda: path in self.medium.files and path not in self._unseen())
 
     def size(self, path: str) -> int:
         return self.do("size", path, lambda: len(self._seen(path).data))

@@ -309,9 +309,7 @@ class MemberActor(Actor):
         self._request += 1
         request, session, incarnation = self._request, self._session, self._incarnation
         order = (incarnation, 0, session, request)
-        row = DataEntry(
-            MAP, key, "raw", value, "raw", value is None, BASE_MS + self.world.elapsed_ms, 0, 0, order
-        )
+        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS + self.world.elapsed_ms, 0, 0, order)
         payload = entry.pack(row)
         for _ in range(TRIES):
             assert self._connection is not None
@@ -355,9 +353,7 @@ class MemberActor(Actor):
             values.update((row[0], row[1]) for row in entry.values(answer[1]))
         self.past.check(values, start, self.world.tick(), f"the listing of {self.spec.name}")
 
-    def _read(
-        self, kind: str, *fields: Any, payload: bytes = b""
-    ) -> tuple[list[Any], bytes] | None:
+    def _read(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes] | None:
         """The answer, asked for again on a new connection if one broke; None: an error was told."""
         for _ in range(TRIES):
             connection = self._reading.get(getcurrent())

@@ -90,7 +90,6 @@ class _Past:
     def close(self) -> None:
         self.store.close()
 
-
     def serve(self, node: str, *, archive: bool = False) -> None:
         """Changes of members, by way of an agent."""
         agent = Alone(self, node)

@@ -67,9 +67,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
         world.on_power.append(lambda: _lose_power(media, plan.seed))
         for index, spec in enumerate(plan.specs):
             process = world.process(spec.name, spec.machine, spec.offset_ms, plan.seed * 64 + index)
-            process.faults = {
-                call: Fault(kind) for (name, call), kind in plan.faults.items() if name == spec.name
-            }
+            process.faults = {call: Fault(kind) for (name, call), kind in plan.faults.items() if name == spec.name}
             actor = ROLES[spec.role](stage, process, spec)
             actor.start()
         world.run()
@@ -301,9 +299,7 @@ def shrink(plan: Plan, runs: list[tuple[int, int]], rule: str) -> tuple[Plan, li
     return plan, runs
 
 
-def as_runs_of(
-    actual: list[tuple[int, int]], asked: list[tuple[int, int]]
-) -> list[tuple[int, int]]:
+def as_runs_of(actual: list[tuple[int, int]], asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The shorter way to say it."""
     return actual if len(actual) < len(asked) else asked
 

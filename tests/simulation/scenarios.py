@@ -16,9 +16,7 @@ PAST = ("empty", "some", "crashed", "archived", "snapshot", "pruned")
 
 
 def _changes(rng: Random, count: int) -> list[Op]:
-    return [
-        ("delete" if rng.random() < 0.3 else "put", rng.randrange(KEYS)) for _ in range(count)
-    ]
+    return [("delete" if rng.random() < 0.3 else "put", rng.randrange(KEYS)) for _ in range(count)]
 
 
 def _writer(rng: Random, name: str, takeover: bool, node: str = "n1") -> Spec:
@@ -76,7 +74,7 @@ def maintenance(rng: Random) -> Plan:
         skew = rng.choice((0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
         others: list[Op] = [rng.choice((("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
         specs.append(Spec("keeper 2", (tuple(others),), offset_ms=skew))
-    after: tuple[Op, ...] = ((("prune",),) if rng.random() < 0.5 else ())
+    after: tuple[Op, ...] = (("prune",),) if rng.random() < 0.5 else ()
     past = rng.choice(PAST[1:])
     return _faults(rng, Plan(_kind(rng), past, tuple(specs), after=after))
 
@@ -129,7 +127,7 @@ def attempts(rng: Random) -> Plan:
     specs = [Spec("keeper", ((("rewrite_twice", rng.random() < 0.7), ("prune",)),))]
     if rng.random() < 0.5:
         specs.append(_writer(rng, "writer", False))
-    after: tuple[Op, ...] = ((("prune",),) if rng.random() < 0.5 else ())
+    after: tuple[Op, ...] = (("prune",),) if rng.random() < 0.5 else ()
     return _faults(rng, Plan(_kind(rng), rng.choice(PAST[1:]), tuple(specs), after=after))
 
 
@@ -146,10 +144,7 @@ def agents(rng: Random) -> Plan:
         if rng.random() < 0.3:
             takes = (("serve", rng.random() < 0.7),)
             specs.append(Spec(f"agent {node} again", (takes,), node, role="agent"))
-        writes = tuple(
-            ("delete" if rng.random() < 0.3 else "put", rng.choice(own))
-            for _ in range(rng.randint(1, 3))
-        )
+        writes = tuple(("delete" if rng.random() < 0.3 else "put", rng.choice(own)) for _ in range(rng.randint(1, 3)))
         member: tuple[tuple[Op, ...], ...] = (writes,)
         if rng.random() < 0.6:
             member = (*member, (("list",),) * rng.randint(1, 2))

@@ -27,9 +27,7 @@ LATE_STEPS = 60
 """How long an answer may take that comes late."""
 
 
-CHANGES = frozenset(
-    ("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate")
-)
+CHANGES = frozenset(("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate"))
 """Calls that change what others see."""
 
 
@@ -79,9 +77,7 @@ class SimClock:
 class Process:
     """See the module. `faults`: number of its call → what happens there."""
 
-    def __init__(
-        self, world: World, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0
-    ) -> None:
+    def __init__(self, world: World, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0) -> None:
         self.world, self.name, self.machine = world, name, machine
         self.clock = SimClock(world, offset_ms)
         self.randomness = SeededRandomness(seed)

@@ -1,0 +1,52 @@
+"""`imap-wal forget-node`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from imap_wal.restore import ClusterLog
+from rewrite_cli import output as out
+from rewrite_cli.forget import ForgetReport, forget_node
+from rewrite_cli.scope import Scope, scope_options
+
+
+@click.command()
+@scope_options(maps=False)
+@click.option("--lose", is_flag=True, help="Forget it although entries are lost that only its log holds.")
+@out.yes_option
+@out.dry_run_option
+@out.output_option
+def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> None:
+    """Forget a node that is gone for good: restores no longer wait for its log, and its files are deleted. Needs --node.
+
+    A process that still writes its log is shut out first. Entries that no snapshot covers would be lost: rewrite first, or say --lose.
+
+    \b
+    Examples:
+      imap-wal forget-node /var/lib/maps --node n3 --dry-run
+      imap-wal forget-node /var/lib/maps --cluster eu --node n3 --yes
+    """
+    if not scope.nodes:
+        raise click.UsageError("name what to forget: --node")
+    reports = _forget(scope, lose=lose, dry_run=True)
+    if not dry_run:
+        files = sum(len(report.deleted) for report in reports)
+        out.agree(f"Forget node {', '.join(scope.nodes)} and delete its {files} files?", yes)
+        reports = _forget(scope, lose=lose, dry_run=False)
+    if output == out.JSON:
+        out.print_json({"dry_run": dry_run, "nodes": [asdict(report) for report in reports]})
+        return
+    rows = [(report.node, len(report.deleted), len(report.uncovered_files), report.missing or "-") for report in reports]
+    out.print_table(("node", "files to delete" if dry_run else "files deleted", "with entries lost", "missing"), rows)
+
+
+def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
+    with scope.open() as (store, clusters):
+        return [
+            forget_node(ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run)
+            for view in clusters
+            for node in scope.nodes
+            if node in view.manifest.nodes
+        ]
