@@ -86,7 +86,7 @@ class ManifestLog(Generic[C]):
         nonce = self._randomness.token().hex()
         floor = max(1, number - KEEP)
         body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
-        text = json.dumps({"checksum": _checksum(body), **body}, indent=1).encode()
+        text = json.dumps({"checksum": _checksum(body), **body}).encode()  # no indentation: that takes ten times as long
         try:
             self._store.create(self._path(number), text)
         except StorageError as error:
@@ -95,13 +95,16 @@ class ManifestLog(Generic[C]):
                 if isinstance(error, AlreadyExists):
                     return False
                 raise
-        numbers = self._numbers()
-        while numbers[-1:] != [number]:
+        files = self._files()
+        while max(files, default=0) != number:
             try:
                 # Above ours if we slept: then the number was free only because it had been cleaned.
-                return bool(numbers) and bool(self._decode(numbers[-1])[0]["floor"] <= number)
+                return bool(files) and bool(self._decode(max(files))[0]["floor"] <= number)
             except NotFound:
-                numbers = self._numbers()  # cleaned meanwhile: there is a newer one
+                files = self._files()  # cleaned meanwhile: there is a newer one
+        if files[number].modified_ms:
+            self._known = files[number], content
+        numbers = list(files)
         for old in numbers:
             if old < floor:
                 with suppress(StorageError):  # ours is published; the next one cleans up
@@ -125,9 +128,6 @@ class ManifestLog(Generic[C]):
             if name.endswith(".json") and name[:-5].isdigit():
                 found[int(name[:-5])] = file
         return found
-
-    def _numbers(self) -> list[int]:
-        return sorted(self._files())
 
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number:010d}.json"
@@ -200,6 +200,9 @@ class Archive:
     checksum: int = 0
     """CRC-32C of the whole file; 0: not known."""
 
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}  # a node may have thousands; `asdict` copies each deeply
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(**{**data, "first": Position(*data["first"]), "last": Position(*data["last"])})
@@ -245,7 +248,9 @@ class NodeManifest:
         return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
 
     def to_json(self) -> dict[str, Any]:
-        document = {**asdict(self), "requests": {str(session): request for session, request in self.requests.items()}}
+        document = asdict(replace(self, archives=()))
+        document["archives"] = [archive.to_json() for archive in self.archives]
+        document["requests"] = {str(session): request for session, request in self.requests.items()}
         for name in ("kind", "removed", "wal_id", "newest", "cluster"):  # written where they say something: version 1 had none of them
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]

@@ -25,7 +25,7 @@ from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, MissingNode, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX
 from imap_wal.keeper import Keeper
-from imap_wal.manifest import ClusterManifest, node_manifests
+from imap_wal.manifest import ClusterManifest, current_cluster, node_manifests
 from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
@@ -513,7 +513,8 @@ def _shut_out_others(log: NodeLog, settings: Settings) -> None:
 
 def next_incarnation(log: NodeLog) -> int:
     """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where Hazelcast members write: the next lifetime of their cluster
-    would void what this store acknowledges."""
+    would void what this store acknowledges. `CorruptLog` where the cluster's manifest was put back from an older copy."""
+    current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         if log.claims.read()[1].newest:

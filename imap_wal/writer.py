@@ -415,7 +415,10 @@ class _Opening:
         raise LostRace(f"the manifest of node {self._identity.node!r} changes without end; stop what archives or prunes it, and open again")
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
-        cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
+        cluster_number, cluster = self.clusters.read()
+        if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
+            # Only then all nodes are asked: this one may be the first to see that the cluster's manifest was put back.
+            cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
         self._check_registered(cluster, before.directory)
         if before.epoch and (self._takeover or not before.clean):
             # Not only for a takeover: an open that was stopped between lock and manifest, and replaced meanwhile, finds its successor here.

@@ -9,7 +9,7 @@ from typing import Any
 from imap_wal.committer import Batch
 from imap_wal.errors import ImapWalError, OutcomeUnknown
 from imap_wal.format import Position
-from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, older_manifest
+from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
 from imap_wal.restore import ClusterLog, pin_cuts
 from imap_wal.writer import NodeLog
 
@@ -117,7 +117,9 @@ class Sessions:
                 # Only a plug-in that was of the newest cluster may bring an older one back: its cluster was merged into that one.
                 raise VoidIncarnation(f"this cluster's incarnation {claimed} was followed by {claims.newest}: start it anew")
             if reserved is None or reserved <= claims.newest:  # a number of its own, from where all writers of this cluster get theirs
-                next_one = self._log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1))
+                log = self._log
+                current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
+                next_one = log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1))
                 reserved = next_one.incarnation
             return claims.with_claim(cluster_id, reserved)
 

@@ -1,0 +1,136 @@
+"""What metadata costs: a log of 1,000 maps on 100 nodes after 30 days, beside one of a map on a node that was just made."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from imap_wal.agent.sessions import Sessions
+from imap_wal.archive import to_absorb
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.committer import Batch, Committer
+from imap_wal.entry import pack
+from imap_wal.format import Position
+from imap_wal.layout import Identity
+from imap_wal.manifest import Archive, Mark, Snapshot, node_manifests
+from imap_wal.restore import ClusterLog
+from imap_wal.ring import RingBuffer
+from imap_wal.settings import Settings
+from imap_wal.writer import NodeLog, open_node_log
+from storage_backends import SegmentStore, open_store
+
+DAYS, RUNS_A_DAY = 30, 144
+"""An archive run every ten minutes, and a rewrite of all maps with a prune every night."""
+ARCHIVE_BYTES = 200_000
+COMMITS, OPENS = 400, 7
+
+
+def opened(store: SegmentStore, node: str) -> NodeLog:
+    return open_node_log(store, Identity("bench", "c", node), Settings(preallocate=False), SystemClock(), SystemRandomness())
+
+
+def archives(maps: int, since_rewrite: int) -> tuple[Archive, ...]:
+    """What so many archive runs since the last rewrite and prune leave, by the rule that merges small ones."""
+    kept: list[Archive] = []
+    for run in range(since_rewrite):
+        place = Position(1, run + 1, 100, 0)
+        taken = to_absorb(kept)
+        first = taken[0].first if taken else place
+        size = ARCHIVE_BYTES + sum(archive.bytes for archive in taken)
+        kept = [archive for archive in kept if archive not in taken]
+        kept.append(Archive("m", "bench/c/nodes/n000/archive/m/" + "0" * 90 + ".parquet", first, place, 1000, 10, size, 2**31))
+    return tuple(replace(each, map=f"map-{number:04d}") for number in range(maps) for each in kept)
+
+
+def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
+    store = open_store(str(root))
+    ids = {}
+    for number in range(nodes):
+        log = opened(store, f"n{number:03d}")
+        for start in range(min(days, 3)):  # plug-in starts
+            log.new_session(f"plugin-{start}")
+        log.close()
+        ids[log.identity.node] = log.directory
+    runs = RUNS_A_DAY - 1 if days > 1 else 1
+    left = archives(maps, runs)
+    for number in range(nodes):
+        manifests = node_manifests(store, f"bench/c/nodes/n{number:03d}", SystemClock(), SystemRandomness())
+        manifests.update(lambda manifest: replace(manifest, archives=left, archived=(1, runs), checkpoint=Position(1, runs, 100, 0), newest=runs))
+    marks = {node: Mark(log_id, Position(1, 1, 0, 0)) for node, log_id in ids.items()}
+    files = tuple(f"bench/c/snapshot/m/{days:08d}/part-00000-00000-{'0' * 32}.parquet" for _ in range(1))
+    snapshots = {
+        f"map-{number:04d}": Snapshot(days, files, marks, 1000, 10, 10**6, 0, checksums=(1,), sizes=(10**6,), rows=(1010,)) for number in range(maps)
+    }
+    ClusterLog(store, "bench", "c").manifests.update(lambda manifest: replace(manifest, snapshots=snapshots, generation=days))
+    return store
+
+
+def open_seconds(store: SegmentStore) -> float:
+    found = []
+    for _ in range(OPENS):
+        start = time.perf_counter()
+        log = opened(store, "n000")
+        found.append(time.perf_counter() - start)
+        log.close()
+    return statistics.median(found)
+
+
+def commit_seconds(store: SegmentStore) -> float:
+    """Median of a commit as an agent makes it: frame, sync, permit, and whether another cluster claimed the log."""
+    log = opened(store, "n000")
+    settings = Settings(preallocate=False)
+    ring: RingBuffer[Batch] = RingBuffer(64)
+    sessions = Sessions(log, ClusterLog(store, "bench", "c"))
+    session, _ = (
+        sessions.hello(b"bench", {"cluster_id": "bench", "plugin_uuid": "bench", "purpose": "write"}) if not log.claims.read()[0] else (None, False)
+    )
+    committer = Committer(ring, log, settings, SystemClock(), before_ack=sessions.check_newest)
+    found = []
+    for number in range(1, COMMITS + 1):
+        row = ("m", b"key", "raw", b"v" * 100, "raw", False, 0, 0, 0, (1, 0, 1, number))
+        batch = Batch([pack(row)], 1, session=session.number if session else 0, request=number)
+        start = time.perf_counter()
+        committer.submit(batch)
+        committer.wait(batch)
+        found.append(time.perf_counter() - start)
+        batch.result()
+    committer.close()
+    return statistics.median(found)
+
+
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Milliseconds, and the ratio of the large log to the small one, measured in turns."""
+    maps, nodes = (200, 20) if quick else (1000, 100)
+    small_open, large_open, small_commit, large_commit = [], [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        small = build(Path(folder) / "small", 1, 1, 1)
+        large = build(Path(folder) / "large", maps, nodes, DAYS)
+        size = max(file.size for file in large.list("bench/c/manifest"))
+        own = max(file.size for file in large.list("bench/c/nodes/n000/manifest"))
+        for _ in range(3):
+            small_open.append(open_seconds(small))
+            large_open.append(open_seconds(large))
+        for _ in range(3):
+            small_commit.append(commit_seconds(small))
+            large_commit.append(commit_seconds(large))
+    note = f"cluster manifest {size / 1e6:.2f} MB, node manifest {own / 1e6:.2f} MB"
+    rows = []
+    for what, few, many in (("open a node's log", small_open, large_open), ("commit, before its acknowledgement", small_commit, large_commit)):
+        ratio = statistics.median(large for large in many) / statistics.median(small for small in few)
+        rows.append(
+            {
+                "measurement": f"{what}: {maps:,} maps, {nodes} nodes, {DAYS} days",
+                "median": round(statistics.median(many) * 1000, 3),
+                "least": round(min(many) * 1000, 3),
+                "most": round(max(many) * 1000, 3),
+                "unit": "ms",
+                "ratio": round(ratio, 3),
+                "to": "a new log of one map on one node",
+                "note": note,
+            }
+        )
+    return rows
