@@ -20,7 +20,7 @@ from storage_backends import StorageError
 
 ANSWER_BYTES = 16 * 1024 * 1024
 LOAD_KEYS = 64
-"""An answer to `load` ends with the first so many keys that take it past this size: large values come in several answers."""
+"""An answer to `load` ends with the key that takes it past this size: large values come in several answers. So many keys are looked up at once."""
 CLOSE_S = 5
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
 """A restore at start that failed is tried again after this long; the pause doubles each time, as it may read all logs."""
@@ -166,10 +166,11 @@ class Reads:
         size = taken = 0
         while taken < count and size < ANSWER_BYTES:
             some = keys[taken : taken + LOAD_KEYS]
-            packed = [pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in self._view.load(name, some)]
+            rows, done = self._view.load_some(name, some, ANSWER_BYTES - size)
+            packed = [pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows]
             answer += packed
             size += sum(map(len, packed))
-            taken += len(some)
+            taken += done
         return ["entries", number, len(answer), taken], b"".join(answer)
 
     def _schemas(self, number: int, arrived: int) -> tuple[list[Any], bytes]:

@@ -108,16 +108,17 @@ def _mark(agent: Agent) -> Any:
 
 def test_a_page_that_failed_is_not_the_end_when_it_is_asked_for_again(agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = page(member, None)
-    with monkeypatch.context() as patch:
-        patch.setattr(agent._reads._view, "_explain", lambda error: error)
-        patch.setattr(agent._reads._view._index, "_lookup", _fails)
-        assert page(member, first[1])[0][:2] == ["error", "restore-failed"]
+    listing = agent._reads._listings._listings[first[1][0]]
+    monkeypatch.setattr(listing, "_batches", _failing())
+    assert page(member, first[1])[0][:2] == ["error", "restore-failed"]
     refused(page(member, first[1]))
     assert member.keys() == KEYS
 
 
-def _fails(*_: Any) -> Any:
+def _failing() -> Iterator[list[bytes]]:
+    """A generator that has raised is at its end."""
     raise sqlite3.OperationalError("disk I/O error")
+    yield
 
 
 def test_a_cursor_that_is_none_of_ours_is_a_bad_request(member: Plugin) -> None:
