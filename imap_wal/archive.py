@@ -548,12 +548,12 @@ def archive_sealed(
     those below it are taken. None: nobody writes, all are taken. Damage in a sealed segment stops the run before anything is changed:
     `CorruptLog`, `ShortLog`. `write`: who reads the segments and writes the files; see `imap_wal.archiver` for one that does not hold
     up this process."""
-    nonce = (randomness or SystemRandomness()).token().hex()
+    source = randomness or SystemRandomness()
     for _ in range(ATTEMPTS):
         number, manifest = manifests.read()
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
             raise Fenced(f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to {epoch}: another process took over")
-        run = _Run(store, node_folder, node, manifests, number, manifest, writing, f"{nonce[:16]}", write)
+        run = _Run(store, node_folder, node, manifests, number, manifest, writing, source.token().hex()[:16], write)
         try:
             return run.archive(scratch)
         except (NotFound, LostRace):
@@ -639,16 +639,17 @@ class _Run:
         try:
             self._manifests.update(change)
         except (Fenced, LostRace):
-            with suppress(StorageError):  # a later epoch sweeps
-                for archive in work.archives:
-                    self._store.delete(archive.path)
+            self._forget()
             raise
 
     def _forget(self) -> None:
-        """Delete what this run published before it failed: it was named nowhere, and no other run has its nonce."""
+        """Delete what this run wrote before it failed; no other run has its nonce. What the newest manifest names stays: it may have
+        been published all the same, and others after it."""
         with suppress(StorageError, ImapWalError):  # a later epoch sweeps
-            for file in self._store.list(f"{self._folder}/archive"):
-                if f"-{self._nonce}" in file.path:
+            files = self._store.list(f"{self._folder}/archive")
+            named = {archive.path for archive in self._manifests.read()[1].archives}
+            for file in files:
+                if f"-{self._nonce}" in file.path and file.path not in named:
                     self._store.delete(file.path)
 
     def _sweep(self) -> None:

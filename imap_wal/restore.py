@@ -460,8 +460,7 @@ class LiveView:
     def catch_up(self) -> None:
         """Merge everything once; later, what was appended since. Cheap when nothing was. `MissingNode`, `LogError`, `StorageError`."""
         with self._lock:
-            if self._closed:
-                return
+            self._check_open()
             news = None if self._state is None else self._news(self._state)
             if news is not None and not news[1]:
                 return
@@ -510,6 +509,7 @@ class LiveView:
         """Each page of a listing, taken with the lock held. The index may change between two of them."""
         while True:
             with self._lock:
+                self._check_open()
                 try:
                     page = next(pages, None)
                 except KeyConflict as error:
@@ -525,6 +525,7 @@ class LiveView:
     def load_some(self, name: str, keys: Sequence[bytes], bytes_max: int | None) -> tuple[list[Row], int]:
         """`load` of the first keys, of as many as it takes for their values to reach `bytes_max`; and how many keys that were."""
         with self._lock:
+            self._check_open()
             try:
                 found = self._index.get(name, keys, bytes_max)
             except KeyConflict as error:
@@ -552,6 +553,10 @@ class LiveView:
             total = sum(self._index.counts().values())
             living = sum(len(keys) for name in self._index.maps() for keys in self.keys(name))
             return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this view was closed")
 
     def interrupt(self) -> None:
         """Have a merge under way end with `Closed` at its next batch; nothing is merged after this. From any thread, at once."""

@@ -539,8 +539,8 @@ def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wa
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:
     """Create the segment that the old writer would create next: it then fails, and knows. Before the log is scanned, so that whatever it acknowledged is scanned. One
     segment, the last of its epoch, however often this is begun anew: `layout.fences` keeps that for ever."""
-    names = [name for file in store.list(f"{identity.node_folder}/wal") if (name := layout.parse_wal_path(file.path))]
-    number = max([manifest.archived[1], manifest.checkpoint.segment, *(segment for _, segment in names)])
+    counting = wal_folder(store, identity.node_folder, manifest.archived).segments  # not those that an opener left which came too late
+    number = max([manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)])
     path = layout.wal_path(identity.node_folder, manifest.epoch, number)
     while not _holds_nothing(store, path):
         number += 1
