@@ -67,7 +67,7 @@ OPEN_FILES_MAX = 128
 ATTEMPTS = 8
 """How often an archive run begins anew because segments went while it read them, or the manifest moved."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
-ABSORB_MAX = 4
+ABSORB_MAX = 8
 """So many archives of one map and about one size become one, up to the larger size."""
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 MEMBERS_MAX = 1000
@@ -497,7 +497,7 @@ class _Pass:
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:
-    """Of a map's archives, the last ones that the next takes in, so that there are never many: in steps of four, each of about four
+    """Of a map's archives, the last ones that the next takes in, so that there are never many: in steps, each of about eight
     times the size of the one before, at most `ABSORB_MAX - 1` archives stay. An entry is written again once a step."""
     ordered = sorted(archives, key=lambda archive: archive.first)
     taken: list[Archive] = []
@@ -521,7 +521,7 @@ def absorbable(archives: Iterable[Archive]) -> int:
 
 
 def _step(archive: Archive) -> int:
-    return max(0, archive.bytes // ABSORB_BYTES_MIN).bit_length() // 2
+    return max(0, archive.bytes // ABSORB_BYTES_MIN).bit_length() // 3
 
 
 def plain(batch: Any) -> Any:
