@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import zip_longest
+from weakref import WeakKeyDictionary
 
 from imap_wal import layout
 from imap_wal.contents import check_contents
@@ -33,30 +34,42 @@ ORPHAN_MS = 24 * 3_600_000
 """Unpublished files of a rewrite are taken for those of a dead one when the newest of them is older
 by the storage's clock. Too early costs that rewrite its work, never data."""
 
-_whole: dict[tuple[str, str, str], tuple[int, tuple[str, ...]]] = {}
-"""(storage, cluster folder, map) → generation and files of its snapshot that this process has read
-and found whole. They never change, so only their presence and size are looked at again."""
+_whole: WeakKeyDictionary[ClusterLog, dict[str, tuple[int, tuple[str, ...]]]] = WeakKeyDictionary()
+"""Map → generation and files of its snapshot that were read through this ClusterLog and found whole.
+They never change, so only their presence and size are looked at again."""
 
 
 def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
-    """`CorruptLog` names a file of these maps' snapshots that is missing or has changed."""
+    """`CorruptLog` names a file of these maps' snapshots that is missing or has changed. Where a
+    snapshot was replaced since `manifest` was read, the newer one counts: it covers as much."""
+    seen = _whole.setdefault(log, {})
     for name in sorted(set(maps)):
         snapshot = manifest.snapshots.get(name)
-        if snapshot is None:
-            continue
-        key, value = (log.store.url, log.folder, name), (snapshot.generation, snapshot.files)
-        known = _whole.get(key) == value
-        for path, size, checksum in files_of(snapshot):
-            try:
-                check_contents(log.store, path, 0 if known else checksum, size)
-            except NotFound as error:
+        while snapshot is not None:
+            value = (snapshot.generation, snapshot.files)
+            missing = _missing(log, snapshot, seen.get(name) == value)
+            if not missing:
+                seen[name] = value
+                break
+            newer = log.manifest().snapshots.get(name)
+            if newer is None or (newer.generation, newer.files) == value:
                 raise CorruptLog(
-                    path,
+                    missing,
                     0,
                     f"the manifest names this file of the snapshot of map {name!r}, and it is not there",
                     "nothing that the snapshot covers was removed; bring the file back from a copy",
-                ) from error
-        _whole[key] = value
+                )
+            snapshot = newer
+
+
+def _missing(log: ClusterLog, snapshot: Snapshot, known: bool) -> str:
+    """The first file that is not there, "" where all are whole. `known`: their bytes were read."""
+    for path, size, checksum in files_of(snapshot):
+        try:
+            check_contents(log.store, path, 0 if known else checksum, size)
+        except NotFound:
+            return path
+    return ""
 
 
 def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:

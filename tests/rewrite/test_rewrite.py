@@ -30,7 +30,7 @@ from imap_wal.restore import ClusterLog, pin_cuts
 from imap_wal.retention import remove_outlived
 from imap_wal.segment import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
-from imap_wal.snapshots import ORPHAN_MS
+from imap_wal.snapshots import ORPHAN_MS, demand_whole
 from imap_wal.storage_clock import SKEW_MS_MAX
 from imap_wal.writer import NodeLog
 from rewrite_cli import local
@@ -584,6 +584,22 @@ def test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_who
     assert {file.path for file in memory.list("ns/c/nodes")} == before
     with pytest.raises((CorruptLog, NotFound)):
         view(memory)
+
+
+def test_a_snapshot_that_was_replaced_since_the_manifest_was_read_is_no_damage(
+    memory: MemoryStore,
+) -> None:
+    log = node(memory)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    run(memory)
+    before = cluster(memory).manifest()
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    run(memory)
+    prune(cluster(memory))
+    demand_whole(cluster(memory), before, ["orders"])
+    memory.delete(snapshot(memory).files[0])
+    with pytest.raises(CorruptLog, match="is not there"):
+        demand_whole(cluster(memory), before, ["orders"])
 
 
 def test_a_snapshot_of_another_map_or_with_rows_missing_is_not_served(memory: MemoryStore) -> None:

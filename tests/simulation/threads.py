@@ -177,6 +177,7 @@ class Thread:
         self._target, self.name, self._args, self._kwargs = target, name, args, kwargs or {}
         self.daemon = daemon
         self._task: Task | None = None
+        self.ident: int | None = None
 
     def start(self) -> None:
         parent = getcurrent()
