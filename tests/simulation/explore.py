@@ -55,7 +55,7 @@ _CALLS = {
 
 def plan_of(scenario: str, seed: int) -> Plan:
     plan = SCENARIOS[scenario](Random(seed * 104_729 + 7))
-    return Plan(plan.kind, plan.prologue, plan.specs, plan.faults, plan.after, plan.exclusive, seed)
+    return replace(plan, seed=seed)
 
 
 def run_seed(scenario: str, seed: int) -> Result:

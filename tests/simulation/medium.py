@@ -230,7 +230,12 @@ class SimStore:
         return self.do("folders", folder, effect)
 
     def exists(self, path: str) -> bool:
-        return self.do("exists", path, lambda: path in self.medium.files and path not in self._unseen())
+        def effect() -> bool:
+            if path in self.medium.files:
+                return path not in self._unseen()
+            return path in self._unseen(there=False)
+
+        return self.do("exists", path, effect)
 
     def size(self, path: str) -> int:
         return self.do("size", path, lambda: len(self._seen(path).data))
@@ -325,16 +330,17 @@ class SimStore:
         if self.kind == NFS:
             self.medium.changes.append((self.world.step, path, self.process, there))
 
-    def _unseen(self) -> set[str]:
-        """Paths that are there, and that this process may not see yet."""
+    def _unseen(self, there: bool = True) -> set[str]:
+        """Paths that are there, and that this process may not see yet; or those that went, and that
+        it may still see."""
         if self.kind != NFS:
             return set()
         known: set[str] = self.process.memory.setdefault("nfs known", set())
         found = set()
-        for step, path, by, there in reversed(self.medium.changes):
+        for step, path, by, appeared in reversed(self.medium.changes):
             if step <= self.world.step - STALE_STEPS:
                 break
-            if there and by is not self.process and path not in known:
+            if appeared is there and by is not self.process and (path not in known or not there):
                 found.add(path)
         return found
 

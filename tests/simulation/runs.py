@@ -8,8 +8,11 @@ from random import Random
 from typing import Any
 
 import imap_wal
+from imap_wal import manifest
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.restore import ClusterLog, LiveView
+from rewrite_cli import verifier
+from rewrite_cli.survey import survey
 from storage_backends import NotFound, StorageError
 from tests.simulation import threads
 from tests.simulation.actors import CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, Actor, Spec, Stage
@@ -32,6 +35,8 @@ class Plan:
     after: tuple[tuple[Any, ...], ...] = ()
     exclusive: bool = True
     seed: int = 0
+    manifests_kept: int = 64
+    """How many manifests stay; with few of them, numbers are cleaned under those that sleep."""
 
 
 ROLES: dict[str, type[Actor]] = {"embedded": Actor, "agent": AgentActor, "member": MemberActor}
@@ -56,6 +61,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
     media, past = prepared(plan.kind, plan.prologue)
     world = World(chooser)
     threads.enter(world)
+    kept, manifest.KEEP = manifest.KEEP, plan.manifests_kept
     try:
         world.extra_ms = 3_600_000
         stage = Stage(world, plan.kind, media, past)
@@ -82,6 +88,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
             len(world.tasks),
         )  # fmt: skip
     finally:
+        manifest.KEEP = kept
         threads.enter(None)
 
 
@@ -141,10 +148,23 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
     lost = False
     for op in plan.after:
         lost |= _operate(plan, stage, older, op)
+    if not stage.damaged and plan.seed % 4 == 1 and not stage.spread("a"):
+        _verify(Survivor(stage, stage.media, plan.seed * 64 + 45, "verify"))
     if any(spec.role == "agent" for spec in plan.specs):
         _judge_cluster(plan, stage)
         return
     _judge(plan, stage, stage.media, "the log", stage.past, may_refuse=stage.damaged, lost=lost)
+
+
+def _verify(survivor: Survivor) -> None:
+    """`imap-wal verify` finds no damage where there is none."""
+    store = survivor.storage()
+    for view in survey(store):
+        findings, units = verifier.plan(store, view, lambda node: True)
+        read, _ = verifier.check(units, lambda text: None, verifier.Deadline(survivor.process.clock, None))
+        for finding in (*findings, *read):
+            if finding.status not in (verifier.CLEAN, verifier.TORN):
+                raise Violation("verify tells damage that is none", f"{finding.file}: {finding.what}")
 
 
 def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from tests.simulation.actors import Op, Spec
 from tests.simulation.medium import APPEND, HDFS, OBJECTS, SPLIT
@@ -29,9 +30,18 @@ def _writer(rng: Random, name: str, takeover: bool, node: str = "n1") -> Spec:
     if rng.random() < 0.3:
         ops.append(("close",))
     threads: tuple[tuple[Op, ...], ...] = (tuple(ops),)
+    timers: list[Op] = []  # the keeper's
     if rng.random() < 0.3:
-        threads = (*threads, (("archive",),))  # the keeper's timer
-    return Spec(name, threads, node)
+        timers.append(("archive",))
+    settings: list[tuple[str, Any]] = []
+    if rng.random() < 0.25:
+        settings.append(("wal_ttl_seconds", 1))
+        timers.append(("outlive",))
+    if rng.random() < 0.15:
+        settings.append(("segment_bytes", 200))
+    if timers:
+        threads = (*threads, tuple(timers))
+    return Spec(name, threads, node, settings=tuple(settings))
 
 
 def _kind(rng: Random) -> str:
@@ -40,6 +50,8 @@ def _kind(rng: Random) -> str:
 
 def _faults(rng: Random, plan: Plan) -> Plan:
     """Of some plans, one or two calls go wrong."""
+    if rng.random() < 0.25:
+        plan = replace(plan, manifests_kept=2)
     if rng.random() < 0.6:
         return plan
     kinds = ("crash", "crash-after", "fails", "lost", "late", "late")
