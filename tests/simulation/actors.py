@@ -69,7 +69,7 @@ KEEPER_ERRORS = (Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Cl
 """What may come of an archive or a removal: it is tried again. (A failed one poisons nothing.)"""
 
 
-class Stop(Exception):
+class Stop(Exception):  # noqa: N818
     """This process has nothing more to do."""
 
 
@@ -279,7 +279,11 @@ class Actor:
         try:
             rewrite(self.cluster(), LocalEngine(MEMORY))
         except (ImapWalError, StorageError) as error:
-            self._refused(error, LostRace, NotFound, InvalidSetting)  # its clock may be hours off
+            self._refused(error, *self._rewrite_errors())
+
+    def _rewrite_errors(self) -> tuple[type[Exception], ...]:
+        wrong_clock = (InvalidSetting,) if self.spec.offset_ms else ()
+        return (LostRace, NotFound, *wrong_clock)
 
     def rewrite_twice(self, kills: bool = True) -> None:
         """With an engine that runs its last step twice, as Spark may; the second is killed when the
@@ -289,7 +293,7 @@ class Actor:
         try:
             rewrite(self.cluster(), TwoAttempts(self, kills))
         except (ImapWalError, StorageError) as error:
-            self._refused(error, LostRace, NotFound, InvalidSetting)
+            self._refused(error, *self._rewrite_errors())
 
     def prune(self) -> None:
         try:

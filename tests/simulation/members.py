@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -127,7 +128,7 @@ class SimRouter:
             connection.answers.append((plain, payload))
         threads._wake(connection)
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         self.closed = True
 
 
@@ -141,24 +142,28 @@ class SimQueue:
         self._items.append(item)
         threads._wake(self)
 
-    def get(self) -> Any:
-        task = getcurrent()
-        if isinstance(task, Task):
-            task.daemon = True
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._items and timeout is not None:
+            threads._pause()
+            if not self._items:
+                raise queue.Empty
         while not self._items:
             threads._block(self)
         return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
 
 
 class Queues:
     """The module `queue`."""
 
-    SimpleQueue = SimQueue
+    SimpleQueue, Empty = SimQueue, queue.Empty
 
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import reads
+    from imap_wal.agent import mender, open_log, reads
 
     return [
         (server, "Router", SimRouter),
@@ -166,6 +171,8 @@ def patches() -> list[tuple[Any, str, Any]]:
         (server, "SystemClock", lambda *_: actor().process.clock),
         (server, "SystemRandomness", lambda: actor().process.randomness),
         (server, "_log", _Silent()),
+        (open_log, "_log", _Silent()),
+        (mender, "_log", _Silent()),
         (reads, "_log", _Silent()),
         (reads, "queue", Queues),
     ]
@@ -228,7 +235,7 @@ class AgentActor(Actor):
         from tests.simulation.actors import KEEPER_ERRORS
 
         try:
-            self.agent._remove_outlived()
+            self.agent._log.remove_outlived()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 
@@ -417,8 +424,7 @@ class Alone:
     def close(self) -> None:
         agent = self.agent
         agent._reads.close()
-        agent._keeper.stop()
-        agent._committer.close(True)
+        agent._log.close(True)
         agent._router.close()
         _here.pop()
 

@@ -177,7 +177,7 @@ class World:
         """Until all tasks have ended, or the first violation."""
         self._running = True
         try:
-            while self.violation is None:
+            while self.violation is None and any(not (task.daemon or task.dead) for task in self.tasks):
                 task = self._next(None)
                 if task is None:
                     break
@@ -240,6 +240,8 @@ class World:
         task = getcurrent()
         if not isinstance(task, Task):
             return
+        if task.process.dead:
+            raise Killed
         task.resumes_at = self.step + steps
         self.ready.remove(task)
         self.late.append(task)
