@@ -295,6 +295,10 @@ class Actor:
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
 
+    def wait(self, hours: int) -> None:
+        """Time passes, for all."""
+        self.world.extra_ms += hours * 3_600_000
+
     def prune(self) -> None:
         try:
             prune(self.cluster())

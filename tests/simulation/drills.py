@@ -17,7 +17,6 @@ def _spec(name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **m
 
 _OPEN, _TAKE = ("open", False), ("open", True)
 _REWRITE, _PRUNE, _ARCHIVE, _LIST = ("rewrite",), ("prune",), ("archive",), ("list",)
-_DAY = 30 * 3_600_000
 
 _WRITER = _spec("A", _OPEN, ("put", 0), ("put", 1))
 _KEEPER = _spec("keeper", _REWRITE, _PRUNE)
@@ -54,7 +53,7 @@ DRILLS: dict[str, Plan] = {
     ),
     "a prune beside a long rewrite": Plan(
         APPEND, "archived",
-        (_spec("keeper", _REWRITE), _spec("pruner", _PRUNE, offset_ms=_DAY)), after=(_PRUNE,),
+        (_spec("keeper", _REWRITE), _spec("pruner", ("wait", 30), _PRUNE)), after=(_PRUNE,),
     ),
     "two host names": Plan(
         OBJECTS, "some", (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2"))

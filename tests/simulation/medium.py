@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable
 from random import Random
@@ -38,6 +39,7 @@ _CAPABILITIES = {
 }
 
 T = TypeVar("T")
+_numbers = itertools.count(1)
 
 
 class File:
@@ -189,7 +191,8 @@ class SimStore:
 
     def __init__(self, world: World, process: Process, medium: Medium, kind: str) -> None:
         self.world, self.process, self.medium, self.kind = world, process, medium, kind
-        self.url = f"sim+{kind}://"
+        self.url = f"sim+{kind}://{process.name}/{next(_numbers)}"
+        """Of this store alone: what a process remembers of one storage is of no use in another run."""
         self.capabilities = _CAPABILITIES[kind]
 
     def do(self, call: str, path: str, effect: Callable[[], T]) -> T:

@@ -85,6 +85,8 @@ def maintenance(rng: Random) -> Plan:
     if rng.random() < 0.4:
         skew = rng.choice((0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
         others: list[Op] = [rng.choice((("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
+        if rng.random() < 0.5:
+            others.insert(0, ("wait", 30))
         specs.append(Spec("keeper 2", (tuple(others),), offset_ms=skew))
     after: tuple[Op, ...] = (("prune",),) if rng.random() < 0.5 else ()
     past = rng.choice(PAST[1:])
