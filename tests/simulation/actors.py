@@ -69,7 +69,7 @@ KEEPER_ERRORS = (Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Cl
 """What may come of an archive or a removal: it is tried again. (A failed one poisons nothing.)"""
 
 
-class Stop(Exception):  # noqa: N818
+class Stop(Exception):
     """This process has nothing more to do."""
 
 
@@ -90,7 +90,10 @@ class Stage:
     def spread(self, machine: str) -> bool:
         """Whether there are segments on a disk that this machine does not have."""
         mine = f"disk {machine}"
-        return any(name.startswith("disk ") and name != mine and medium.files for name, medium in self.media.items())
+        return any(
+            name.startswith("disk ") and name != mine and medium.files
+            for name, medium in self.media.items()
+        )
 
 
 def key_of(number: int) -> bytes:
@@ -139,13 +142,17 @@ class Actor:
         return open_sim(self.world, self.process, self.stage.media, self.stage.kind)
 
     def cluster(self) -> ClusterLog:
-        return ClusterLog(self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness)
+        return ClusterLog(
+            self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness
+        )
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
         """Whether an error is one that may be: else a `Violation`."""
         if isinstance(error, MissingNode) and self.stage.spread(self.process.machine):
             return
-        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(error, allowed):
+        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
+            error, allowed
+        ):
             if self.stage.damaged:
                 return
             raise Violation("damage is told that is none", f"{self.spec.name}: {error}") from error

@@ -10,7 +10,9 @@ from tests.simulation.runs import Plan
 NODE = "default/embedded/nodes/n1/"
 
 
-def _spec(name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **more: int | str) -> Spec:
+def _spec(
+    name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **more: int | str
+) -> Spec:
     threads = (ops, timer) if timer else (ops,)
     return Spec(name, threads, node, **more)  # type: ignore[arg-type]
 
@@ -93,6 +95,10 @@ DRILLS: dict[str, Plan] = {
 }  # fmt: skip
 
 ORDERS: dict[str, tuple[Order, ...]] = {
-    "a takeover of objects beside an archive": (((0,), 3, (1,)), ((0,), 3, (1, 2)), ((0,), 1, (3,))),
+    "a takeover of objects beside an archive": (
+        ((0,), 3, (1,)),
+        ((0,), 3, (1, 2)),
+        ((0,), 1, (3,)),
+    ),
 }
 """Of drills with many tasks: the orders to be tried."""

@@ -65,7 +65,9 @@ def run_seed(scenario: str, seed: int) -> Result:
 
 def failure_of(scenario: str, seed: int, result: Result, number: int = 0) -> Failure:
     assert isinstance(result.violation, Violation)
-    return Failure(scenario, seed, result.violation.rule, str(result.violation), result.runs, number)
+    return Failure(
+        scenario, seed, result.violation.rule, str(result.violation), result.runs, number
+    )
 
 
 Order = tuple[tuple[int, ...], int, tuple[int, ...]]

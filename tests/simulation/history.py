@@ -85,7 +85,15 @@ class History:
 
     # ---- reads ----
 
-    def check(self, found: dict[bytes, bytes], start: float, end: float, who: str, *, partial: bool = False) -> None:
+    def check(
+        self,
+        found: dict[bytes, bytes],
+        start: float,
+        end: float,
+        who: str,
+        *,
+        partial: bool = False,
+    ) -> None:
         """`Violation` unless a read from `start` to `end` may give this. `partial`: keys that are
         not in `found` were not asked for."""
         for key, value in found.items():
@@ -97,7 +105,9 @@ class History:
             elif not partial:
                 self._check_key(writes, None, start, end, who)
 
-    def _check_key(self, writes: list[Write], value: bytes | None, start: float, end: float, who: str) -> None:
+    def _check_key(
+        self, writes: list[Write], value: bytes | None, start: float, end: float, who: str
+    ) -> None:
         settled = max(
             (write.start for write in writes if write.outcome == ACKED and write.end < start),
             default=-inf,

@@ -182,7 +182,12 @@ class SimLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
 
@@ -219,7 +224,11 @@ class SimStore:
 
         def effect() -> builtins.list[StoredFile]:
             files, hidden = self.medium.files, self._unseen()
-            return [StoredFile(path, len((file := files[path]).data), file.modified_ms) for path in files.under(prefix) if path not in hidden]
+            return [
+                StoredFile(path, len((file := files[path]).data), file.modified_ms)
+                for path in files.under(prefix)
+                if path not in hidden
+            ]
 
         return self.do("list", folder, effect)
 

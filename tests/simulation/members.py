@@ -113,8 +113,7 @@ class SimRouter:
     def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
         if not self.inbox and timeout_ms and isinstance(getcurrent(), Task):
             threads._block(self)
-        found = [self.inbox.popleft() for _ in range(min(most, len(self.inbox)))]
-        return found
+        return [self.inbox.popleft() for _ in range(min(most, len(self.inbox)))]
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
         connection = self.connections.get(to)
@@ -316,7 +315,18 @@ class MemberActor(Actor):
         self._request += 1
         request, session, incarnation = self._request, self._session, self._incarnation
         order = (incarnation, 0, session, request)
-        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS + self.world.elapsed_ms, 0, 0, order)
+        row = DataEntry(
+            MAP,
+            key,
+            "raw",
+            value,
+            "raw",
+            value is None,
+            BASE_MS + self.world.elapsed_ms,
+            0,
+            0,
+            order,
+        )
         payload = entry.pack(row)
         for _ in range(TRIES):
             assert self._connection is not None
@@ -360,7 +370,9 @@ class MemberActor(Actor):
             values.update((row[0], row[1]) for row in entry.values(answer[1]))
         self.past.check(values, start, self.world.tick(), f"the listing of {self.spec.name}")
 
-    def _read(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes] | None:
+    def _read(
+        self, kind: str, *fields: Any, payload: bytes = b""
+    ) -> tuple[list[Any], bytes] | None:
         """The answer, asked for again on a new connection if one broke; None: an error was told."""
         for _ in range(TRIES):
             connection = self._reading.get(getcurrent())

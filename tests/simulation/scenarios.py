@@ -66,10 +66,10 @@ def _faults(rng: Random, plan: Plan) -> Plan:
 
 def takeovers(rng: Random) -> Plan:
     """One node's log, opened by two or three processes, each of which thinks that it is the one."""
-    specs = [_writer(rng, "A", False)]
-    for name in "BC"[: 1 + (rng.random() < 0.3)]:
-        specs.append(_writer(rng, name, rng.random() < 0.85))
-    return _faults(rng, Plan(_kind(rng), rng.choice(PAST), tuple(specs)))
+    names = "BC" if rng.random() < 0.3 else "B"
+    others = [_writer(rng, name, rng.random() < 0.85) for name in names]
+    specs = (_writer(rng, "A", False), *others)
+    return _faults(rng, Plan(_kind(rng), rng.choice(PAST), specs))
 
 
 def maintenance(rng: Random) -> Plan:
@@ -84,7 +84,9 @@ def maintenance(rng: Random) -> Plan:
     specs.append(Spec("keeper", (tuple(jobs),), offset_ms=skew))
     if rng.random() < 0.4:
         skew = rng.choice((0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
-        others: list[Op] = [rng.choice((("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
+        others: list[Op] = [
+            rng.choice((("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))
+        ]
         if rng.random() < 0.5:
             others.insert(0, ("wait", 30))
         specs.append(Spec("keeper 2", (tuple(others),), offset_ms=skew))
@@ -105,7 +107,9 @@ def hosts(rng: Random) -> Plan:
 def machines(rng: Random) -> Plan:
     """Segments on the disk of one machine; others see the root alone."""
     specs = [_writer(rng, "writer", False)]
-    ops: list[Op] = [rng.choice((("list",), ("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
+    ops: list[Op] = [
+        rng.choice((("list",), ("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))
+    ]
     if rng.random() < 0.4:
         ops = [("open", True), *_changes(rng, 1)]
     node = rng.choice(("n1", "n2"))
@@ -158,7 +162,10 @@ def agents(rng: Random) -> Plan:
         if rng.random() < 0.3:
             takes = (("serve", rng.random() < 0.7),)
             specs.append(Spec(f"agent {node} again", (takes,), node, role="agent"))
-        writes = tuple(("delete" if rng.random() < 0.3 else "put", rng.choice(own)) for _ in range(rng.randint(1, 3)))
+        writes = tuple(
+            ("delete" if rng.random() < 0.3 else "put", rng.choice(own))
+            for _ in range(rng.randint(1, 3))
+        )
         member: tuple[tuple[Op, ...], ...] = (writes,)
         if rng.random() < 0.6:
             member = (*member, (("list",),) * rng.randint(1, 2))

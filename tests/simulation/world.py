@@ -27,7 +27,9 @@ LATE_STEPS = 60
 """How long an answer may take that comes late."""
 
 
-CHANGES = frozenset(("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate"))
+CHANGES = frozenset(
+    ("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate")
+)
 """Calls that change what others see."""
 
 
@@ -35,7 +37,7 @@ class Killed(BaseException):
     """The process died here. No handler of the code under test may catch it."""
 
 
-class Violation(Exception):  # noqa: N818
+class Violation(Exception):
     """A promise was broken. `rule` is a short name for it."""
 
     def __init__(self, rule: str, text: str) -> None:
@@ -77,7 +79,9 @@ class SimClock:
 class Process:
     """See the module. `faults`: number of its call → what happens there."""
 
-    def __init__(self, world: World, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, world: World, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0
+    ) -> None:
         self.world, self.name, self.machine = world, name, machine
         self.clock = SimClock(world, offset_ms)
         self.randomness = SeededRandomness(seed)
@@ -117,7 +121,7 @@ class Task(greenlet):
             pass
         except Violation as error:
             self.world.violate(error)
-        except Exception as error:  # noqa: BLE001  # an error nobody expected ends the run
+        except Exception as error:  # an error nobody expected ends the run
             self.world.violate(Violation("unexpected error", f"{self.name}: {error!r}"), error)
         self.world.finished(self)
 
@@ -177,13 +181,19 @@ class World:
         """Until all tasks have ended, or the first violation."""
         self._running = True
         try:
-            while self.violation is None and any(not (task.daemon or task.dead) for task in self.tasks):
+            while self.violation is None and any(
+                not (task.daemon or task.dead) for task in self.tasks
+            ):
                 task = self._next(None)
                 if task is None:
                     break
                 task.switch()
-            if self.violation is None and (stuck := [task for task in self.tasks if task.waiting and not task.daemon]):
-                waits = ", ".join(f"{task.name} for {type(task.waiting).__name__}" for task in stuck)
+            if self.violation is None and (
+                stuck := [task for task in self.tasks if task.waiting and not task.daemon]
+            ):
+                waits = ", ".join(
+                    f"{task.name} for {type(task.waiting).__name__}" for task in stuck
+                )
                 self.violate(Violation("an actor never ends", f"waits: {waits}"))
         finally:
             self._running = False
