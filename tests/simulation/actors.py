@@ -84,6 +84,10 @@ class Stage:
         """(name of the medium, begun, done) of copies made while the log was written."""
         self.wires: Any = None
         """Of agents and members."""
+        self.owners: dict[tuple[str, int], tuple[str, int]] = {}
+        """Of each key in a cluster: the member that owns its partition, and the partition's version."""
+        self.busy: dict[tuple[str, int], int] = {}
+        """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
         self.exclusive = True
         """Of all embedded stores under this root one at a time may acknowledge."""
 
@@ -188,6 +192,12 @@ class Actor:
         self._count += 1
         value = b"%s.%d" % (self.spec.name.encode(), self._count)
         self._change(key_of(number), value, lambda key: self._map.put(key, value))
+
+    def put_for_hours(self, number: int, hours: int) -> None:
+        """With a time to live that no run outlives."""
+        self._count += 1
+        value = b"%s.%d" % (self.spec.name.encode(), self._count)
+        self._change(key_of(number), value, lambda key: self._map.put(key, value, ttl=hours * 3600))
 
     def delete(self, number: int) -> None:
         if key_of(number) in self._map:

@@ -85,6 +85,25 @@ DRILLS: dict[str, Plan] = {
     "a task that runs twice": Plan(
         APPEND, "archived", (_spec("keeper", ("rewrite_twice", True), _PRUNE),), after=(_PRUNE,)
     ),
+    "a rewrite by a machine whose clock is ahead": Plan(
+        APPEND,
+        "some",
+        (
+            _spec("A", _OPEN, ("put_for_hours", 0, 20), _ARCHIVE),
+            _spec("keeper", _REWRITE, offset_ms=30 * 3_600_000),
+        ),
+    ),
+    "a change that comes after its partition has moved": Plan(
+        APPEND,
+        "empty",
+        (
+            Spec("agent 1", ((("serve",),),), "n1", role="agent"),
+            Spec("member 1", ((("put", 0), ("put_and_leave", 0)),), "n1", role="member"),
+            Spec("agent 2", ((("serve",),),), "n2", role="agent"),
+            Spec("member 2", ((("take", 0), ("delete", 0)),), "n2", role="member"),
+            _spec("keeper", ("wait", 2), _REWRITE, ("prune",)),
+        ),
+    ),
     "a listing through an agent": Plan(
         APPEND, "members",
         (
@@ -94,7 +113,9 @@ DRILLS: dict[str, Plan] = {
     ),
 }  # fmt: skip
 
+_MOVED = "a change that comes after its partition has moved"
 ORDERS: dict[str, tuple[Order, ...]] = {
+    _MOVED: (((1,), 0, (2, 3, 4)), ((2, 1), 0, (3, 4))),
     "a takeover of objects beside an archive": (
         ((0,), 3, (1,)),
         ((0,), 3, (1, 2)),

@@ -25,7 +25,8 @@ class Write:
     start: float
     end: float = inf
     outcome: str = PENDING
-    expires_ms: int = 0
+    order: tuple[int, ...] = ()
+    """Where it has one: a read gives nothing that is lower than what is acknowledged."""
 
     def __str__(self) -> str:
         what = "delete" if self.value is None else self.value.decode(errors="replace")
@@ -112,9 +113,18 @@ class History:
             (write.start for write in writes if write.outcome == ACKED and write.end < start),
             default=-inf,
         )
-        candidates = [write for write in writes if write.value == value]
+        highest = max(
+            (write.order for write in writes if write.outcome == ACKED and write.end < start),
+            default=(),
+        )
+        candidates = [
+            write
+            for write in writes
+            if write.value == value and (not write.order or write.order >= highest)
+        ]
         for write in candidates:
-            if write.start <= end and write.outcome != FAILED and write.end >= settled:
+            newest = write.end >= settled or (write.order and write.order >= highest)
+            if write.start <= end and write.outcome != FAILED and newest:
                 return
         if value is None and settled == -inf:
             return

@@ -75,6 +75,9 @@ def takeovers(rng: Random) -> Plan:
 def maintenance(rng: Random) -> Plan:
     """A writer, a reader with a view, and those who make the log smaller; clocks differ."""
     specs = [_writer(rng, "writer", False)]
+    if rng.random() < 0.3:
+        lasting = (*specs[0].threads[0][:1], ("put_for_hours", 0, 200), *specs[0].threads[0][1:])
+        specs[0] = replace(specs[0], threads=(lasting, *specs[0].threads[1:]))
     if rng.random() < 0.7:
         specs.append(Spec("reader", ((("list",), *([("list",)] if rng.random() < 0.5 else [])),)))
     jobs: list[Op] = [("rewrite",), ("prune",)]
@@ -162,11 +165,16 @@ def agents(rng: Random) -> Plan:
         if rng.random() < 0.3:
             takes = (("serve", rng.random() < 0.7),)
             specs.append(Spec(f"agent {node} again", (takes,), node, role="agent"))
-        writes = tuple(
-            ("delete" if rng.random() < 0.3 else "put", rng.choice(own))
-            for _ in range(rng.randint(1, 3))
-        )
-        member: tuple[tuple[Op, ...], ...] = (writes,)
+        writes: list[Op] = []
+        for _ in range(rng.randint(1, 3)):
+            number = rng.choice(own)
+            if two and rng.random() < 0.5:
+                number = rng.randrange(2)
+                writes.append(("take", number))
+            writes.append(("delete" if rng.random() < 0.4 else "put", number))
+        if rng.random() < 0.15:
+            writes.append(("put_and_leave", rng.choice(own)))
+        member: tuple[tuple[Op, ...], ...] = (tuple(writes),)
         if rng.random() < 0.6:
             member = (*member, (("list",),) * rng.randint(1, 2))
         if rng.random() < 0.2:
@@ -177,7 +185,10 @@ def agents(rng: Random) -> Plan:
         late: tuple[Op, ...] = (("put", 0), ("list",)) if rng.random() < 0.5 else (("list",),)
         specs.append(Spec("member of the next", (late,), "n1", role="member", cluster_id="c2"))
     if rng.random() < 0.4:
-        specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+        jobs: list[Op] = [("rewrite",), ("prune",)]
+        if rng.random() < 0.3:
+            jobs.insert(0, ("wait", 2))
+        specs.append(Spec("keeper", (tuple(jobs),)))
     past = "empty" if two else rng.choice(("empty", "members", "members archived"))
     kind = rng.choice((APPEND, APPEND, OBJECTS, HDFS))
     return _faults(rng, Plan(kind, past, tuple(specs)))
