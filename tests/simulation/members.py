@@ -112,6 +112,7 @@ class SimRouter:
         self.sent = 0
         self._drops = me.spec.drops
         me.stage.wires.routers[endpoint] = self
+        threads._wake(me.stage.wires)
 
     def outbox(self) -> SimRouter:
         return self
@@ -261,7 +262,7 @@ class MemberActor(Actor):
         world = self.world
         for attempt in range(TRIES):
             if attempt:
-                world.sleep(PATIENCE)
+                world.sleep(PATIENCE, self.stage.wires)
             connection = self.stage.wires.connect(endpoint_of(self.spec.node))
             if connection is None:
                 continue

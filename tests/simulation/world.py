@@ -110,6 +110,8 @@ class Task(greenlet):
         self.waiting: object = None
         """What it is blocked on."""
         self.resumes_at = 0
+        self.expects: object = None
+        """What wakes it before that."""
         self.daemon = False
         """It may wait for ever: it serves others."""
 
@@ -245,14 +247,14 @@ class World:
         if fault.kind == "late":
             self.sleep(LATE_STEPS)
 
-    def sleep(self, steps: int) -> None:
-        """Let others go on for so many steps, or until nobody else can."""
+    def sleep(self, steps: int, until: object = None) -> None:
+        """Let others go on for so many steps, or until nobody else can, or until `wake(until)`."""
         task = getcurrent()
         if not isinstance(task, Task):
             return
         if task.process.dead:
             raise Killed
-        task.resumes_at = self.step + steps
+        task.resumes_at, task.expects = self.step + steps, until
         self.ready.remove(task)
         self.late.append(task)
         self._switch_away(task)
@@ -274,6 +276,9 @@ class World:
             if task.waiting is what:
                 task.waiting = None
                 self._make_ready(task)
+        for task in [task for task in self.late if task.expects is what]:
+            self.late.remove(task)
+            self._make_ready(task)
 
     # ---- deaths ----
 
