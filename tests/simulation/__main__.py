@@ -24,7 +24,9 @@ def main() -> int:
     parser.add_argument("--scenario", choices=[*SCENARIOS, "all"], default="all")
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--runs", type=int, default=1, help="how many schedules")
-    parser.add_argument("--workers", type=int, default=0, help="processes; default: one a processor")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="processes; default: one a processor"
+    )
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
     parser.add_argument("--trace", action="store_true", help="of one schedule, every call")
     chosen = parser.parse_args()

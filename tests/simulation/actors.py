@@ -84,13 +84,20 @@ class Stage:
         """(name of the medium, begun, done) of copies made while the log was written."""
         self.wires: Any = None
         """Of agents and members."""
+        self.owners: dict[tuple[str, int], tuple[str, int]] = {}
+        """Of each key in a cluster: the member that owns its partition, and the partition's version."""
+        self.busy: dict[tuple[str, int], int] = {}
+        """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
         self.exclusive = True
         """Of all embedded stores under this root one at a time may acknowledge."""
 
     def spread(self, machine: str) -> bool:
         """Whether there are segments on a disk that this machine does not have."""
         mine = f"disk {machine}"
-        return any(name.startswith("disk ") and name != mine and medium.files for name, medium in self.media.items())
+        return any(
+            name.startswith("disk ") and name != mine and medium.files
+            for name, medium in self.media.items()
+        )
 
 
 def key_of(number: int) -> bytes:
@@ -139,13 +146,17 @@ class Actor:
         return open_sim(self.world, self.process, self.stage.media, self.stage.kind)
 
     def cluster(self) -> ClusterLog:
-        return ClusterLog(self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness)
+        return ClusterLog(
+            self.storage(), NAMESPACE, CLUSTER, self.process.clock, self.process.randomness
+        )
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
         """Whether an error is one that may be: else a `Violation`."""
         if isinstance(error, MissingNode) and self.stage.spread(self.process.machine):
             return
-        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(error, allowed):
+        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
+            error, allowed
+        ):
             if self.stage.damaged:
                 return
             raise Violation("damage is told that is none", f"{self.spec.name}: {error}") from error
@@ -181,6 +192,12 @@ class Actor:
         self._count += 1
         value = b"%s.%d" % (self.spec.name.encode(), self._count)
         self._change(key_of(number), value, lambda key: self._map.put(key, value))
+
+    def put_for_hours(self, number: int, hours: int) -> None:
+        """With a time to live that no run outlives."""
+        self._count += 1
+        value = b"%s.%d" % (self.spec.name.encode(), self._count)
+        self._change(key_of(number), value, lambda key: self._map.put(key, value, ttl=hours * 3600))
 
     def delete(self, number: int) -> None:
         if key_of(number) in self._map:
@@ -279,7 +296,11 @@ class Actor:
         try:
             rewrite(self.cluster(), LocalEngine(MEMORY))
         except (ImapWalError, StorageError) as error:
-            self._refused(error, LostRace, NotFound, InvalidSetting)  # its clock may be hours off
+            self._refused(error, *self._rewrite_errors())
+
+    def _rewrite_errors(self) -> tuple[type[Exception], ...]:
+        wrong_clock = (InvalidSetting,) if self.spec.offset_ms else ()
+        return (LostRace, NotFound, *wrong_clock)
 
     def rewrite_twice(self, kills: bool = True) -> None:
         """With an engine that runs its last step twice, as Spark may; the second is killed when the
@@ -289,7 +310,11 @@ class Actor:
         try:
             rewrite(self.cluster(), TwoAttempts(self, kills))
         except (ImapWalError, StorageError) as error:
-            self._refused(error, LostRace, NotFound, InvalidSetting)
+            self._refused(error, *self._rewrite_errors())
+
+    def wait(self, hours: int) -> None:
+        """Time passes, for all."""
+        self.world.extra_ms += hours * 3_600_000
 
     def prune(self) -> None:
         try:

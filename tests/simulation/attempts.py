@@ -71,7 +71,9 @@ class TwoAttempts:
         def attempt(seed: int) -> None:
             before, randomness = spark.open_store, spark.SystemRandomness
             spark.SystemRandomness = lambda: SeededRandomness(seed)  # type: ignore[misc, assignment]
-            spark.open_store = lambda *_, **__: open_sim(actor.world, getcurrent().process, actor.stage.media, actor.stage.kind)
+            spark.open_store = lambda *_, **__: open_sim(
+                actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
+            )
             try:
                 answer = next(iter(spark._write(job)(iter(batches))))
                 rows = answer.to_pylist()

@@ -51,7 +51,14 @@ class Pause:
     that change something, with `changes`); then those of `during`, whole; then the rest of
     `paused`; then all others by number."""
 
-    def __init__(self, first: tuple[int, ...], paused: int, at: int, during: tuple[int, ...], changes: bool = False) -> None:
+    def __init__(
+        self,
+        first: tuple[int, ...],
+        paused: int,
+        at: int,
+        during: tuple[int, ...],
+        changes: bool = False,
+    ) -> None:
         self._first, self._paused, self._at, self._during = first, paused, at, during
         self._changes = changes
         self.reached = False

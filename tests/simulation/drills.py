@@ -10,14 +10,15 @@ from tests.simulation.runs import Plan
 NODE = "default/embedded/nodes/n1/"
 
 
-def _spec(name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **more: int | str) -> Spec:
+def _spec(
+    name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **more: int | str
+) -> Spec:
     threads = (ops, timer) if timer else (ops,)
     return Spec(name, threads, node, **more)  # type: ignore[arg-type]
 
 
 _OPEN, _TAKE = ("open", False), ("open", True)
 _REWRITE, _PRUNE, _ARCHIVE, _LIST = ("rewrite",), ("prune",), ("archive",), ("list",)
-_DAY = 30 * 3_600_000
 
 _WRITER = _spec("A", _OPEN, ("put", 0), ("put", 1))
 _KEEPER = _spec("keeper", _REWRITE, _PRUNE)
@@ -54,7 +55,7 @@ DRILLS: dict[str, Plan] = {
     ),
     "a prune beside a long rewrite": Plan(
         APPEND, "archived",
-        (_spec("keeper", _REWRITE), _spec("pruner", _PRUNE, offset_ms=_DAY)), after=(_PRUNE,),
+        (_spec("keeper", _REWRITE), _spec("pruner", ("wait", 30), _PRUNE)), after=(_PRUNE,),
     ),
     "two host names": Plan(
         OBJECTS, "some", (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2"))
@@ -84,6 +85,25 @@ DRILLS: dict[str, Plan] = {
     "a task that runs twice": Plan(
         APPEND, "archived", (_spec("keeper", ("rewrite_twice", True), _PRUNE),), after=(_PRUNE,)
     ),
+    "a rewrite by a machine whose clock is ahead": Plan(
+        APPEND,
+        "some",
+        (
+            _spec("A", _OPEN, ("put_for_hours", 0, 20), _ARCHIVE),
+            _spec("keeper", _REWRITE, offset_ms=30 * 3_600_000),
+        ),
+    ),
+    "a change that comes after its partition has moved": Plan(
+        APPEND,
+        "empty",
+        (
+            Spec("agent 1", ((("serve",),),), "n1", role="agent"),
+            Spec("member 1", ((("put", 0), ("put_and_leave", 0)),), "n1", role="member"),
+            Spec("agent 2", ((("serve",),),), "n2", role="agent"),
+            Spec("member 2", ((("take", 0), ("delete", 0)),), "n2", role="member"),
+            _spec("keeper", ("wait", 2), _REWRITE, ("prune",)),
+        ),
+    ),
     "a listing through an agent": Plan(
         APPEND, "members",
         (
@@ -93,7 +113,13 @@ DRILLS: dict[str, Plan] = {
     ),
 }  # fmt: skip
 
+_MOVED = "a change that comes after its partition has moved"
 ORDERS: dict[str, tuple[Order, ...]] = {
-    "a takeover of objects beside an archive": (((0,), 3, (1,)), ((0,), 3, (1, 2)), ((0,), 1, (3,))),
+    _MOVED: (((1,), 0, (2, 3, 4)), ((2, 1), 0, (3, 4))),
+    "a takeover of objects beside an archive": (
+        ((0,), 3, (1,)),
+        ((0,), 3, (1, 2)),
+        ((0,), 1, (3,)),
+    ),
 }
 """Of drills with many tasks: the orders to be tried."""

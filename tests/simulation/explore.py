@@ -55,7 +55,7 @@ _CALLS = {
 
 def plan_of(scenario: str, seed: int) -> Plan:
     plan = SCENARIOS[scenario](Random(seed * 104_729 + 7))
-    return Plan(plan.kind, plan.prologue, plan.specs, plan.faults, plan.after, plan.exclusive, seed)
+    return replace(plan, seed=seed)
 
 
 def run_seed(scenario: str, seed: int) -> Result:
@@ -65,7 +65,9 @@ def run_seed(scenario: str, seed: int) -> Result:
 
 def failure_of(scenario: str, seed: int, result: Result, number: int = 0) -> Failure:
     assert isinstance(result.violation, Violation)
-    return Failure(scenario, seed, result.violation.rule, str(result.violation), result.runs, number)
+    return Failure(
+        scenario, seed, result.violation.rule, str(result.violation), result.runs, number
+    )
 
 
 Order = tuple[tuple[int, ...], int, tuple[int, ...]]

@@ -25,7 +25,8 @@ class Write:
     start: float
     end: float = inf
     outcome: str = PENDING
-    expires_ms: int = 0
+    order: tuple[int, ...] = ()
+    """Where it has one: a read gives nothing that is lower than what is acknowledged."""
 
     def __str__(self) -> str:
         what = "delete" if self.value is None else self.value.decode(errors="replace")
@@ -85,7 +86,15 @@ class History:
 
     # ---- reads ----
 
-    def check(self, found: dict[bytes, bytes], start: float, end: float, who: str, *, partial: bool = False) -> None:
+    def check(
+        self,
+        found: dict[bytes, bytes],
+        start: float,
+        end: float,
+        who: str,
+        *,
+        partial: bool = False,
+    ) -> None:
         """`Violation` unless a read from `start` to `end` may give this. `partial`: keys that are
         not in `found` were not asked for."""
         for key, value in found.items():
@@ -97,14 +106,25 @@ class History:
             elif not partial:
                 self._check_key(writes, None, start, end, who)
 
-    def _check_key(self, writes: list[Write], value: bytes | None, start: float, end: float, who: str) -> None:
+    def _check_key(
+        self, writes: list[Write], value: bytes | None, start: float, end: float, who: str
+    ) -> None:
         settled = max(
             (write.start for write in writes if write.outcome == ACKED and write.end < start),
             default=-inf,
         )
-        candidates = [write for write in writes if write.value == value]
+        highest = max(
+            (write.order for write in writes if write.outcome == ACKED and write.end < start),
+            default=(),
+        )
+        candidates = [
+            write
+            for write in writes
+            if write.value == value and (not write.order or write.order >= highest)
+        ]
         for write in candidates:
-            if write.start <= end and write.outcome != FAILED and write.end >= settled:
+            newest = write.end >= settled or (write.order and write.order >= highest)
+            if write.start <= end and write.outcome != FAILED and newest:
                 return
         if value is None and settled == -inf:
             return

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-import pyarrow
+import pyarrow as pa
 from greenlet import getcurrent
 
 from imap_wal import manifest
@@ -139,7 +139,9 @@ def _remembered(batches: Any) -> Any:
     """`imap_wal.archive.batches`, which decodes the same bytes once. One call to the store, as ever."""
     known: dict[tuple[bytes, Any], list[Any]] = {}
 
-    def remembered(store: Any, path: str, columns: list[str] | None = None, rows_max: int = 8192, **more: Any) -> Iterator[Any]:
+    def remembered(
+        store: Any, path: str, columns: list[str] | None = None, rows_max: int = 8192, **more: Any
+    ) -> Iterator[Any]:
         with store.open_input(path) as source:
             data = source.read()
         key = (data, (tuple(columns or ()), rows_max, tuple(more.items())))
@@ -159,9 +161,12 @@ def modules() -> list[ModuleType]:
     for name in PACKAGES:
         package = importlib.import_module(name)
         found.append(package)
-        for info in pkgutil.walk_packages(package.__path__, f"{name}."):
-            if not any(part in info.name for part in _LEFT_OUT):
-                found.append(importlib.import_module(info.name))
+        names = (info.name for info in pkgutil.walk_packages(package.__path__, f"{name}."))
+        found += [
+            importlib.import_module(each)
+            for each in names
+            if not any(part in each for part in _LEFT_OUT)
+        ]
     found += [importlib.import_module(name) for name in MODULES]
     return found
 
@@ -197,7 +202,7 @@ def installed() -> Iterator[None]:
 
     for where, name, value in patches():
         put(where, name, value)
-    pyarrow.set_cpu_count(1)
+    pa.set_cpu_count(1)
     writer = sys.modules["imap_wal.writer"]
     put(writer, "holder_text", lambda what: what)
     memory = Path("/dev/shm")

@@ -60,7 +60,9 @@ def jobs(scenarios: Sequence[str], first: int, runs: int) -> Iterator[tuple[str,
             yield scenario, start, min(CHUNK, first + each - start)
 
 
-def explore(scenarios: Sequence[str], first: int, runs: int, workers: int = 0, failures_max: int = 1) -> Tally:
+def explore(
+    scenarios: Sequence[str], first: int, runs: int, workers: int = 0, failures_max: int = 1
+) -> Tally:
     """Ends early after `failures_max` failures."""
     total = Tally()
     workers = workers or os.cpu_count() or 1

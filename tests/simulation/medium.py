@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable
 from random import Random
@@ -38,6 +39,7 @@ _CAPABILITIES = {
 }
 
 T = TypeVar("T")
+_numbers = itertools.count(1)
 
 
 class File:
@@ -180,7 +182,12 @@ class SimLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
 
@@ -189,7 +196,8 @@ class SimStore:
 
     def __init__(self, world: World, process: Process, medium: Medium, kind: str) -> None:
         self.world, self.process, self.medium, self.kind = world, process, medium, kind
-        self.url = f"sim+{kind}://"
+        self.url = f"sim+{kind}://{process.name}/{next(_numbers)}"
+        """Of this store alone: what a process remembers of one storage is of no use in another run."""
         self.capabilities = _CAPABILITIES[kind]
 
     def do(self, call: str, path: str, effect: Callable[[], T]) -> T:
@@ -216,7 +224,11 @@ class SimStore:
 
         def effect() -> builtins.list[StoredFile]:
             files, hidden = self.medium.files, self._unseen()
-            return [StoredFile(path, len((file := files[path]).data), file.modified_ms) for path in files.under(prefix) if path not in hidden]
+            return [
+                StoredFile(path, len((file := files[path]).data), file.modified_ms)
+                for path in files.under(prefix)
+                if path not in hidden
+            ]
 
         return self.do("list", folder, effect)
 
@@ -230,7 +242,12 @@ class SimStore:
         return self.do("folders", folder, effect)
 
     def exists(self, path: str) -> bool:
-        return self.do("exists", path, lambda: path in self.medium.files and path not in self._unseen())
+        def effect() -> bool:
+            if path in self.medium.files:
+                return path not in self._unseen()
+            return path in self._unseen(there=False)
+
+        return self.do("exists", path, effect)
 
     def size(self, path: str) -> int:
         return self.do("size", path, lambda: len(self._seen(path).data))
@@ -325,16 +342,17 @@ class SimStore:
         if self.kind == NFS:
             self.medium.changes.append((self.world.step, path, self.process, there))
 
-    def _unseen(self) -> set[str]:
-        """Paths that are there, and that this process may not see yet."""
+    def _unseen(self, there: bool = True) -> set[str]:
+        """Paths that are there, and that this process may not see yet; or those that went, and that
+        it may still see."""
         if self.kind != NFS:
             return set()
         known: set[str] = self.process.memory.setdefault("nfs known", set())
         found = set()
-        for step, path, by, there in reversed(self.medium.changes):
+        for step, path, by, appeared in reversed(self.medium.changes):
             if step <= self.world.step - STALE_STEPS:
                 break
-            if there and by is not self.process and path not in known:
+            if appeared is there and by is not self.process and (path not in known or not there):
                 found.add(path)
         return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,14 +77,20 @@ class Connection:
     def gone(self) -> bool:
         return self.broken or self.router.closed or self.router.process.dead
 
-    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes] | None:
-        """The answer; None when the connection broke first."""
+    def post(self, kind: str, *fields: Any, payload: bytes = b"") -> bool:
+        """Send a request; False where the connection is broken."""
         self._number += 1
         if self.gone:
-            return None
+            return False
         header = msgpack.unpackb(msgpack.packb([kind, self._number, *fields]), strict_map_key=False)
         self.router.inbox.append(Message(self.name, header, payload))
         threads._wake(self.router)
+        return True
+
+    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes] | None:
+        """The answer; None when the connection broke first."""
+        if not self.post(kind, *fields, payload=payload):
+            return None
         while True:
             while self.answers:
                 answer = self.answers.popleft()
@@ -105,6 +112,7 @@ class SimRouter:
         self.sent = 0
         self._drops = me.spec.drops
         me.stage.wires.routers[endpoint] = self
+        threads._wake(me.stage.wires)
 
     def outbox(self) -> SimRouter:
         return self
@@ -112,8 +120,7 @@ class SimRouter:
     def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
         if not self.inbox and timeout_ms and isinstance(getcurrent(), Task):
             threads._block(self)
-        found = [self.inbox.popleft() for _ in range(min(most, len(self.inbox)))]
-        return found
+        return [self.inbox.popleft() for _ in range(min(most, len(self.inbox)))]
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
         connection = self.connections.get(to)
@@ -127,7 +134,7 @@ class SimRouter:
             connection.answers.append((plain, payload))
         threads._wake(connection)
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         self.closed = True
 
 
@@ -141,24 +148,28 @@ class SimQueue:
         self._items.append(item)
         threads._wake(self)
 
-    def get(self) -> Any:
-        task = getcurrent()
-        if isinstance(task, Task):
-            task.daemon = True
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._items and timeout is not None:
+            threads._pause()
+            if not self._items:
+                raise queue.Empty
         while not self._items:
             threads._block(self)
         return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
 
 
 class Queues:
     """The module `queue`."""
 
-    SimpleQueue = SimQueue
+    SimpleQueue, Empty = SimQueue, queue.Empty
 
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import reads
+    from imap_wal.agent import mender, open_log, reads
 
     return [
         (server, "Router", SimRouter),
@@ -166,6 +177,8 @@ def patches() -> list[tuple[Any, str, Any]]:
         (server, "SystemClock", lambda *_: actor().process.clock),
         (server, "SystemRandomness", lambda: actor().process.randomness),
         (server, "_log", _Silent()),
+        (open_log, "_log", _Silent()),
+        (mender, "_log", _Silent()),
         (reads, "_log", _Silent()),
         (reads, "queue", Queues),
     ]
@@ -228,7 +241,7 @@ class AgentActor(Actor):
         from tests.simulation.actors import KEEPER_ERRORS
 
         try:
-            self.agent._remove_outlived()
+            self.agent._log.remove_outlived()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 
@@ -249,7 +262,7 @@ class MemberActor(Actor):
         world = self.world
         for attempt in range(TRIES):
             if attempt:
-                world.sleep(PATIENCE)
+                world.sleep(PATIENCE, self.stage.wires)
             connection = self.stage.wires.connect(endpoint_of(self.spec.node))
             if connection is None:
                 continue
@@ -280,18 +293,55 @@ class MemberActor(Actor):
 
     def put(self, number: int) -> None:
         self._count += 1
-        self._append(key_of(number), b"%s.%d" % (self.spec.name.encode(), self._count))
+        self._append(number, b"%s.%d" % (self.spec.name.encode(), self._count))
 
     def delete(self, number: int) -> None:
-        self._append(key_of(number), None)
+        self._append(number, None)
 
-    def _append(self, key: bytes, value: bytes | None) -> None:
+    def put_and_leave(self, number: int) -> None:
+        """Nobody waits for the answer: the member's time is over, the change may still come. (Its
+        partition may migrate now.)"""
+        place = self.spec.cluster_id, number
+        owner, version = self.stage.owners.setdefault(place, (self.spec.name, 0))
+        if owner != self.spec.name or (self._connection is None and not self.hello()):
+            raise Stop
+        self._count += 1
+        self._request += 1
+        value = b"%s.%d" % (self.spec.name.encode(), self._count)
+        write = self.past.begin(key_of(number), value, self.spec.name, self.world.tick())
+        write.order = (self._incarnation, version, self._session, self._request)
+        row = self._row(number, value, write.order)
+        assert self._connection is not None
+        self._connection.post("append", self._session, self._request, 1, payload=entry.pack(row))
+        raise Stop
+
+    def take(self, number: int) -> None:
+        """The partition of this key migrates to this member, if nothing is under way in it."""
+        place = self.spec.cluster_id, number
+        _, version = self.stage.owners.get(place, ("", 0))
+        if not self.stage.busy.get(place):
+            self.stage.owners[place] = self.spec.name, version + 1
+
+    def _append(self, number: int, value: bytes | None) -> None:
+        """A change of a key, if this member owns it."""
+        place = self.spec.cluster_id, number
+        owner, version = self.stage.owners.setdefault(place, (self.spec.name, 0))
+        if owner == self.spec.name:
+            busy = self.stage.busy
+            busy[place] = busy.get(place, 0) + 1
+            try:
+                self._append_own(number, version, value)
+            finally:
+                busy[place] -= 1
+
+    def _append_own(self, number: int, version: int, value: bytes | None) -> None:
         past, world = self.past, self.world
         if self._connection is None and not self.hello():
             raise Stop
-        write = past.begin(key, value, self.spec.name, world.tick())
+        write = past.begin(key_of(number), value, self.spec.name, world.tick())
+        write.order = (self._incarnation, version, self._session, self._request + 1)
         try:
-            outcome = self._send(key, value)
+            outcome = self._send(number, version, value)
         except Stop:
             past.finish(write, outcomes.UNKNOWN, world.tick())
             raise
@@ -305,11 +355,10 @@ class MemberActor(Actor):
     def _acknowledged(self, write: Write) -> None:
         """Nothing more to be judged: which agent of a node may acknowledge, its log tells."""
 
-    def _send(self, key: bytes, value: bytes | None) -> str:
+    def _send(self, number: int, version: int, value: bytes | None) -> str:
         self._request += 1
         request, session, incarnation = self._request, self._session, self._incarnation
-        order = (incarnation, 0, session, request)
-        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS + self.world.elapsed_ms, 0, 0, order)
+        row = self._row(number, value, (incarnation, version, session, request))
         payload = entry.pack(row)
         for _ in range(TRIES):
             assert self._connection is not None
@@ -333,6 +382,13 @@ class MemberActor(Actor):
                 return outcomes.ACKED
         return outcomes.UNKNOWN
 
+    def _row(self, number: int, value: bytes | None, order: tuple[int, ...]) -> DataEntry:
+        now_ms = BASE_MS + self.world.elapsed_ms
+        deleted = value is None
+        key = key_of(number)
+        place: Any = order
+        return DataEntry(MAP, key, "raw", value, "raw", deleted, now_ms, 0, number, place)
+
     def list(self, page: int = 2) -> None:
         """All keys by cursor, page by page, and the values of each page."""
         start = self.world.tick()
@@ -353,7 +409,9 @@ class MemberActor(Actor):
             values.update((row[0], row[1]) for row in entry.values(answer[1]))
         self.past.check(values, start, self.world.tick(), f"the listing of {self.spec.name}")
 
-    def _read(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes] | None:
+    def _read(
+        self, kind: str, *fields: Any, payload: bytes = b""
+    ) -> tuple[list[Any], bytes] | None:
         """The answer, asked for again on a new connection if one broke; None: an error was told."""
         for _ in range(TRIES):
             connection = self._reading.get(getcurrent())
@@ -408,7 +466,8 @@ class Alone:
     def change(self, key: bytes, value: bytes | None) -> None:
         self._request += 1
         order = (self._incarnation, 0, self._session, self._request)
-        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS, 0, 0, order)
+        partition = int(key[1:])
+        row = DataEntry(MAP, key, "raw", value, "raw", value is None, BASE_MS, 0, partition, order)
         self.ask("append", self._session, self._request, 1, payload=entry.pack(row))
 
     def archive(self) -> None:
@@ -417,8 +476,7 @@ class Alone:
     def close(self) -> None:
         agent = self.agent
         agent._reads.close()
-        agent._keeper.stop()
-        agent._committer.close(True)
+        agent._log.close(True)
         agent._router.close()
         _here.pop()
 

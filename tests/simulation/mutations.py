@@ -7,6 +7,7 @@ python -m tests.simulation.mutations --random   by itself: how many schedules of
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from imap_wal import archive, layout, recovery, restore, store, writer
+from imap_wal import archive, layout, recovery, restore, snapshots, store, writer
+from imap_wal.agent import listings
 from imap_wal.errors import LostRace
 from imap_wal.manifest import NodeManifest, Seen
+from rewrite_cli import rewriter
+from storage_backends import AlreadyExists
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
 from tests.simulation.install import installed
 
+prune = importlib.import_module("rewrite_cli.prune")
 Put = Callable[[Any, str, Any], None]
 
 
@@ -160,6 +165,72 @@ def _recovered_under_the_same_name(put: Put) -> None:
     put(recovery.Recoverer, "_put", lambda self, wal, data: self._store.replace(wal, data))
 
 
+def _orphans_by_their_age_alone(put: Put) -> None:
+    def remove_former(log: Any, *, dry_run: bool = False) -> tuple[Any, ...]:
+        files = log.store.list(f"{log.folder}/snapshot")
+        manifest = log.manifest()
+        now_ms = log.clock.now_ms()
+        gone = []
+        for file in files:
+            name, generation = snapshots._place(file.path)
+            known = manifest.snapshots.get(name)
+            if known is not None and file.path in known.files:
+                continue
+            former = known is not None and generation < known.generation
+            if former or file.modified_ms < now_ms - snapshots.ORPHAN_MS:
+                gone.append(file)
+        for file in gone:
+            log.store.delete(file.path)
+        return tuple(gone)
+
+    put(prune, "remove_former", remove_former)
+    _parts_are_believed(put)
+
+
+def _parts_are_believed(put: Put) -> None:
+    put(rewriter, "confirm", lambda *_: None)
+    put(prune, "demand_whole", lambda *_: None)
+
+
+def _parts_named_by_their_number(put: Put) -> None:
+    def part_path(self: Any, name: str, partition: int, number: int, token: str) -> str:
+        folder = layout.snapshot_folder(self.folder, name, self.generation)
+        return f"{folder}/part-{partition:05d}-{number:05d}.parquet"
+
+    def publish(self: Any, store: Any, path: str) -> Any:
+        self._close()
+        try:
+            store.create_from(path, str(self.local))
+        except AlreadyExists:
+            store.delete(path)
+            store.create_from(path, str(self.local))
+        return self.discard()
+
+    put(rewriter.Job, "part_path", part_path)
+    put(archive.ParquetFile, "publish", publish)
+    _parts_are_believed(put)
+    put(snapshots, "demand_whole", lambda *_: None)
+
+
+def _a_page_is_answered_once(put: Put) -> None:
+    page = listings.Listing.page
+
+    def next_page(self: Any, number: int, limit: int) -> Any:
+        return page(self, self._number + 1, limit)
+
+    put(listings.Listing, "page", next_page)
+    put(listings.Listing, "has", lambda self, number: True)
+    put(listings.Listing, "_check", lambda self: None)
+
+
+def _any_clock_will_do(put: Put) -> None:
+    put(rewriter, "demand_clock", lambda *_, **__: None)
+
+
+def _no_pair_is_overtaken(put: Put) -> None:
+    put(restore.ClusterState, "overtaken", lambda *_: {})
+
+
 MUTATIONS = (
     Mutation(
         "C1", "the cluster's manifest is read before the nodes", _state_of_the_cluster_first,
@@ -174,6 +245,10 @@ MUTATIONS = (
     Mutation(
         "C3", "a takeover acts on a manifest that may be old", _takeover_of_whatever_is_there,
         ("a takeover beside an archive", "a takeover of objects beside an archive"), "takeovers",
+    ),
+    Mutation(
+        "C4", "files of a rewrite are taken for orphans by their age", _orphans_by_their_age_alone,
+        ("a prune beside a long rewrite",), "maintenance",
     ),
     Mutation(
         "C5", "manifests older than the files beside them are taken", _older_manifests_are_taken,
@@ -194,6 +269,22 @@ MUTATIONS = (
     Mutation(
         "C8", "the recovered copy has the old name", _recovered_under_the_same_name,
         ("a takeover of a file that is appended by path",), "takeovers",
+    ),
+    Mutation(
+        "C9", "parts are named by their number, and deleted by who finds them",
+        _parts_named_by_their_number, ("a task that runs twice",), "attempts",
+    ),
+    Mutation(
+        "H4", "a page of a listing that is asked for again is the next one", _a_page_is_answered_once,
+        ("a listing through an agent",), "agents",
+    ),
+    Mutation(
+        "H6", "an entry of a lower pair counts above the marks", _no_pair_is_overtaken,
+        ("a change that comes after its partition has moved",), "agents",
+    ),
+    Mutation(
+        "H9", "a rewrite believes its own clock", _any_clock_will_do,
+        ("a rewrite by a machine whose clock is ahead",), "maintenance",
     ),
 )  # fmt: skip
 

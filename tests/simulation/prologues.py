@@ -13,7 +13,14 @@ from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import rewrite
 from tests.simulation import threads
 from tests.simulation.actors import (
-    CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, Spec, Stage, key_of,
+    CLUSTER,
+    MAP,
+    MEMORY,
+    NAMESPACE,
+    SETTINGS,
+    Spec,
+    Stage,
+    key_of,
 )  # fmt: skip
 from tests.simulation.history import ACKED, History
 from tests.simulation.medium import Medium, open_sim

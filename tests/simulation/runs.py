@@ -8,14 +8,17 @@ from random import Random
 from typing import Any
 
 import imap_wal
+from imap_wal import manifest
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.restore import ClusterLog, LiveView
+from rewrite_cli import verifier
+from rewrite_cli.survey import survey
 from storage_backends import NotFound, StorageError
 from tests.simulation import threads
 from tests.simulation.actors import CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, Actor, Spec, Stage
 from tests.simulation.choosers import Replay, as_runs
 from tests.simulation.history import ACKED, History
-from tests.simulation.medium import SPLIT, Medium, open_sim
+from tests.simulation.medium import Medium, open_sim
 from tests.simulation.members import AgentActor, Alone, MemberActor, Wires
 from tests.simulation.world import Chooser, Fault, Process, Step, Violation, World
 
@@ -32,6 +35,8 @@ class Plan:
     after: tuple[tuple[Any, ...], ...] = ()
     exclusive: bool = True
     seed: int = 0
+    manifests_kept: int = 64
+    """How many manifests stay; with few of them, numbers are cleaned under those that sleep."""
 
 
 ROLES: dict[str, type[Actor]] = {"embedded": Actor, "agent": AgentActor, "member": MemberActor}
@@ -56,6 +61,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
     media, past = prepared(plan.kind, plan.prologue)
     world = World(chooser)
     threads.enter(world)
+    kept, manifest.KEEP = manifest.KEEP, plan.manifests_kept
     try:
         world.extra_ms = 3_600_000
         stage = Stage(world, plan.kind, media, past)
@@ -67,7 +73,9 @@ def play(plan: Plan, chooser: Chooser) -> Result:
         world.on_power.append(lambda: _lose_power(media, plan.seed))
         for index, spec in enumerate(plan.specs):
             process = world.process(spec.name, spec.machine, spec.offset_ms, plan.seed * 64 + index)
-            process.faults = {call: Fault(kind) for (name, call), kind in plan.faults.items() if name == spec.name}
+            process.faults = {
+                call: Fault(kind) for (name, call), kind in plan.faults.items() if name == spec.name
+            }
             actor = ROLES[spec.role](stage, process, spec)
             actor.start()
         world.run()
@@ -82,6 +90,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
             len(world.tasks),
         )  # fmt: skip
     finally:
+        manifest.KEEP = kept
         threads.enter(None)
 
 
@@ -141,10 +150,27 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
     lost = False
     for op in plan.after:
         lost |= _operate(plan, stage, older, op)
+    if not stage.damaged and plan.seed % 4 == 1 and not stage.spread("a"):
+        _verify(Survivor(stage, stage.media, plan.seed * 64 + 45, "verify"))
     if any(spec.role == "agent" for spec in plan.specs):
         _judge_cluster(plan, stage)
         return
     _judge(plan, stage, stage.media, "the log", stage.past, may_refuse=stage.damaged, lost=lost)
+
+
+def _verify(survivor: Survivor) -> None:
+    """`imap-wal verify` finds no damage where there is none."""
+    store = survivor.storage()
+    for view in survey(store):
+        findings, units = verifier.plan(store, view, lambda node: True)
+        read, _ = verifier.check(
+            units, lambda text: None, verifier.Deadline(survivor.process.clock, None)
+        )
+        for finding in (*findings, *read):
+            if finding.status not in (verifier.CLEAN, verifier.TORN):
+                raise Violation(
+                    "verify tells damage that is none", f"{finding.file}: {finding.what}"
+                )
 
 
 def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, ...]) -> bool:
@@ -206,7 +232,9 @@ def _judge(
     try:
         store = survivor.open()
     except (LogError, MissingNode) as error:
-        if may_refuse or (isinstance(error, MissingNode) and stage.spread(survivor.process.machine)):
+        if may_refuse or (
+            isinstance(error, MissingNode) and stage.spread(survivor.process.machine)
+        ):
             return
         raise Violation("the log does not open", f"{what}: {error}") from error
     except (ImapWalError, StorageError) as error:
@@ -269,7 +297,9 @@ def replay(plan: Plan, runs: list[tuple[int, int]]) -> Result:
     return play(plan, Replay(runs))
 
 
-def shrink(plan: Plan, runs: list[tuple[int, int]], rule: str) -> tuple[Plan, list[tuple[int, int]]]:
+def shrink(
+    plan: Plan, runs: list[tuple[int, int]], rule: str
+) -> tuple[Plan, list[tuple[int, int]]]:
     """The same violation with fewer operations, faults and switches."""
 
     def fails(plan: Plan, runs: list[tuple[int, int]]) -> bool:
@@ -299,7 +329,9 @@ def shrink(plan: Plan, runs: list[tuple[int, int]], rule: str) -> tuple[Plan, li
     return plan, runs
 
 
-def as_runs_of(actual: list[tuple[int, int]], asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def as_runs_of(
+    actual: list[tuple[int, int]], asked: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
     """The shorter way to say it."""
     return actual if len(actual) < len(asked) else asked
 
@@ -314,15 +346,19 @@ def _shorter(runs: list[tuple[int, int]], index: int) -> list[list[tuple[int, in
 
 def _smaller_plans(plan: Plan) -> list[Plan]:
     found = [replace(plan, faults={})] if plan.faults else []
-    for each in plan.faults:
-        found.append(replace(plan, faults={k: v for k, v in plan.faults.items() if k != each}))
+    found += [
+        replace(plan, faults={k: v for k, v in plan.faults.items() if k != each})
+        for each in plan.faults
+    ]
     for index, spec in enumerate(plan.specs):
         for thread, ops in enumerate(spec.threads):
             for at in range(len(ops) - 1, -1, -1):
                 shorter = (*ops[:at], *ops[at + 1 :])
                 all_threads = (*spec.threads[:thread], shorter, *spec.threads[thread + 1 :])
                 smaller = replace(spec, threads=all_threads)
-                found.append(replace(plan, specs=(*plan.specs[:index], smaller, *plan.specs[index + 1 :])))
+                found.append(
+                    replace(plan, specs=(*plan.specs[:index], smaller, *plan.specs[index + 1 :]))
+                )
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from tests.simulation.actors import Op, Spec
 from tests.simulation.medium import APPEND, HDFS, OBJECTS, SPLIT
@@ -29,9 +30,18 @@ def _writer(rng: Random, name: str, takeover: bool, node: str = "n1") -> Spec:
     if rng.random() < 0.3:
         ops.append(("close",))
     threads: tuple[tuple[Op, ...], ...] = (tuple(ops),)
+    timers: list[Op] = []  # the keeper's
     if rng.random() < 0.3:
-        threads = (*threads, (("archive",),))  # the keeper's timer
-    return Spec(name, threads, node)
+        timers.append(("archive",))
+    settings: list[tuple[str, Any]] = []
+    if rng.random() < 0.25:
+        settings.append(("wal_ttl_seconds", 1))
+        timers.append(("outlive",))
+    if rng.random() < 0.15:
+        settings.append(("segment_bytes", 200))
+    if timers:
+        threads = (*threads, tuple(timers))
+    return Spec(name, threads, node, settings=tuple(settings))
 
 
 def _kind(rng: Random) -> str:
@@ -40,6 +50,8 @@ def _kind(rng: Random) -> str:
 
 def _faults(rng: Random, plan: Plan) -> Plan:
     """Of some plans, one or two calls go wrong."""
+    if rng.random() < 0.25:
+        plan = replace(plan, manifests_kept=2)
     if rng.random() < 0.6:
         return plan
     kinds = ("crash", "crash-after", "fails", "lost", "late", "late")
@@ -54,15 +66,18 @@ def _faults(rng: Random, plan: Plan) -> Plan:
 
 def takeovers(rng: Random) -> Plan:
     """One node's log, opened by two or three processes, each of which thinks that it is the one."""
-    specs = [_writer(rng, "A", False)]
-    for name in "BC"[: 1 + (rng.random() < 0.3)]:
-        specs.append(_writer(rng, name, rng.random() < 0.85))
-    return _faults(rng, Plan(_kind(rng), rng.choice(PAST), tuple(specs)))
+    names = "BC" if rng.random() < 0.3 else "B"
+    others = [_writer(rng, name, rng.random() < 0.85) for name in names]
+    specs = (_writer(rng, "A", False), *others)
+    return _faults(rng, Plan(_kind(rng), rng.choice(PAST), specs))
 
 
 def maintenance(rng: Random) -> Plan:
     """A writer, a reader with a view, and those who make the log smaller; clocks differ."""
     specs = [_writer(rng, "writer", False)]
+    if rng.random() < 0.3:
+        lasting = (*specs[0].threads[0][:1], ("put_for_hours", 0, 200), *specs[0].threads[0][1:])
+        specs[0] = replace(specs[0], threads=(lasting, *specs[0].threads[1:]))
     if rng.random() < 0.7:
         specs.append(Spec("reader", ((("list",), *([("list",)] if rng.random() < 0.5 else [])),)))
     jobs: list[Op] = [("rewrite",), ("prune",)]
@@ -72,7 +87,11 @@ def maintenance(rng: Random) -> Plan:
     specs.append(Spec("keeper", (tuple(jobs),), offset_ms=skew))
     if rng.random() < 0.4:
         skew = rng.choice((0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
-        others: list[Op] = [rng.choice((("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
+        others: list[Op] = [
+            rng.choice((("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))
+        ]
+        if rng.random() < 0.5:
+            others.insert(0, ("wait", 30))
         specs.append(Spec("keeper 2", (tuple(others),), offset_ms=skew))
     after: tuple[Op, ...] = (("prune",),) if rng.random() < 0.5 else ()
     past = rng.choice(PAST[1:])
@@ -91,7 +110,9 @@ def hosts(rng: Random) -> Plan:
 def machines(rng: Random) -> Plan:
     """Segments on the disk of one machine; others see the root alone."""
     specs = [_writer(rng, "writer", False)]
-    ops: list[Op] = [rng.choice((("list",), ("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))]
+    ops: list[Op] = [
+        rng.choice((("list",), ("rewrite",), ("prune",))) for _ in range(rng.randint(1, 2))
+    ]
     if rng.random() < 0.4:
         ops = [("open", True), *_changes(rng, 1)]
     node = rng.choice(("n1", "n2"))
@@ -144,8 +165,16 @@ def agents(rng: Random) -> Plan:
         if rng.random() < 0.3:
             takes = (("serve", rng.random() < 0.7),)
             specs.append(Spec(f"agent {node} again", (takes,), node, role="agent"))
-        writes = tuple(("delete" if rng.random() < 0.3 else "put", rng.choice(own)) for _ in range(rng.randint(1, 3)))
-        member: tuple[tuple[Op, ...], ...] = (writes,)
+        writes: list[Op] = []
+        for _ in range(rng.randint(1, 3)):
+            number = rng.choice(own)
+            if two and rng.random() < 0.5:
+                number = rng.randrange(2)
+                writes.append(("take", number))
+            writes.append(("delete" if rng.random() < 0.4 else "put", number))
+        if rng.random() < 0.15:
+            writes.append(("put_and_leave", rng.choice(own)))
+        member: tuple[tuple[Op, ...], ...] = (tuple(writes),)
         if rng.random() < 0.6:
             member = (*member, (("list",),) * rng.randint(1, 2))
         if rng.random() < 0.2:
@@ -156,7 +185,10 @@ def agents(rng: Random) -> Plan:
         late: tuple[Op, ...] = (("put", 0), ("list",)) if rng.random() < 0.5 else (("list",),)
         specs.append(Spec("member of the next", (late,), "n1", role="member", cluster_id="c2"))
     if rng.random() < 0.4:
-        specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+        jobs: list[Op] = [("rewrite",), ("prune",)]
+        if rng.random() < 0.3:
+            jobs.insert(0, ("wait", 2))
+        specs.append(Spec("keeper", (tuple(jobs),)))
     past = "empty" if two else rng.choice(("empty", "members", "members archived"))
     kind = rng.choice((APPEND, APPEND, OBJECTS, HDFS))
     return _faults(rng, Plan(kind, past, tuple(specs)))

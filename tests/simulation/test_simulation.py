@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.simulation.__main__ import story
 from tests.simulation.choosers import Pause, Replay
 from tests.simulation.explore import chooser_of, plan_of, run_seed
 from tests.simulation.install import installed
 from tests.simulation.many import explore
 from tests.simulation.runs import Result, play
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.__main__ import story
 
 Cases = Callable[[int], None]
 

@@ -107,7 +107,12 @@ class Condition:
         self._lock.acquire()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._lock.release()
 
     def acquire(self, *arguments: Any) -> bool:
@@ -177,6 +182,7 @@ class Thread:
         self._target, self.name, self._args, self._kwargs = target, name, args, kwargs or {}
         self.daemon = daemon
         self._task: Task | None = None
+        self._ended = False
         self.ident: int | None = None
 
     def start(self) -> None:
@@ -188,19 +194,28 @@ class Thread:
         target = self._target
 
         def work() -> None:
-            target(*self._args, **self._kwargs)
-            _wake(self)
+            try:
+                target(*self._args, **self._kwargs)
+            finally:
+                self._ended = True
+                _wake(self)
 
         process = parent.process
         self._task = parent.world.spawn(process, f"{process.name}/{self.name}", work)
+        self._task.daemon = True
+        self.ident = self._task.number + 1
 
     def join(self, timeout: float | None = None) -> None:
-        if self._task is not None and not self._task.dead and isinstance(getcurrent(), Task):
-            while not self._task.dead:
-                _block(self)
+        if not isinstance(getcurrent(), Task):
+            return
+        while self.is_alive():
+            if timeout is not None:
+                _pause()
+                return
+            _block(self)
 
     def is_alive(self) -> bool:
-        return self._task is not None and not self._task.dead
+        return self._task is not None and not self._ended
 
 
 def _pause() -> None:
@@ -213,7 +228,7 @@ class Threading:
 
     Lock, RLock, Condition, Event, Thread = Lock, RLock, Condition, Event, Thread
     local = real.local
-    current_thread = staticmethod(real.current_thread)
+    current_thread = staticmethod(getcurrent)
     get_ident = staticmethod(real.get_ident)
 
 

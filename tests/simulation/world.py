@@ -27,7 +27,9 @@ LATE_STEPS = 60
 """How long an answer may take that comes late."""
 
 
-CHANGES = frozenset(("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate"))
+CHANGES = frozenset(
+    ("append", "create", "create_from", "delete", "open_append", "rename", "replace", "truncate")
+)
 """Calls that change what others see."""
 
 
@@ -35,7 +37,7 @@ class Killed(BaseException):
     """The process died here. No handler of the code under test may catch it."""
 
 
-class Violation(Exception):  # noqa: N818
+class Violation(Exception):
     """A promise was broken. `rule` is a short name for it."""
 
     def __init__(self, rule: str, text: str) -> None:
@@ -77,7 +79,9 @@ class SimClock:
 class Process:
     """See the module. `faults`: number of its call → what happens there."""
 
-    def __init__(self, world: World, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, world: World, name: str, machine: str = "", offset_ms: int = 0, seed: int = 0
+    ) -> None:
         self.world, self.name, self.machine = world, name, machine
         self.clock = SimClock(world, offset_ms)
         self.randomness = SeededRandomness(seed)
@@ -106,6 +110,8 @@ class Task(greenlet):
         self.waiting: object = None
         """What it is blocked on."""
         self.resumes_at = 0
+        self.expects: object = None
+        """What wakes it before that."""
         self.daemon = False
         """It may wait for ever: it serves others."""
 
@@ -117,7 +123,7 @@ class Task(greenlet):
             pass
         except Violation as error:
             self.world.violate(error)
-        except Exception as error:  # noqa: BLE001  # an error nobody expected ends the run
+        except Exception as error:  # an error nobody expected ends the run
             self.world.violate(Violation("unexpected error", f"{self.name}: {error!r}"), error)
         self.world.finished(self)
 
@@ -177,13 +183,19 @@ class World:
         """Until all tasks have ended, or the first violation."""
         self._running = True
         try:
-            while self.violation is None:
+            while self.violation is None and any(
+                not (task.daemon or task.dead) for task in self.tasks
+            ):
                 task = self._next(None)
                 if task is None:
                     break
                 task.switch()
-            if self.violation is None and (stuck := [task for task in self.tasks if task.waiting and not task.daemon]):
-                waits = ", ".join(f"{task.name} for {type(task.waiting).__name__}" for task in stuck)
+            if self.violation is None and (
+                stuck := [task for task in self.tasks if task.waiting and not task.daemon]
+            ):
+                waits = ", ".join(
+                    f"{task.name} for {type(task.waiting).__name__}" for task in stuck
+                )
                 self.violate(Violation("an actor never ends", f"waits: {waits}"))
         finally:
             self._running = False
@@ -235,12 +247,14 @@ class World:
         if fault.kind == "late":
             self.sleep(LATE_STEPS)
 
-    def sleep(self, steps: int) -> None:
-        """Let others go on for so many steps, or until nobody else can."""
+    def sleep(self, steps: int, until: object = None) -> None:
+        """Let others go on for so many steps, or until nobody else can, or until `wake(until)`."""
         task = getcurrent()
         if not isinstance(task, Task):
             return
-        task.resumes_at = self.step + steps
+        if task.process.dead:
+            raise Killed
+        task.resumes_at, task.expects = self.step + steps, until
         self.ready.remove(task)
         self.late.append(task)
         self._switch_away(task)
@@ -262,6 +276,9 @@ class World:
             if task.waiting is what:
                 task.waiting = None
                 self._make_ready(task)
+        for task in [task for task in self.late if task.expects is what]:
+            self.late.remove(task)
+            self._make_ready(task)
 
     # ---- deaths ----
 

@@ -1,0 +1,43 @@
+"""Does the machine see what it is for? Each mend taken back must be caught; with all mends in
+place, no drill fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.drills import DRILLS, ORDERS
+from tests.simulation.explore import sweep
+from tests.simulation.install import installed
+from tests.simulation.mutations import MUTATIONS, Mutation, caught_by_drills, caught_by_itself
+
+Cases = Callable[[int], None]
+
+
+@pytest.mark.parametrize("drill", DRILLS)
+def test_one_long_pause_of_each_actor_at_each_of_its_calls_breaks_nothing(
+    drill: str, cases: Cases
+) -> None:
+    with installed():
+        for number, result in enumerate(sweep(DRILLS[drill], ORDERS.get(drill, ())), 1):
+            assert result.violation is None, f"schedule {number}: {result.violation}"
+    cases(number)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+def test_a_mend_that_is_taken_back_is_caught(mutation: Mutation, cases: Cases) -> None:
+    number, _ = caught_by_drills(mutation)
+    assert number, f"{mutation.name} was not caught"
+    cases(number)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+def test_a_mend_that_is_taken_back_is_caught_by_the_machine_itself(
+    mutation: Mutation, cases: Cases
+) -> None:
+    number, _ = caught_by_itself(mutation, 20_000)
+    assert number, f"{mutation.name} was not caught in 20,000 schedules"
+    cases(number)
