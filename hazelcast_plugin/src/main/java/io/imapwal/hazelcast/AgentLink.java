@@ -124,6 +124,14 @@ final class AgentLink {
         run(ticket);
         RuntimeException failure = ticket.failure();
         if (failure == null) {
+            for (Change change : changes) {
+                if (!guard.holds(change.stamp)) {
+                    // The partition changed hands meanwhile, and perhaps came back: Hazelcast would take the change, but the log has it
+                    // as one of a former owner, which a rewrite may void. It is repeated, with a stamp of its own.
+                    changes.forEach(each -> settler.add(this, each, -1, 0));
+                    throw OrderGuard.movedMeanwhile(change.stamp.partition());
+                }
+            }
             return;
         }
         if (ticket.appended() > 0) {

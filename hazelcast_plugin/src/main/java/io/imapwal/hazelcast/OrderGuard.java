@@ -66,4 +66,8 @@ final class OrderGuard {
     static RetryableHazelcastException moved(int partitionId) {
         return new RetryableHazelcastException("partition " + partitionId + " is changing hands; nothing was appended");
     }
+
+    static RetryableHazelcastException movedMeanwhile(int partitionId) {
+        return new RetryableHazelcastException("partition " + partitionId + " changed hands while a change of it was appended; the change is repeated");
+    }
 }
