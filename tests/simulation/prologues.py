@@ -27,7 +27,7 @@ from tests.simulation.medium import Medium, open_sim
 from tests.simulation.members import Alone, Wires
 from tests.simulation.world import World
 
-KEYS = 6
+KEYS = 4
 
 
 class _Nobody:
@@ -160,10 +160,10 @@ def _pruned(past: _Past) -> None:
 
 def _two_nodes(past: _Past) -> None:
     past.open("n1")
-    past.put(0, 1, 2)
+    past.put(0, 1)
     past.close()
     past.open("n2")
-    past.put(3, 4, 5)
+    past.put(2, 3)
     past.delete(0)
     past.close()
 

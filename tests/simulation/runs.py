@@ -268,7 +268,7 @@ def _judge_cluster(plan: Plan, stage: Stage) -> None:
     """The same, where agents write: list, let an agent of each node write, list again, twice."""
     world, past = stage.world, stage.past
     nodes = sorted({spec.node for spec in plan.specs if spec.role == "agent"})
-    for attempt in range(2):
+    for attempt in range(2 if plan.seed % 4 == 0 else 1):
         survivor = Survivor(stage, stage.media, plan.seed * 64 + 50 + attempt, "the survivor")
         try:
             found = survivor.listing()
