@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from imap_wal import layout
-from imap_wal.manifest import NOTHING_SEEN, ClusterManifest, NodeManifest, Seen, foreign_wal
+from imap_wal.manifest import ClusterManifest, NodeManifest, Seen, foreign_wal
 from rewrite_cli.survey import ClusterView, NodeView
 
 _LOST = re.compile(r"/lost/(\d{8,})/")
@@ -50,15 +50,25 @@ def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) ->
 
 
 def of_cluster(view: ClusterView) -> tuple[Seen, str]:
-    """The most that a node has seen of its cluster's manifest; and why the one that is here is older, or ""."""
-    seen, newer = NOTHING_SEEN, ""
+    """The most that a node has seen of its cluster's manifest, or the claims tell of it; and why the one that is here is
+    older, or ""."""
     manifest = view.manifest
+    seen, newer = Seen(incarnation=view.claims.newest), ""
+    if view.claims.newest > manifest.incarnation:
+        newer = f"incarnation {view.claims.newest} was claimed, the last one given here is {manifest.incarnation}"
     for node in view.nodes:
         known = node.manifest.cluster
         seen = seen.up_to(known)
         if known.newer_than(manifest.seen(view.manifest_number)):
             newer = newer or f"node {node.name!r} has seen {known}, here is {manifest.seen(view.manifest_number)}"
     return seen, newer
+
+
+def of_claims(view: ClusterView) -> str:
+    """Why the manifest of claims is older than the cluster's, or ""."""
+    if view.begun > view.claims.newest:
+        return f"incarnation {view.begun} has begun, the last one claimed is {view.claims.newest}"
+    return ""
 
 
 def misplaced_wal(node: NodeView) -> str:
