@@ -16,6 +16,7 @@ from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import ORDER, Row
 from imap_wal.errors import UnsupportedVersion
+from imap_wal.evidence import Evidence
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.manifest import NOTHING_SEEN, Archive, NodeManifest
 from imap_wal.segments import WalFolder, sorted_out
@@ -81,7 +82,7 @@ class NodeRepair:
     _end: Position = START
     _newest: int = 0
     """Number of the copy's last segment."""
-    _evidence: evidence.Evidence = field(default_factory=lambda: evidence.Evidence(0))
+    _evidence: Evidence = field(default_factory=lambda: Evidence(0))
     highest: Highest = field(default_factory=Highest)
     """Where an older manifest speaks: the highest numbers in the entries."""
     _changed: bool = False
