@@ -26,16 +26,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgpack
+
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LogError
-from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import NodeManifest
 from imap_wal.segment import SegmentReader
 from imap_wal.segments import wal_folder
 from imap_wal.settings import RecoveryMode
-from imap_wal.verdict import CLEAN, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, goes_on
+from imap_wal.verdict import CLEAN, CORRUPT, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, goes_on
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 _log = logging.getLogger("imap_wal")
@@ -200,17 +202,19 @@ class Recoverer:
         if not goes_on(before, reader.header.previous_checksum):
             return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
         for frame in reader.frames(first_frame):
-            self._checksum = frame.checksum
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
             if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
+                self._checksum = frame.checksum
                 continue  # looked at, and known
-            self._frames += 1
             if frame.kind == format.ENTRIES:
+                try:
+                    self._note_requests(frame)
+                except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+                    what = f"the checksum of this frame is right, but its content is not entries ({error!r})"
+                    return _Damage(index, Verdict(CORRUPT, place, frame.offset, self._store.size(file.path), what))
                 self._records += frame.count
-                for row in entry.rows(frame.payload):
-                    _, _, session, request = row[entry.ORDER]
-                    if request > self._requests.get(session, 0):
-                        self._requests[session] = request
+            self._frames += 1
+            self._checksum = frame.checksum
             self._end = end
         found = at_end(reader, place)
         self._whole = found.end
@@ -219,6 +223,17 @@ class Recoverer:
         if found.size > found.end and place.followed:
             self._loose.append((file.path, found.end))
         return None
+
+    def _note_requests(self, frame: Frame) -> None:
+        rows = list(entry.rows(frame.payload))
+        if len(rows) != frame.count:
+            raise ValueError(f"it promises {frame.count} entries and holds {len(rows)}")
+        found: dict[int, int] = {}
+        for row in rows:
+            _, _, session, request = row[entry.ORDER]
+            found[session] = max(request, found.get(session, 0))
+        for session, request in found.items():
+            self._requests[session] = max(request, self._requests.get(session, 0))
 
     def _place(self, index: int) -> Place:
         file, manifest = self._files[index], self._manifest
