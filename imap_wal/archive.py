@@ -25,7 +25,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from imap_wal import layout
+from imap_wal import layout, missing
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.contents import open_checked
 from imap_wal.entry import Row
@@ -549,6 +549,7 @@ def archive_sealed(
     `CorruptLog`, `ShortLog`. `write`: who reads the segments and writes the files; see `imap_wal.archiver` for one that does not hold
     up this process."""
     source = randomness or SystemRandomness()
+    last: Exception | None = None
     for _ in range(ATTEMPTS):
         number, manifest = manifests.read()
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
@@ -556,8 +557,11 @@ def archive_sealed(
         run = _Run(store, node_folder, node, manifests, number, manifest, writing, source.token().hex()[:16], write)
         try:
             return run.archive(scratch)
-        except (NotFound, LostRace):
-            continue  # a prune removed a covered segment while it was read, or the manifest moved otherwise: it says so by now
+        except (NotFound, LostRace) as error:
+            last = error  # a prune removed a covered segment while it was read, or the manifest moved otherwise: it says so by now
+    lost = missing.archive(last.path, node, manifests.read()[1]) if isinstance(last, NotFound) else None
+    if lost is not None:  # one that was to be taken in by a larger one
+        raise lost from last
     raise LostRace(f"archiving node {node!r}: files went or manifests came {ATTEMPTS} times in a row; it is tried again later")
 
 

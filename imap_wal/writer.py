@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from imap_wal import format, layout
+from imap_wal import evidence, format, layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import Fenced, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
@@ -518,22 +518,10 @@ class _Opening:
 
 
 def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
-    """`CorruptLog` where files beside a node's manifest can only have been written after a newer manifest than this one: it was put back
-    from an older copy, or the newest ones were removed. To go on would give their names and epochs to other entries."""
-    path = f"{folder}/manifest"
-    younger = [each for each in (*wal.segments, *wal.archived, *wal.void) if each.epoch > manifest.epoch]
-    if younger:
-        raise older_manifest(path, f"{younger[-1].path} was written in epoch {younger[-1].epoch}, the manifest knows {manifest.epoch}")
-    if max(wal.writers, default=0) > manifest.epoch + 1:
-        raise older_manifest(path, f"epoch {max(wal.writers)} had a writer, the manifest knows {manifest.epoch}")
-    named = {archive.path for archive in manifest.archives}
-    there = {each.name for each in wal.segments}
-    for file in store.list(f"{folder}/archive"):
-        name = layout.parse_archive_path(file.path)
-        if name is None or file.path in named:
-            continue
-        if name.epoch > manifest.epoch or (name.last[:2] > manifest.archived and name.last[:2] not in there):
-            raise older_manifest(path, f"{file.path} holds entries up to {name.last} that the manifest does not know; their segments are gone")
+    """`CorruptLog` where the files beside a node's manifest know more than it: see `imap_wal.evidence`."""
+    newer = evidence.of_files(store.list(folder), manifest, {each.name for each in wal.segments}).newer
+    if newer:
+        raise older_manifest(f"{folder}/manifest", newer)
 
 
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:

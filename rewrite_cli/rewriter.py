@@ -294,6 +294,9 @@ def rewrite(
         except NotFound as error:
             discard(log, job)
             if attempt == ATTEMPTS - 1:
+                lost = log.lost(error)
+                if isinstance(lost, ShortLog):
+                    raise lost from error
                 raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
             continue
         except KeyConflict as error:

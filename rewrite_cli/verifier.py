@@ -112,6 +112,9 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
     """What of a cluster is told without reading its files, and the files to read. A missing node is a finding about its folder."""
     newer = evidence.of_cluster(view)[1]
     findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", newer)]
+    older = evidence.of_claims(view)
+    if view.claims_number or older:
+        findings.append(_manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older))
     units: list[Unit] = []
     for name, snapshot in sorted(view.manifest.snapshots.items()):
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
