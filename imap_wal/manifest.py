@@ -26,6 +26,7 @@ FORMAT = 1
 KEEP = 64
 """How many manifests stay for readers that are slow, and for people who look."""
 READ_ATTEMPTS = 100
+INDENTED_BYTES_MAX = 16 * 1024
 MANIFEST_ADVICE = "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 
 
@@ -86,7 +87,7 @@ class ManifestLog(Generic[C]):
         nonce = self._randomness.token().hex()
         floor = max(1, number - KEEP)
         body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
-        text = json.dumps({"checksum": _checksum(body), **body}).encode()  # no indentation: that takes ten times as long
+        text = _text({"checksum": _checksum(body), **body})
         try:
             self._store.create(self._path(number), text)
         except StorageError as error:
@@ -153,6 +154,12 @@ def _without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[st
     """Without fields that say nothing: a manifest of the first format did not have them."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    """On several lines for people who look, unless it is large: that takes ten times as long."""
+    text = json.dumps(document)
+    return (json.dumps(document, indent=1) if len(text) < INDENTED_BYTES_MAX else text).encode()
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
