@@ -246,6 +246,8 @@ class NodeManifest:
     """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a log of version 1 until its next open."""
     newest: int = 0
     """Number of a segment that was in `wal/` when this was published, or is archived: a folder without it is not whole."""
+    forgotten: bool = False
+    """`imap-wal forget-node` is deleting this log: nothing opens it again."""
     cluster: Seen = NOTHING_SEEN
     """The newest of the cluster that whoever published this had seen, or had acted on. An older one is not to be read beside it."""
 
@@ -258,7 +260,7 @@ class NodeManifest:
         document = asdict(replace(self, archives=()))
         document["archives"] = [archive.to_json() for archive in self.archives]
         document["requests"] = {str(session): request for session, request in self.requests.items()}
-        for name in ("kind", "removed", "wal_id", "newest", "cluster"):  # written where they say something: version 1 had none of them
+        for name in ("kind", "removed", "wal_id", "newest", "forgotten", "cluster"):  # written where they say something: version 1 had none of them
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
@@ -280,6 +282,7 @@ class NodeManifest:
             removed=Position(*data.get("removed", START)),
             wal_id=data.get("wal_id", ""),
             newest=data.get("newest", 0),
+            forgotten=data.get("forgotten", False),
             cluster=Seen(**data.get("cluster", {})),
         )
 
@@ -569,6 +572,8 @@ def current_cluster(
     for folder in store.folders(f"{cluster_folder}/nodes"):  # before the cluster's: it then knows all that they have seen
         nodes[folder] = node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness).read()[1].cluster
     number, cluster = clusters.read()
+    if not number and store.folders(f"{cluster_folder}/snapshot"):
+        raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
     for folder, seen in nodes.items():
         if seen.newer_than(cluster.seen(number)):
             raise older_manifest(clusters.folder, f"node folder {folder} has seen {seen}, here is {cluster.seen(number)}")

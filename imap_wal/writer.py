@@ -127,6 +127,7 @@ class NodeLog:
         self._folder = identity.node_folder
         self._permit = layout.writer_path(self._folder, self.epoch)
         """While this file exists, the epoch may acknowledge."""
+        self._process = os.getpid()
         self._next_segment, self._checksum = next_segment, checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
         self._making = False
@@ -142,6 +143,8 @@ class NodeLog:
 
     def write(self, kind: int, count: int, payload: list[bytes]) -> Position:
         """Append one frame; returns the position of its first entry. Not safe before `sync`. A StorageError poisons this log, see `rewind`."""
+        if os.getpid() != self._process:
+            raise Fenced(f"this log was opened by process {self._process}; a child made by fork opens one of its own")
         segment = self._segment or self._begin()
         before = segment.size
         offset = segment.append(kind, count, payload)
@@ -314,7 +317,7 @@ class NodeLog:
 
     def close(self, clean: bool = True) -> None:
         """Seal and, if `clean`, say so in the log and in the manifest; then let go of the lock. Safe to call twice."""
-        if self._closed:
+        if self._closed or os.getpid() != self._process:  # a child made by fork must not end its parent's log, nor release its lock
             return
         try:
             if clean:
@@ -415,6 +418,10 @@ class _Opening:
         raise LostRace(f"the manifest of node {self._identity.node!r} changes without end; stop what archives or prunes it, and open again")
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+        if before.forgotten:
+            raise MissingNode(
+                f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): run that again to its end, and then open a new log"
+            )
         cluster_number, cluster = self.clusters.read()
         if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
             # Only then all nodes are asked: this one may be the first to see that the cluster's manifest was put back.
