@@ -6,7 +6,7 @@
     close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
 
 Where the storage can append, a segment is a file that grows; where it cannot, every sync is one immutable object (`ObjectSegment`), a segment of its own.
-Not thread-safe, except `new_session`, `manifests` and `requests`: the committer owns it.
+Not thread-safe, except `new_session`, `move_checkpoint`, `manifests` and `requests`: the committer owns it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -309,6 +310,19 @@ class NodeLog:
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)
 
+    def move_checkpoint(self, end: Position, requests: Mapping[int, int], *, clean: bool = False) -> None:
+        """Have the next recovery begin at the frame of `end`, which is safe, with the requests that are in the log up to there.
+        `Fenced`, `LostRace`, StorageError. Safe from any thread."""
+
+        def change(manifest: NodeManifest) -> NodeManifest:
+            self._own(manifest)
+            # An archive run may have moved it further meanwhile.
+            last = {session: max(request, manifest.requests.get(session, 0)) for session, request in requests.items()}
+            known = manifest.known_requests({**manifest.requests, **last})
+            return replace(manifest, clean=clean or manifest.clean, requests=known, checkpoint=max(end, manifest.checkpoint))
+
+        self.manifests.update(change)
+
     def _own(self, manifest: NodeManifest) -> None:
         if manifest.epoch != self.epoch:
             raise Fenced(f"node {self.identity.node!r} is at epoch {manifest.epoch}, this writer at {self.epoch}: another process took over")
@@ -327,14 +341,7 @@ class NodeLog:
                     self.write(format.CLEAN_SHUTDOWN, 1, [msgpack.packb([self.clock.now_ms(), dict(self.requests)])])
                     self.sync()
                     self.rotate()
-                requests, end = dict(self.requests), self.end
-
-                def change(manifest: NodeManifest) -> NodeManifest:
-                    self._own(manifest)
-                    known = manifest.known_requests(requests)
-                    return replace(manifest, clean=True, requests=known, checkpoint=max(end, manifest.checkpoint))
-
-                self.manifests.update(change)
+                self.move_checkpoint(self.end, dict(self.requests), clean=True)
                 if self._appends:
                     self.store.delete(self._permit)
         finally:

@@ -13,7 +13,9 @@ from rewrite_cli.survey import ClusterView, NodeView
 def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) -> Evidence:
     """What the names of a node's files say, and the marks of snapshots, beside this manifest of the node."""
     found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
-    last = max(manifest.newest, manifest.checkpoint.segment, manifest.archived[1])
+    # Of objects, the manifest learns only now and then which were made since it was opened.
+    there = [each.number for each in node.wal.segments]
+    last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
     for name, snapshot in cluster.snapshots.items():
         mark = snapshot.marks.get(node.name)
         if mark is not None and mark.directory == manifest.directory:

@@ -113,7 +113,12 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
 
 def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
     folder = layout.node_folder(cluster, name)
-    files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
-    number, manifest = node_manifests(store, folder, SystemClock(), SystemRandomness()).read()
-    wal = [file for file in files if file.path.startswith(f"{folder}/wal/")]
-    return NodeView(name, folder, number, manifest, sorted_out(wal, manifest.archived), files)
+    manifests = node_manifests(store, folder, SystemClock(), SystemRandomness())
+    for _ in range(ATTEMPTS):
+        files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
+        number, manifest = manifests.read()
+        wal = sorted_out((file for file in files if file.path.startswith(f"{folder}/wal/")), manifest.archived)
+        last = max((segment.number for segment in wal.segments), default=manifest.archived[1])
+        if max(manifest.newest, manifest.checkpoint.segment) <= last:
+            break  # else a segment was begun between the two, or is missing
+    return NodeView(name, folder, number, manifest, wal, files)

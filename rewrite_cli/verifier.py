@@ -21,6 +21,7 @@ from typing import Any
 
 import google_crc32c
 
+from imap_wal import missing
 from imap_wal import verdict as verdicts
 from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
@@ -120,8 +121,7 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
             piece = Piece(SNAPSHOT, "", str(path), name)
             size = snapshot.bytes // len(snapshot.files)
-            named = partial(_names_snapshot, store, view, piece.path)
-            units.append(Unit(piece.path, size, SNAPSHOT, 0, partial(_parquet, store, piece, None, int(wanted), named)))
+            units.append(Unit(piece.path, size, SNAPSHOT, 0, partial(_parquet, store, piece, None, int(wanted))))
     for name in view.missing_nodes:
         if wants_node(name):
             what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here"
@@ -159,8 +159,7 @@ def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: li
     yield _manifest(f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest, view.manifest).newer)
     for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
         piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
-        named = partial(_names_archive, store, node, archive.path)
-        units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum, named)))
+        units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
     misplaced = evidence.misplaced_wal(node)
     if misplaced:
         yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING_ADVICE)
@@ -253,21 +252,8 @@ def _lost(found: Finding, segment: SegmentFile, scan: Scan) -> Finding:
     )
 
 
-def _names_archive(store: SegmentStore, node: NodeView, path: str) -> bool:
-    """Whether the node's newest manifest names the archive."""
-    manifest = node_manifests(store, node.folder, SystemClock(), SystemRandomness()).read()[1]
-    return path in {archive.path for archive in manifest.archives}
-
-
-def _names_snapshot(store: SegmentStore, view: ClusterView, path: str) -> bool:
-    """Whether the cluster's newest manifest names the file."""
-    manifest = cluster_manifests(store, view.folder, SystemClock(), SystemRandomness()).read()[1]
-    return any(path in snapshot.files for snapshot in manifest.snapshots.values())
-
-
-def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int, named: Callable[[], bool], deadline: Deadline) -> Finding:
-    """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none. `named`: whether the newest manifest still
-    names the file."""
+def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int, deadline: Deadline) -> Finding:
+    """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
     found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
     if piece.first > START:
         found = replace(found, first_lost=str(piece.first), last_lost=str(piece.last), lost_records=records)
@@ -286,15 +272,28 @@ def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int
             count += len(batch.rows)
             deadline.check()
     except NotFound:
-        if not named():
-            return Finding(piece.path, piece.kind, CLEAN, what="replaced or removed while it was being verified")
-        return replace(found, offset=0, what="the manifest names this file, and it is not there")
+        lost = _still_named(store, piece)
+        if lost is None:
+            what = "merged or removed while it was being verified"
+            return Finding(piece.path, piece.kind, CLEAN, what=what)
+        return replace(found, offset=0, what=lost.what)
     except LogError as error:
         said = damaged(piece.path, piece.kind, found.bytes, error, None)
         return _readable(store, replace(found, status=said.status, offset=said.offset, what=said.what, advice=said.advice), piece, records)
     if records is not None and count != records:
         return replace(found, records=count, lost_records=records - count, what=f"{count} records, the manifest says {records}")
     return Finding(piece.path, piece.kind, CLEAN, found.bytes, count)
+
+
+def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
+    """Why the absence of a file is damage: the manifest, read again, names it; None where it does not."""
+    folders = piece.path.split("/")
+    clock, randomness = SystemClock(), SystemRandomness()
+    if piece.kind == ARCHIVE:
+        manifests = node_manifests(store, "/".join(folders[:4]), clock, randomness)
+        return missing.archive(piece.path, piece.node, manifests.read()[1])
+    clusters = cluster_manifests(store, "/".join(folders[:2]), clock, randomness)
+    return missing.snapshot_file(piece.path, clusters.read()[1])
 
 
 def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | None) -> Finding:

@@ -10,7 +10,7 @@ from imap_wal import layout
 from imap_wal.errors import CorruptLog
 from imap_wal.evidence import of_files
 from imap_wal.format import Position
-from imap_wal.manifest import Archive, ClusterManifest, NodeManifest
+from imap_wal.manifest import Archive, ClusterManifest, Mark, NodeManifest, Snapshot
 from imap_wal.segments import sorted_out
 from imap_wal.writer import _demand_current
 from rewrite_cli import evidence
@@ -74,3 +74,13 @@ def test_an_open_refuses_a_manifest_older_than_a_file_that_a_later_epoch_put_asi
     store.create(layout.lost_path(folder, 9, layout.wal_path(folder, 1, 1)), b"x")
     with pytest.raises(CorruptLog, match="epoch 9"):
         embedded(store)
+
+
+def test_a_snapshot_of_objects_that_the_manifest_does_not_know_yet_is_no_evidence() -> None:
+    """On an object store the manifest names the newest segment of the last open."""
+    mark = Mark("d", Position(3, 8, 0, 0))
+    cluster = ClusterManifest(snapshots={"m": Snapshot(1, (), {"n1": mark}, 0, 0, 0, 0)})
+    for number, older in ((8, False), (7, True)):
+        file = StoredFile(layout.wal_path(NODE, 3, number), 1, 0)
+        view = NodeView("n1", NODE, 1, MANIFEST, sorted_out([file], MANIFEST.archived), (file,))
+        assert bool(evidence.of_node(view, MANIFEST, cluster).newer) == older

@@ -6,15 +6,20 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from imap_wal import committer as module
 from imap_wal import format
+from imap_wal.committer import CHECKPOINT_S, Batch, Committer
+from imap_wal.errors import Fenced
+from imap_wal.ring import RingBuffer
 from imap_wal.writer import NodeLog
 from storage_backends.gate import GatedStore
 from storage_backends.interface import SegmentStore
 from storage_backends.objects import LocalObjects
-from tests.support import node_log, row
+from tests.support import FakeClock, embedded, eventually, node_log, row
 
 
 class Counted(GatedStore):
@@ -79,3 +84,84 @@ def test_a_recovery_reads_each_object_with_one_request_and_several_at_a_time(obj
     assert [calls for path, calls in sorted(counted.calls.items())[:39]] == [1] * 39
     assert 1 < counted.at_most <= 8
     taken.close()
+
+
+def committer(log: NodeLog) -> Committer:
+    settings = log.settings
+    ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
+    return Committer(ring, log, settings, log.clock)
+
+
+def put(made: Committer, requests: range) -> None:
+    for request in requests:
+        batch = Batch([row(f"k{request}", "v", request=request)], 1, session=1, request=request)
+        made.submit(batch)
+        made.wait(batch)
+        batch.result()
+        made.checkpoint_if_due()  # as the keeper does
+
+
+def test_a_crash_after_many_commits_reads_the_last_objects_only(objects: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.CHECKPOINT_COMMITS <= 1000
+    monkeypatch.setattr(module, "CHECKPOINT_COMMITS", 50)
+    log = node_log(objects)
+    put(committer(log), range(1, 171))
+    counted = Counted(objects)
+    taken = node_log(counted, takeover=True)
+    assert taken.recovery.records <= 50
+    assert len(counted.calls) <= 50 + 2  # the frame of the checkpoint, and the fence
+    assert taken.requests[1] == 170
+    taken.close()
+
+
+def test_the_checkpoint_of_an_open_store_follows_its_commits(objects: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECKPOINT_S", 0.0)
+    with embedded(objects) as store:
+        store.map("m")["k"] = 1
+        log = store._log
+        eventually(lambda: log.manifests.read()[1].checkpoint == log.end, "the checkpoint moves")
+
+
+def test_the_checkpoint_moves_after_a_minute_if_there_is_something_new(objects: SegmentStore) -> None:
+    log = node_log(objects)
+    made = committer(log)
+    before = log.manifests.read()
+    put(made, range(1, 4))
+    assert log.manifests.read() == before
+    cast(FakeClock, log.clock).advance(CHECKPOINT_S)
+    made.checkpoint_if_due()
+    moved = log.manifests.read()
+    assert (moved[1].checkpoint, moved[1].requests, moved[1].clean) == (log.end, {1: 3}, False)
+    cast(FakeClock, log.clock).advance(CHECKPOINT_S)
+    made.checkpoint_if_due()
+    assert log.manifests.read() == moved, "nothing new, so nothing is published"
+    log.close()
+
+
+def test_a_replaced_writer_moves_no_checkpoint(objects: SegmentStore) -> None:
+    log = node_log(objects)
+    made = committer(log)
+    put(made, range(1, 4))
+    taken = node_log(objects, takeover=True)
+    before = taken.manifests.read()
+    cast(FakeClock, log.clock).advance(CHECKPOINT_S)
+    with pytest.raises(Fenced):
+        made.checkpoint_if_due()
+    assert taken.manifests.read() == before
+    taken.close()
+
+
+def test_a_checkpoint_that_comes_late_lowers_nothing(objects: SegmentStore) -> None:
+    log = node_log(objects)
+    made = committer(log)
+    put(made, range(1, 3))
+    early, requests = log.end, dict(log.requests)
+    put(made, range(3, 6))
+    log.move_checkpoint(log.end, log.requests)
+    moved = log.manifests.read()[1]
+    log.move_checkpoint(early, requests)
+    assert log.manifests.read()[1] == moved
+    log.close()
+    log.move_checkpoint(early, requests)
+    assert log.manifests.read()[1].clean
+    node_log(objects).close()
