@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import imap_wal
+from imap_wal import manifest
 from imap_wal.restore import ClusterLog
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
@@ -194,7 +195,11 @@ PROLOGUES: dict[str, Callable[[_Past], None]] = {
 def _made(kind: str, name: str) -> _Past:
     past = _Past(kind)
     threads.enter(past.world)
-    PROLOGUES[name](past)
+    kept, manifest.KEEP = manifest.KEEP, 1  # every listing of a run would show the others
+    try:
+        PROLOGUES[name](past)
+    finally:
+        manifest.KEEP = kept
     for medium in past.media.values():
         medium.locks.clear()
         medium.changes.clear()
