@@ -50,6 +50,8 @@ _log = logging.getLogger("imap_wal")
 
 OPEN_ATTEMPTS = 20
 """How often an open begins again because the manifest moved while it looked at the log."""
+SESSIONS_A_LOG = 2**20
+"""More than a log ever gives."""
 PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
 
@@ -448,6 +450,7 @@ class _Opening:
             epoch=before.epoch + 1,
             clean=False,
             directory=before.directory or self._randomness.name(),
+            session=before.session if before.directory else self._first_session(cluster, cluster_number),
             wal_id=before.wal_id or self._randomness.name(),
         )
 
@@ -468,6 +471,12 @@ class _Opening:
         manifest = self.manifests.update(change)
         self._register(manifest.directory)
         return manifest, recovered
+
+    def _first_session(self, cluster: ClusterManifest, number: int) -> int:
+        """Where the sessions of a new log begin. Order compares them with those of a former log under this node name, which may be lost:
+        so they begin above all that it can have given, by the number of the cluster's manifest, which grew when it was registered."""
+        known_before = self._identity.node in cluster.nodes or cluster.forgotten
+        return number * SESSIONS_A_LOG if known_before else 0
 
     def _shut_out(self, before: NodeManifest) -> None:
         """After this, the writer of that epoch acknowledges nothing more."""

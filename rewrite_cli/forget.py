@@ -8,7 +8,7 @@ from functools import partial
 
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.layout import Identity
-from imap_wal.manifest import ClusterManifest, NodeManifest
+from imap_wal.manifest import ClusterManifest, NodeManifest, node_manifests
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.removal import plan_covered
 from imap_wal.restore import ClusterLog, ClusterState
@@ -37,6 +37,9 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     `lose`, `InvalidSetting` where entries would be lost: those that no snapshot covers, or all of a log that cannot be read."""
     state = log.state()
     log_id = state.manifest.nodes.get(node)
+    left = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness).read()[1]
+    if log_id is None and left.forgotten:  # an earlier run did not end
+        return ForgetReport(node, left.directory, "", (), _files(log, node) if dry_run else _delete(log, node), dry_run)
     if log_id is None:
         raise InvalidSetting(f"cluster {log.cluster!r} has no node {node!r}; it has {', '.join(sorted(state.manifest.nodes)) or 'none'}")
     missing = state.missing.get(node, "")
@@ -56,9 +59,7 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
                 _demand_nothing_lost(node, missing, uncovered)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
         _unregister(log, node, log_id)
-        files = _files(log, node)
-        for path in sorted(files, key=lambda path: "/manifest/" in path):  # the manifests last: until then it is known whose files they are
-            log.store.delete(path)
+        files = _delete(log, node)
     if log.store.capabilities.locks:  # else leases, which stay: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, uncovered, files, dry_run)
@@ -88,6 +89,14 @@ def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ..
         return (*archives, *(piece.path for piece in segments if any(changes.rows for changes in read_piece(log.store, piece))))
     except NotFound as error:
         raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); look again whether the node is gone") from error
+
+
+def _delete(log: ClusterLog, node: str) -> tuple[str, ...]:
+    files = _files(log, node)
+    newest = max((path for path in files if "/manifest/" in path), default="")
+    for path in sorted(files, key=lambda path: (path == newest, "/manifest/" in path)):  # the newest manifest last: it says that all this may go
+        log.store.delete(path)
+    return files
 
 
 def _files(log: ClusterLog, node: str) -> tuple[str, ...]:

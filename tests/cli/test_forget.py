@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode
+from imap_wal.layout import Identity
 from imap_wal.restore import ClusterLog
+from imap_wal.settings import Settings
+from imap_wal.writer import NodeLog, open_node_log
 from rewrite_cli.forget import forget_node
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.rewriter import rewrite
+from storage_backends import StorageError, Unavailable
 from storage_backends.memory import MemoryStore
 from tests.actors.test_named_cases import Interrupted
 from tests.cli.conftest import Run
@@ -118,6 +123,55 @@ def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(
         if slow.calls <= at:
             break
     assert refused and forgotten
+
+
+def test_forgetting_that_fails_at_any_call_is_ended_by_the_next(memory: MemoryStore) -> None:
+    write(memory, "n1", a=1)
+    write(memory, "n2", b=2)
+    rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
+    for at in range(300):
+        left = MemoryStore(f"fails-{at}-{id(memory)}")
+        for file in memory.list(""):
+            left.create(file.path, memory.read(file.path))
+        slow = Interrupted(left)
+
+        def fail() -> None:
+            raise Unavailable("the storage is away")
+
+        slow.at, slow.meanwhile = at, fail
+        try:
+            forget_node(ClusterLog(slow, "default", "embedded"), "n2")
+        except (ImapWalError, StorageError):
+            if left.list("default/embedded/nodes/n2"):
+                forget_node(ClusterLog(left, "default", "embedded"), "n2")
+        assert not [file for file in left.list("default/embedded/nodes/n2") if "writer.lock" not in file.path]
+        with imap_wal.open("memory://", node="n1", storage=left) as store:
+            assert dict(store.map("m")) == {"a": 1, "b": 2}
+        if slow.calls <= at:
+            return
+    pytest.fail("forgetting takes more calls than were tried")
+
+
+@pytest.mark.parametrize("known", ["forgotten", "replaced"])
+def test_a_new_log_under_a_former_nodes_name_begins_above_its_sessions(memory: MemoryStore, known: str) -> None:
+    """A member goes on in its incarnation and partition version: only the session says that its change is the newer one."""
+    node = Identity("default", "c", "n1")
+
+    def opened() -> NodeLog:
+        settings = Settings(preallocate=False, recovery_policy="partial")
+        return open_node_log(memory, node, settings, SystemClock(), SystemRandomness())
+
+    log = opened()
+    given = [log.new_session(f"plugin-{start}") for start in range(3)]
+    log.close()
+    if known == "forgotten":
+        forget_node(ClusterLog(memory, "default", "c"), "n1")
+    else:
+        for file in memory.list(node.node_folder):
+            memory.delete(file.path)
+    again = opened()
+    assert again.new_session("plugin-0") > max(given)
+    again.close()
 
 
 @pytest.mark.parametrize("lost", ["every manifest", "the cluster's manifests"])
