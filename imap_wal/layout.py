@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -29,6 +30,7 @@ _WRITER = re.compile(r"/wal/(\d{8,})\.writer$")
 _ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
 
 
+@lru_cache(10_000)
 def encode(name: str) -> str:
     """A name as one path component: everything but letters, digits, `_` and `-` is percent-encoded, dots too."""
     if not name:
@@ -36,6 +38,7 @@ def encode(name: str) -> str:
     return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
 
 
+@lru_cache(10_000)
 def decode(component: str) -> str:
     """The name a path component stands for."""
     return unquote(component)
