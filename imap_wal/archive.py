@@ -65,7 +65,8 @@ BATCH_BYTES = PAYLOAD_BYTES_MAX
 OPEN_FILES_MAX = 128
 """Maps that one pass over the segments writes; a log of more maps takes more passes."""
 ATTEMPTS = 8
-"""How often an archive run begins anew because segments went while it read them, or the manifest moved."""
+"""How often an archive run begins anew because segments went while it read them, or the manifest
+moved."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
 ABSORB_MAX = 8
 """So many archives of one map and about one size become one, up to the larger size."""
@@ -171,8 +172,8 @@ def batches(
     checksum: int = 0,
     records: int = 0,
 ) -> Iterator[Any]:
-    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the whole file and `records` are what
-    the manifest says of it; 0: it says nothing.
+    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the
+    whole file and `records` are what the manifest says of it; 0: it says nothing.
 
     Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
     with open_checked(store, path, checksum) as source:
@@ -310,7 +311,8 @@ class ParquetFile:
         self._batches, self._rows, self.buffered = [], 0, 0
 
     def publish(self, store: SegmentStore, path: str) -> Published:
-        """Close, and show it under its name, which nobody else chooses. `AlreadyExists` where another file has it."""
+        """Close, and show it under its name, which nobody else chooses. `AlreadyExists` where
+        another file has it."""
         self._close()
         try:
             store.create_from(path, str(self.local))
@@ -401,8 +403,9 @@ class _MapFile:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
-    """What `write_archives` does: a plain value that can be sent to another process. `folder`: where Parquet files grow on this machine; whoever made it deletes
-    it. `bytes`: what the segments take."""
+    """What `write_archives` does: a plain value that can be sent to another process. `folder`:
+    where Parquet files grow on this machine; whoever made it deletes it. `bytes`: what the segments
+    take."""
 
     node_folder: str
     node: str
@@ -416,8 +419,8 @@ class ArchiveJob:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of it: files on the storage that no manifest names yet, the archives that are in them as well, and what else the manifest must keep of
-    the segments."""
+    """What came of it: files on the storage that no manifest names yet, the archives that are in
+    them as well, and what else the manifest must keep of the segments."""
 
     archives: tuple[Archive, ...]
     absorbed: tuple[Archive, ...]
@@ -428,14 +431,16 @@ Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], Written]
 
 
 def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
-    """Read the segments, write and publish a Parquet file a map. Changes nothing that counts: that is up to the manifest."""
+    """Read the segments, write and publish a Parquet file a map. Changes nothing that counts: that
+    is up to the manifest."""
     work = _Pass(store, job)
     work.run()
     return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
 
 
 class _Pass:
-    """One run of `write_archives`: what it learns from the segments while it writes the Parquet files."""
+    """One run of `write_archives`: what it learns from the segments while it writes the Parquet
+    files."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = store, job.node_folder, job.node, job.pieces, job.folder
@@ -497,8 +502,9 @@ class _Pass:
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:
-    """Of a map's archives, the last ones that the next takes in, so that there are never many: in steps, each of about eight
-    times the size of the one before, at most `ABSORB_MAX - 1` archives stay. An entry is written again once a step."""
+    """Of a map's archives, the last ones that the next takes in, so that there are never many: in
+    steps, each of about eight times the size of the one before, at most `ABSORB_MAX - 1` archives
+    stay. An entry is written again once a step."""
     ordered = sorted(archives, key=lambda archive: archive.first)
     taken: list[Archive] = []
     while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:
@@ -543,11 +549,12 @@ def archive_sealed(
 ) -> Archived:
     """Turn sealed segments into archives. Only for who owns the node's log, or holds its lock.
 
-    `epoch`: that of the caller's log (default: the present one); `Fenced` where the node is at another one by the time the archives
-    are published: then nothing of them counts. `writing`: number of the segment being written, or that will be written next: only
-    those below it are taken. None: nobody writes, all are taken. Damage in a sealed segment stops the run before anything is changed:
-    `CorruptLog`, `ShortLog`. `write`: who reads the segments and writes the files; see `imap_wal.archiver` for one that does not hold
-    up this process."""
+    `epoch`: that of the caller's log (default: the present one); `Fenced` where the node is at
+    another one by the time the archives are published: then nothing of them counts. `writing`:
+    number of the segment being written, or that will be written next: only those below it are
+    taken. None: nobody writes, all are taken. Damage in a sealed segment stops the run before
+    anything is changed: `CorruptLog`, `ShortLog`. `write`: who reads the segments and writes the
+    files; see `imap_wal.archiver` for one that does not hold up this process."""
     source = randomness or SystemRandomness()
     for _ in range(ATTEMPTS):
         number, manifest = manifests.read()
@@ -620,8 +627,9 @@ class _Run:
         )
 
     def _publish(self, work: Written) -> None:
-        """Name the archives in the manifest. Their paths are of this run only: where they certainly are not named, they are deleted;
-        after any other failure they stay, and the writer of a later epoch deletes them if no manifest names them."""
+        """Name the archives in the manifest. Their paths are of this run only: where they certainly
+        are not named, they are deleted; after any other failure they stay, and the writer of a
+        later epoch deletes them if no manifest names them."""
         before, last = self._manifest, self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
@@ -643,8 +651,8 @@ class _Run:
             raise
 
     def _forget(self) -> None:
-        """Delete what this run wrote before it failed; no other run has its nonce. What the newest manifest names stays: it may have
-        been published all the same, and others after it."""
+        """Delete what this run wrote before it failed; no other run has its nonce. What the newest
+        manifest names stays: it may have been published all the same, and others after it."""
         with suppress(StorageError, ImapWalError):  # a later epoch sweeps
             files = self._store.list(f"{self._folder}/archive")
             named = {archive.path for archive in self._manifests.read()[1].archives}
@@ -653,8 +661,9 @@ class _Run:
                     self._store.delete(file.path)
 
     def _sweep(self) -> None:
-        """Delete what an earlier run left behind when it died: archives of earlier epochs that the manifest does not name, which no
-        manifest will ever name. Those of this epoch may be another run's that is about to publish them."""
+        """Delete what an earlier run left behind when it died: archives of earlier epochs that the
+        manifest does not name, which no manifest will ever name. Those of this epoch may be another
+        run's that is about to publish them."""
         known = {archive.path for archive in self._manifest.archives}
         for file in self._store.list(f"{self._folder}/archive"):
             name = layout.parse_archive_path(file.path)
@@ -667,9 +676,10 @@ class _Run:
 
 
 def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> None:
-    """Delete files of segments that are archived or covered. `epoch`: the node's present one. Of objects, each of which is one commit,
-    two kinds stay: those that keep a replaced writer out, and the newest, without which a copy of the folder that was made meanwhile
-    could miss all of them and be taken for whole (of a log that appends, the manifest knows each segment)."""
+    """Delete files of segments that are archived or covered. `epoch`: the node's present one. Of
+    objects, each of which is one commit, two kinds stay: those that keep a replaced writer out, and
+    the newest, without which a copy of the folder that was made meanwhile could miss all of them
+    and be taken for whole (of a log that appends, the manifest knows each segment)."""
     kept: set[str] = set()
     if not store.capabilities.durable_append:
         listed = store.list(f"{node_folder}/wal")

@@ -20,7 +20,8 @@ from storage_backends import NotFound, SegmentStore, StorageError
 
 CHUNK_BYTES = 1024 * 1024
 SPOOL_BYTES = 8 * 1024 * 1024
-"""A remote file up to this size is held in memory while it is read; a larger one in a scratch file."""
+"""A remote file up to this size is held in memory while it is read; a larger one in a scratch
+file."""
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 
 

@@ -12,10 +12,10 @@ checksum is right by chance (one in four thousand million for each place).
 
 The work. A place may claim megabytes, and values can hold such a place every few bytes: to hash
 them all would be quadratic. But a CRC is linear. From the CRCs of all that stands before each 64th
-byte, the CRC of any range follows with `extend` over fewer than 128 bytes at its ends. No two places
-are 9 bytes apart (the type of the second would be a byte of the first one's synced offset, and that
-one is zero). So at most half of the bytes begin one, and fewer than 75 bytes are hashed for each
-byte that is searched.
+byte, the CRC of any range follows with `extend` over fewer than 128 bytes at its ends. No two
+places are 9 bytes apart (the type of the second would be a byte of the first one's synced offset,
+and that one is zero). So at most half of the bytes begin one, and fewer than 75 bytes are hashed
+for each byte that is searched.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ _Tables = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ..
 
 
 def shifted(crc: int, count: int) -> int:
-    """What `count` bytes that follow make of a CRC, whatever they are. A negative `count` takes that back."""
+    """What `count` bytes that follow make of a CRC, whatever they are. A negative `count` takes
+    that back."""
     count %= _ORDER
     power = 0
     while count:

@@ -85,7 +85,8 @@ class Keeper:
             worker.stop()
 
     def until_stop(self, store: SegmentStore) -> SegmentStore:
-        """The store for what takes long and may be left unfinished: after `stop` every call raises `Closed`."""
+        """The store for what takes long and may be left unfinished: after `stop` every call raises
+        `Closed`."""
         return _UntilStop(store, self._stop)
 
     def _keep(self, committer: Committer) -> Turn:
@@ -154,7 +155,8 @@ class _UntilStop(GatedStore):
 
 
 def _attempt(worker: Worker, work: Callable[[], object]) -> str:
-    """Do it, and say what went wrong: no caller waits for it. Nothing was lost by it, and it is tried again."""
+    """Do it, and say what went wrong: no caller waits for it. Nothing was lost by it, and it is
+    tried again."""
     try:
         work()
     except (ImapWalError, StorageError) as error:

@@ -78,8 +78,9 @@ def wal_path(node: str, epoch: int, segment: int) -> str:
 
 
 def recovered_path(wal: str, by: int) -> str:
-    """Where the recovery of epoch `by` puts its copy of the segment `wal`, which may be such a copy itself. The writer before it
-    does not know this name: what it still appends by name goes into a file that nothing reads."""
+    """Where the recovery of epoch `by` puts its copy of the segment `wal`, which may be such a copy
+    itself. The writer before it does not know this name: what it still appends by name goes into a
+    file that nothing reads."""
     return f"{original_path(wal).removesuffix('.wal')}.{by:08d}.wal"
 
 
@@ -118,12 +119,14 @@ def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def log_path(node: str, log_id: str) -> str:
-    """The file that says whose segments are in this folder. A `wal_dir` on another machine's disk has none, or another's."""
+    """The file that says whose segments are in this folder. A `wal_dir` on another machine's disk
+    has none, or another's."""
     return f"{node}/wal/{log_id}.log"
 
 
 def writer_path(node: str, epoch: int) -> str:
-    """The file whose absence tells the writer of `epoch` that it was replaced. Where nothing can be appended, see `fences`."""
+    """The file whose absence tells the writer of `epoch` that it was replaced. Where nothing can be
+    appended, see `fences`."""
     return f"{node}/wal/{epoch:08d}.writer"
 
 
@@ -150,12 +153,14 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
 
 
 def archive_path(node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str) -> str:
-    """A name that no other run ever chooses: `epoch` is that of the node when the archive was made."""
+    """A name that no other run ever chooses: `epoch` is that of the node when the archive was
+    made."""
     return f"{node}/archive/{encode(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
 
 
 class ArchiveName(NamedTuple):
-    """What the name of an archive says. `epoch`: that of the node when it was made; 0 of a name of version 1."""
+    """What the name of an archive says. `epoch`: that of the node when it was made; 0 of a name of
+    version 1."""
 
     first: Position
     last: Position

@@ -40,8 +40,8 @@ C = TypeVar("C", bound=Content)
 
 
 class ManifestLog(Generic[C]):
-    """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only the manifest it read last, and that
-    is asked for again when the listing shows another file."""
+    """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only
+    the manifest it read last, and that is asked for again when the listing shows another file."""
 
     def __init__(self, store: SegmentStore, folder: str, kind: type[C], empty: C, clock: Clock, randomness: Randomness) -> None:
         self.folder = f"{folder}/manifest"
@@ -80,8 +80,9 @@ class ManifestLog(Generic[C]):
         raise LostRace(f"{self.folder}: other writers published first {attempts} times in a row; try again when they are done")
 
     def publish(self, after: int, content: C) -> bool:
-        """Publish `content` as the successor of manifest `after`; False when another one has come after that. For who acted on the
-        manifest `after` and on nothing else. After a StorageError it is not known whether it was published."""
+        """Publish `content` as the successor of manifest `after`; False when another one has come
+        after that. For who acted on the manifest `after` and on nothing else. After a StorageError
+        it is not known whether it was published."""
         number = after + 1
         nonce = self._randomness.token().hex()
         floor = max(1, number - KEEP)
@@ -168,7 +169,8 @@ SESSIONS_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far a cluster's manifest was: its number, the last snapshot generation and the last incarnation given."""
+    """How far a cluster's manifest was: its number, the last snapshot generation and the last
+    incarnation given."""
 
     number: int = 0
     generation: int = 0
@@ -236,14 +238,18 @@ class NodeManifest:
     removed: Position = START
     """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some. Reading in order is whole only above it."""
     wal_id: str = ""
-    """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a log of version 1 until its next open."""
+    """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a
+    log of version 1 until its next open."""
     newest: int = 0
-    """Number of a segment that was in `wal/` when this was published, or is archived: a folder without it is not whole."""
+    """Number of a segment that was in `wal/` when this was published, or is archived: a folder
+    without it is not whole."""
     cluster: Seen = NOTHING_SEEN
-    """The newest of the cluster that whoever published this had seen, or had acted on. An older one is not to be read beside it."""
+    """The newest of the cluster that whoever published this had seen, or had acted on. An older one
+    is not to be read beside it."""
 
     def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
-        """Those of sessions that can still send something again: of the last plug-in starts, and of the last writers."""
+        """Those of sessions that can still send something again: of the last plug-in starts, and of
+        the last writers."""
         known = set(self.plugins.values())
         return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
 
@@ -380,8 +386,8 @@ def _marks(data: dict[str, Any]) -> dict[str, Mark]:
 
 
 def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of 100 nodes have 100,000 marks, and
-    one rewrite of all maps makes 100 distinct ones."""
+    """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of
+    100 nodes have 100,000 marks, and one rewrite of all maps makes 100 distinct ones."""
     keys: dict[int, tuple[Any, ...]] = {}
     users: dict[tuple[Any, ...], int] = {}
     for snapshot in snapshots.values():
@@ -484,9 +490,10 @@ CLAIMS_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class ClaimManifest:
-    """Which Hazelcast cluster may write: looked at between every sync and acknowledgement, so it has a small manifest of its own. `claims`:
-    cluster id → incarnation claimed for it. From the moment a newer one is here, agents acknowledge nothing for an older one; only
-    then are the cuts read and the lifetime published, so no acknowledged change lies above a cut."""
+    """Which Hazelcast cluster may write: looked at between every sync and acknowledgement, so it
+    has a small manifest of its own. `claims`: cluster id → incarnation claimed for it. From the
+    moment a newer one is here, agents acknowledge nothing for an older one; only then are the cuts
+    read and the lifetime published, so no acknowledged change lies above a cut."""
 
     claims: Mapping[str, int] = field(default_factory=dict)
 
@@ -543,8 +550,9 @@ def older_manifest(path: str, evidence: str) -> CorruptLog:
 
 
 def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest) -> str:
-    """What to say where a snapshot covers more of a node's log than there is of it, up to the segment `last`: the node's folder was put
-    back from an older copy, and what is written to it next would be taken for covered. "" where none does."""
+    """What to say where a snapshot covers more of a node's log than there is of it, up to the
+    segment `last`: the node's folder was put back from an older copy, and what is written to it
+    next would be taken for covered. "" where none does."""
     end = max(last, manifest.archived)
     for marks in cluster.distinct_marks:
         mark = marks.get(node)
@@ -556,8 +564,9 @@ def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluste
 def current_cluster(
     store: SegmentStore, cluster_folder: str, clusters: ManifestLog[ClusterManifest], clock: Clock, randomness: Randomness
 ) -> ClusterManifest:
-    """The cluster's manifest. `CorruptLog` where a node has seen more of its cluster than is in it: then it was put back from an older
-    copy, and would give generations and incarnations a second time."""
+    """The cluster's manifest. `CorruptLog` where a node has seen more of its cluster than is in it:
+    then it was put back from an older copy, and would give generations and incarnations a second
+    time."""
     nodes = {}
     for folder in store.folders(f"{cluster_folder}/nodes"):  # before the cluster's: it then knows all that they have seen
         nodes[folder] = node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness).read()[1].cluster

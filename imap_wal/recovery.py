@@ -85,7 +85,8 @@ class _File(NamedTuple):
 
 
 class _Damage(NamedTuple):
-    """The first damage of the log. `file` is its index; `missing` the numbers of segments that are not there, before `file`."""
+    """The first damage of the log. `file` is its index; `missing` the numbers of segments that are
+    not there, before `file`."""
 
     file: int
     verdict: Verdict
@@ -260,8 +261,9 @@ class Recoverer:
             self._put(path, self._store.read(path, 0, size))
 
     def _put(self, wal: str, data: bytes) -> None:
-        """Have `data` take the place of the segment `wal`, under a name that the writer before this one does not know: where a
-        file is appended to by its name, as on HDFS, what that writer still appends would else come after what is recovered."""
+        """Have `data` take the place of the segment `wal`, under a name that the writer before this
+        one does not know: where a file is appended to by its name, as on HDFS, what that writer
+        still appends would else come after what is recovered."""
         path = layout.recovered_path(wal, self._manifest.epoch + 1)
         try:
             self._store.create(path, data)
@@ -309,8 +311,8 @@ class Recoverer:
         return self._result(Recovery(False, self._frames, self._records, path, size, lost))
 
     def _missing(self, first: Place, files: Sequence[_File]) -> list[_File]:
-        """Segments from `first` to the log's last that have no file, each in the epoch of the one before
-        it: with an older one it would count as begun by a replaced writer."""
+        """Segments from `first` to the log's last that have no file, each in the epoch of the one
+        before it: with an older one it would count as begun by a replaced writer."""
         there = {file.number: file for file in files}
         last = max([first.number, *there, self._known()])
         epoch, missing = first.epoch, []

@@ -112,8 +112,9 @@ class SegmentReader:
         """The highest last-synced offset that a frame carried."""
 
     def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
-        """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends without an error at the first place that is no frame;
-        `tail` then tells why. A frame of a type this version does not know raises UnsupportedVersion: it is never skipped."""
+        """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends
+        without an error at the first place that is no frame; `tail` then tells why. A frame of a
+        type this version does not know raises UnsupportedVersion: it is never skipped."""
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset

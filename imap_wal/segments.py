@@ -26,10 +26,11 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class WalFolder:
-    """What is in a node's `wal/`. `segments` are those above what is archived that count, in order of their numbers; `archived` are
-    the files at or below that; `copied` those of which a recovery has made a copy that counts instead; `void` those that a writer
-    began after it had been replaced. `logs` are the ids of the logs that the folder says it belongs to; `writers` the epochs that
-    have a writer's file."""
+    """What is in a node's `wal/`. `segments` are those above what is archived that count, in order
+    of their numbers; `archived` are the files at or below that; `copied` those of which a recovery
+    has made a copy that counts instead; `void` those that a writer began after it had been
+    replaced. `logs` are the ids of the logs that the folder says it belongs to; `writers` the
+    epochs that have a writer's file."""
 
     segments: tuple[SegmentFile, ...]
     archived: tuple[SegmentFile, ...] = ()

@@ -35,8 +35,8 @@ ORPHAN_MS = 24 * 3_600_000
 by the storage's clock. Too early costs that rewrite its work, never data."""
 
 _whole: WeakKeyDictionary[ClusterLog, dict[str, tuple[int, tuple[str, ...]]]] = WeakKeyDictionary()
-"""Map → generation and files of its snapshot that were read through this ClusterLog and found whole.
-They never change, so only their presence and size are looked at again."""
+"""Map → generation and files of its snapshot that were read through this ClusterLog and found
+whole. They never change, so only their presence and size are looked at again."""
 
 
 def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
@@ -111,7 +111,8 @@ def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
 
 
 def _dead(log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool) -> set[int]:
-    """Generations above the floor that no manifest names and that nobody has written to for long."""
+    """Generations above the floor that no manifest names and that nobody has written to for
+    long."""
     named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
     newest: dict[int, int] = {}
     for file in files:

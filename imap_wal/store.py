@@ -466,9 +466,10 @@ def open(  # the public name: imap_wal.open
     remembers it. `wal_filter`: sees every entry of the log before it counts, and keeps, skips or
     changes it, or stops there (`imap_wal.wal_filter`).
 
-    The maps of a cluster have one writer: an open shuts out every store that is open under another node name, which then acknowledges
-    nothing more (`Fenced`). `shared=True` leaves those alone, for processes that write different keys at the same time, each under a node
-    name of its own: none sees what another writes before it is opened again.
+    The maps of a cluster have one writer: an open shuts out every store that is open under another
+    node name, which then acknowledges nothing more (`Fenced`). `shared=True` leaves those alone,
+    for processes that write different keys at the same time, each under a node name of its own:
+    none sees what another writes before it is opened again.
 
     `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
     `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
@@ -496,8 +497,9 @@ def open(  # the public name: imap_wal.open
 
 
 def _shut_out_others(log: NodeLog, settings: Settings) -> None:
-    """Take over, and close, the log of every other node that is not closed. After the claim of an incarnation: a store that is opened at
-    the same moment and claims a later one shuts this one out."""
+    """Take over, and close, the log of every other node that is not closed. After the claim of an
+    incarnation: a store that is opened at the same moment and claims a later one shuts this one
+    out."""
     who = log.identity
     for node in sorted(log.clusters.read()[1].nodes):
         other = Identity(who.namespace, who.cluster, node)
@@ -512,8 +514,9 @@ def _shut_out_others(log: NodeLog, settings: Settings) -> None:
 
 
 def next_incarnation(log: NodeLog) -> int:
-    """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where Hazelcast members write: the next lifetime of their cluster
-    would void what this store acknowledges. `CorruptLog` where the cluster's manifest was put back from an older copy."""
+    """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where
+    Hazelcast members write: the next lifetime of their cluster would void what this store
+    acknowledges. `CorruptLog` where the cluster's manifest was put back from an older copy."""
     current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:

@@ -1,9 +1,9 @@
 """The verdict on a segment: whole, the tail of a crash, or damage. Open, live readers, archive,
 `verify` and `repair` all ask here, so all of them say the same of the same bytes.
 
-What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or one
-that the manifest knows)? Does the checkpoint name a frame in it? What does the next
-segment's header say of its last frame?
+What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or
+one that the manifest knows)? Does the checkpoint name a frame in it? What does the next segment's
+header say of its last frame?
 
 | status      | what is found                                                                      |
 |-------------|------------------------------------------------------------------------------------|
@@ -52,8 +52,9 @@ SHORT, FOREIGN, UNSUPPORTED = "short", "foreign", "unsupported"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a segment is in its log. `followed`: a later segment counts. `checkpoint`, `newest`: the
-    node manifest's; a segment is entered there once its header is safe, and before its first frame."""
+    """Where a segment is in its log. `followed`: a later segment counts. `checkpoint`, `newest`:
+    the node manifest's; a segment is entered there once its header is safe, and before its first
+    frame."""
 
     path: str
     epoch: int
@@ -128,7 +129,8 @@ def judge(
 
 
 def begin(store: SegmentStore, place: Place) -> SegmentReader | Verdict:
-    """A reader of the segment, or the verdict where its header does not let it be read. `NotFound`."""
+    """A reader of the segment, or the verdict where its header does not let it be read.
+    `NotFound`."""
     try:
         reader = SegmentReader(store, place.path)
     except UnsupportedVersion as error:
@@ -153,7 +155,8 @@ def begin(store: SegmentStore, place: Place) -> SegmentReader | Verdict:
 
 def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda: 0) -> Verdict:
     """The verdict where `reader` has read all whole frames. `said` gives the checksum that the next
-    segment has of this one's last frame (0: none is known); it is called only where that decides."""
+    segment has of this one's last frame (0: none is known); it is called only where that
+    decides."""
     tail = reader.tail()
     after = tail.frames_after, tail.records_after, tail.last_after
     named = (place.epoch, place.number) == place.checkpoint[:2] and tail.end <= place.checkpoint.frame
@@ -182,14 +185,14 @@ def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
 
 
 def goes_on(checksum: int, said: int) -> bool:
-    """Whether a segment whose header says `said` of the frame before it can follow a frame with that
-    checksum; 0: not known."""
+    """Whether a segment whose header says `said` of the frame before it can follow a frame with
+    that checksum; 0: not known."""
     return not checksum or said in (0, checksum)
 
 
 def said_by(store: SegmentStore, later: Iterable[str]) -> int:
-    """What the segments that follow say of the last frame before them; 0 where they say nothing. One
-    without frames may not know it; then the next one tells."""
+    """What the segments that follow say of the last frame before them; 0 where they say nothing.
+    One without frames may not know it; then the next one tells."""
     for path in later:
         try:
             reader = SegmentReader(store, path)

@@ -1,7 +1,8 @@
 """A thread that works in the background, and never dies unseen.
 
-Every background thread of an open log (reads, keeper, archiver, mender) is a `Worker`: it calls one function, the turn, again and again. What a turn raises
-is logged, counted and kept in `state` until a later turn succeeds; then the next turn is tried, after a pause.
+Every background thread of an open log (reads, keeper, archiver, mender) is a `Worker`: it calls one
+function, the turn, again and again. What a turn raises is logged, counted and kept in `state` until
+a later turn succeeds; then the next turn is tried, after a pause.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _log = logging.getLogger("imap_wal")
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A snapshot. `error`: what the last turn raised, "" after one that succeeded. `failures`: how many turns raised. `alive`: whether the thread still runs."""
+    """A snapshot. `error`: what the last turn raised, "" after one that succeeded. `failures`: how
+    many turns raised. `alive`: whether the thread still runs."""
 
     alive: bool
     error: str
@@ -28,8 +30,9 @@ class WorkerState:
 
 
 class Worker:
-    """Calls `turn` with itself on a thread of its own until `stop`. A turn waits by itself where it has nothing to do, and returns whether it did its work:
-    only then is the error of an earlier turn over."""
+    """Calls `turn` with itself on a thread of its own until `stop`. A turn waits by itself where it
+    has nothing to do, and returns whether it did its work: only then is the error of an earlier
+    turn over."""
 
     def __init__(self, name: str, turn: Turn) -> None:
         self.name, self._turn = name, turn
@@ -55,7 +58,8 @@ class Worker:
         return f"thread {self.name}: {self.state.error}" if self.state.error else ""
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Have it end after the turn under way, and wait for that; whether it ended. What a turn waits for must be woken before."""
+        """Have it end after the turn under way, and wait for that; whether it ended. What a turn
+        waits for must be woken before."""
         self.stopping.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

@@ -236,8 +236,9 @@ class NodeLog:
         return segment
 
     def _announce(self, number: int) -> None:
-        """Have the manifest know of a new segment, now that it is there and before anything in it counts: a copy of this log that was
-        made while its segments were archived and removed, and has neither, is then known not to be whole."""
+        """Have the manifest know of a new segment, now that it is there and before anything in it
+        counts: a copy of this log that was made while its segments were archived and removed, and
+        has neither, is then known not to be whole."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
@@ -286,8 +287,9 @@ class NodeLog:
     # ---- sessions ----
 
     def new_session(self, plugin: str = "") -> int:
-        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new one. From then on this node refuses a
-        manifest of its cluster that is older than the present one."""
+        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new
+        one. From then on this node refuses a manifest of its cluster that is older than the present
+        one."""
         with self._mutex:
             number, cluster = self.clusters.read()
             seen = cluster.seen(number)
@@ -385,9 +387,10 @@ class _Moved(Exception):
 
 
 class _Opening:
-    """One open, with the lock held. Everything it does rests on one manifest: the old writer is shut out, the log is looked at, and the
-    new epoch is published as the successor of that manifest and of no other, before any file is changed. If another came in between
-    (the old writer archived, somebody pruned), all of it is done again."""
+    """One open, with the lock held. Everything it does rests on one manifest: the old writer is
+    shut out, the log is looked at, and the new epoch is published as the successor of that manifest
+    and of no other, before any file is changed. If another came in between (the old writer
+    archived, somebody pruned), all of it is done again."""
 
     def __init__(self, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> None:
         self._store, self._identity, self._settings, self._takeover = store, identity, settings, takeover
@@ -417,11 +420,13 @@ class _Opening:
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
         cluster_number, cluster = self.clusters.read()
         if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
-            # Only then all nodes are asked: this one may be the first to see that the cluster's manifest was put back.
+            # Only then all nodes are asked: this one may be the first to see that the cluster's
+            # manifest was put back.
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
         self._check_registered(cluster, before.directory)
         if before.epoch and (self._takeover or not before.clean):
-            # Not only for a takeover: an open that was stopped between lock and manifest, and replaced meanwhile, finds its successor here.
+            # Not only for a takeover: an open that was stopped between lock and manifest, and
+            # replaced meanwhile, finds its successor here.
             self._shut_out(before)
         wal = wal_folder(self._store, self._folder, before.archived)
         before = self._check_place(before, wal, cluster)
@@ -463,8 +468,9 @@ class _Opening:
             _occupy(self._store, self._identity, before, self._clock, self._randomness)
 
     def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
-        """Publish the new epoch as the successor of what was read. What its writer needs to acknowledge is there first: who replaces
-        it sees its epoch in the manifest, and takes it away."""
+        """Publish the new epoch as the successor of what was read. What its writer needs to
+        acknowledge is there first: who replaces it sees its epoch in the manifest, and takes it
+        away."""
         if not before.wal_id:
             with suppress(AlreadyExists):
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
@@ -479,8 +485,9 @@ class _Opening:
                 self._store.delete(layout.writer_path(self._folder, epoch))
 
     def _check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:
-        """The manifest, if the segments beside it are this log's. If they are not, and the recovery policy does without them: the
-        manifest of the same log without those segments. Its numbers go on after all that is known of them."""
+        """The manifest, if the segments beside it are this log's. If they are not, and the recovery
+        policy does without them: the manifest of the same log without those segments. Its numbers
+        go on after all that is known of them."""
         if not before.wal_id or before.wal_id in wal.logs:
             return before
         what = f"node {self._identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
@@ -518,8 +525,9 @@ class _Opening:
 
 
 def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
-    """`CorruptLog` where files beside a node's manifest can only have been written after a newer manifest than this one: it was put back
-    from an older copy, or the newest ones were removed. To go on would give their names and epochs to other entries."""
+    """`CorruptLog` where files beside a node's manifest can only have been written after a newer
+    manifest than this one: it was put back from an older copy, or the newest ones were removed. To
+    go on would give their names and epochs to other entries."""
     path = f"{folder}/manifest"
     younger = [each for each in (*wal.segments, *wal.archived, *wal.void) if each.epoch > manifest.epoch]
     if younger:

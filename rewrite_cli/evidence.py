@@ -1,5 +1,5 @@
-"""What files say that the manifests beside them do not know: then the manifests are older than the files. They
-were put back from an older copy, or the newest ones were removed or are damaged."""
+"""What files say that the manifests beside them do not know: then the manifests are older than the
+files. They were put back from an older copy, or the newest ones were removed or are damaged."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _LOST = re.compile(r"/lost/(\d{8,})/")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`epoch`: the highest that a file of the node names. `newer`: the first file that a manifest of this age cannot
-    know, with why; "" where there is none."""
+    """`epoch`: the highest that a file of the node names. `newer`: the first file that a manifest
+    of this age cannot know, with why; "" where there is none."""
 
     epoch: int
     newer: str = ""
 
 
 def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) -> Evidence:
-    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the node."""
+    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the
+    node."""
     there = {each.name for each in node.wal.segments}
     named = {archive.path for archive in manifest.archives}
     epoch, newer = 0, ""
@@ -50,7 +51,8 @@ def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) ->
 
 
 def of_cluster(view: ClusterView) -> tuple[Seen, str]:
-    """The most that a node has seen of its cluster's manifest; and why the one that is here is older, or ""."""
+    """The most that a node has seen of its cluster's manifest; and why the one that is here is
+    older, or ""."""
     seen, newer = NOTHING_SEEN, ""
     manifest = view.manifest
     for node in view.nodes:

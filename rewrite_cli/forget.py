@@ -1,4 +1,5 @@
-"""Forgetting a node that is gone for good: its name leaves the cluster's manifest, and with it what each restore, look and cut costs."""
+"""Forgetting a node that is gone for good: its name leaves the cluster's manifest, and with it what
+each restore, look and cut costs."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ FORGOTTEN_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """What was, or would be, forgotten. `missing`: why the node's log cannot be read; `uncovered_files`: those that no snapshot covers
-    whole, whose entries are lost with it; `deleted`: files of the node that were removed."""
+    """What was, or would be, forgotten. `missing`: why the node's log cannot be read;
+    `uncovered_files`: those that no snapshot covers whole, whose entries are lost with it;
+    `deleted`: files of the node that were removed."""
 
     node: str
     log_id: str
@@ -31,8 +33,9 @@ class ForgetReport:
 
 
 def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False) -> ForgetReport:
-    """Take a node out of the cluster and delete its files. Its writer is shut out first: what it acknowledges is then known. Without
-    `lose`, `InvalidSetting` where entries would be lost: those that no snapshot covers, or all of a log that cannot be read."""
+    """Take a node out of the cluster and delete its files. Its writer is shut out first: what it
+    acknowledges is then known. Without `lose`, `InvalidSetting` where entries would be lost: those
+    that no snapshot covers, or all of a log that cannot be read."""
     state = log.state()
     log_id = state.manifest.nodes.get(node)
     if log_id is None:

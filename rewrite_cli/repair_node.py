@@ -88,8 +88,8 @@ class NodeRepair:
     _manifest: NodeManifest = field(default_factory=NodeManifest)
 
     def plan(self, *, look_at_entries: bool = False) -> None:
-        """Read everything; `items` then tells. `look_at_entries`: fill `highest` in any case. `UnsupportedVersion`: a newer version wrote
-        it, nothing is damaged."""
+        """Read everything; `items` then tells. `look_at_entries`: fill `highest` in any case.
+        `UnsupportedVersion`: a newer version wrote it, nothing is damaged."""
         self._manifest = self.node.manifest
         self._evidence = evidence.of_node(self.node, self._manifest, self.view.manifest)
         self._changed = self.older
@@ -209,8 +209,9 @@ class NodeRepair:
         self.items.append(Item(archive.path, "archive", status, REWRITTEN, extent, given_up, what, to))
 
     def _adopt_archives(self) -> None:
-        """An older manifest speaks. Archives that it does not know, and whose segments are gone, were published: segments go after
-        that. What follows them in segments is read from there, also where such an archive holds it too."""
+        """An older manifest speaks. Archives that it does not know, and whose segments are gone,
+        were published: segments go after that. What follows them in segments is read from there,
+        also where such an archive holds it too."""
         manifest, wal = self._manifest, self._wal()
         known = {archive.path for archive in manifest.archives}
         unknown = []
@@ -264,7 +265,8 @@ class NodeRepair:
             found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
-        # A missing segment keeps its name where one is known: a mark in it is then not above the log's end.
+        # A missing segment keeps its name where one is known: a mark in it is then not above the
+        # log's end.
         marks = [snapshot.marks[node].position for snapshot in self.view.manifest.snapshots.values() if (node := self.node.name) in snapshot.marks]
         epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint)}
         epoch = manifest.archived[0] or (living[0].epoch if living else manifest.checkpoint.epoch)

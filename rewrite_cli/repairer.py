@@ -110,7 +110,8 @@ class ClusterRepair:
 
     @property
     def older(self) -> bool:
-        """The cluster's manifest that speaks is older than what is beside it: newer ones are lost."""
+        """The cluster's manifest that speaks is older than what is beside it: newer ones are
+        lost."""
         return self._lost > 0 or bool(self._newer)
 
     @property
@@ -146,8 +147,8 @@ class ClusterRepair:
     # ---- snapshots ----
 
     def _unnamed_snapshots(self) -> dict[str, list[StoredFile]]:
-        """Map → files of its newest generation, where that is newer than the one that the manifest names. A lost manifest may have
-        named it, and the log below it may be gone."""
+        """Map → files of its newest generation, where that is newer than the one that the manifest
+        names. A lost manifest may have named it, and the log below it may be gone."""
         newest: dict[str, tuple[int, list[StoredFile]]] = {}
         for file in self.store.list(f"{self.view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
@@ -162,8 +163,8 @@ class ClusterRepair:
         return {name: files for name, (_, files) in newest.items() if files}
 
     def _adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
-        """The snapshot with these files too. Its marks stay as low as they are: what the log still holds above them is read, and the
-        newest change of each key wins."""
+        """The snapshot with these files too. Its marks stay as low as they are: what the log still
+        holds above them is read, and the newest change of each key wins."""
         known = self.view.manifest.snapshots.get(name)
         if known is None:
             known = Snapshot(0, (), {}, 0, 0, 0, self.clock.now_ms())

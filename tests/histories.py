@@ -131,7 +131,8 @@ class Cluster:
                 self.repeat(each.row)
 
     def repeat(self, row: Row) -> None:
-        """A change whose partition has a new owner by the time it is in the log is not acknowledged: Hazelcast repeats it there."""
+        """A change whose partition has a new owner by the time it is in the log is not
+        acknowledged: Hazelcast repeats it there."""
         incarnation, version = row[9][:2]
         if incarnation == self.incarnation and version < self.version[row[1]]:
             node, again = self.change(row[1], row[0], row[3])

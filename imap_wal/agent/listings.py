@@ -1,8 +1,9 @@
 """Key listings under way: the keys of a map, page by page, complete or with an error.
 
-A cursor is `[listing, page]`. Only the page that follows the last answered one can be had, or that last one again (its answer was lost with a connection). Whatever
-else is asked for, and whatever happened to the index meanwhile, is `ListingGone`: the listing must begin again. Each page says how many keys there were up to it, so
-whoever reads can tell that none is missing.
+A cursor is `[listing, page]`. Only the page that follows the last answered one can be had, or that
+last one again (its answer was lost with a connection). Whatever else is asked for, and whatever
+happened to the index meanwhile, is `ListingGone`: the listing must begin again. Each page says how
+many keys there were up to it, so whoever reads can tell that none is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class ListingGone(ImapWalError):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`cursor` of the next page; None at the end, which has no keys. `total`: keys of this page and all before it."""
+    """`cursor` of the next page; None at the end, which has no keys. `total`: keys of this page and
+    all before it."""
 
     cursor: list[str | int] | None
     keys: list[bytes]
@@ -90,7 +92,8 @@ class Listings:
         self._listings: dict[str, Listing] = {}
 
     def page(self, name: str, cursor: list[str | int] | None, limit: int) -> Page:
-        """The page at `cursor`; None begins a listing of what the view has. `ListingGone`, and what reading the index raises."""
+        """The page at `cursor`; None begins a listing of what the view has. `ListingGone`, and what
+        reading the index raises."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
         if cursor is None:
             token, number = self._randomness.token().hex(), 1

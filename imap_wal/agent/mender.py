@@ -1,5 +1,5 @@
-"""Lets a failed log go and opens it again as soon as the storage lets us, on a thread of its own: a storage that is away answers late, and the agent's loop must
-answer meanwhile."""
+"""Lets a failed log go and opens it again as soon as the storage lets us, on a thread of its own: a
+storage that is away answers late, and the agent's loop must answer meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from imap_wal.worker import Worker
 from storage_backends import StorageError
 
 REOPEN_S, REOPEN_S_MAX = 1.0, 30.0
-"""How long a failed log rests before it is opened again with a new epoch; the pause doubles each time it fails again."""
+"""How long a failed log rests before it is opened again with a new epoch; the pause doubles each
+time it fails again."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -55,6 +56,7 @@ class Mender(Generic[T]):
         return True
 
     def stop(self, timeout_s: float) -> None:
-        """End after what it is doing; a log that it has opened by then is closed. One that still waits for the storage ends with the process."""
+        """End after what it is doing; a log that it has opened by then is closed. One that still
+        waits for the storage ends with the process."""
         if self.worker.stop(timeout_s) and self.opened is not None:
             self.opened.close(True)

@@ -264,8 +264,8 @@ class Agent:
     # ---- keeping ----
 
     def _mend(self) -> None:
-        """After a failed write or sync: let the failed epoch go and open the next, as soon as the storage lets us. Everything that is asked for meanwhile is refused, with
-        the reason."""
+        """After a failed write or sync: let the failed epoch go and open the next, as soon as the
+        storage lets us. Everything that is asked for meanwhile is refused, with the reason."""
         failure = self._committer.failure
         if failure is None:
             return

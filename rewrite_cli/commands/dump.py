@@ -127,7 +127,8 @@ def command(
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:
-    """Lines of a snapshot sorted by their time. What takes more than SORT_BYTES waits in temporary files."""
+    """Lines of a snapshot sorted by their time. What takes more than SORT_BYTES waits in temporary
+    files."""
     runs: list[Iterable[Line]] = []
     held: list[Line] = []
     size = 0

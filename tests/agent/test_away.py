@@ -1,4 +1,5 @@
-"""A storage that is away for a while: the agent answers with the reason, goes on trying, and comes back by itself."""
+"""A storage that is away for a while: the agent answers with the reason, goes on trying, and comes
+back by itself."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ def opens(settings: AgentConfig) -> bool:
 
 
 class OneCallFails(AwayStore):
-    """A storage of which a write to the log fails, and then one call of the thread that opens the log again."""
+    """A storage of which a write to the log fails, and then one call of the thread that opens the
+    log again."""
 
     write_fails = False
     at = calls = 0

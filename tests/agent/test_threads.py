@@ -1,4 +1,5 @@
-"""No thread of an agent dies unseen: it goes on, `stat` says what is wrong, and whoever waits is told."""
+"""No thread of an agent dies unseen: it goes on, `stat` says what is wrong, and whoever waits is
+told."""
 
 from __future__ import annotations
 

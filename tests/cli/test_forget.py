@@ -1,4 +1,5 @@
-"""forget-node: a node that is gone for good is no longer waited for, and nothing is lost by accident."""
+"""forget-node: a node that is gone for good is no longer waited for, and nothing is lost by
+accident."""
 
 from __future__ import annotations
 

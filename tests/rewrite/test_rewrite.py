@@ -171,7 +171,8 @@ HOUR_MS = 3_600_000
 def test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced(memory: MemoryStore, history: str) -> None:
     """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
     (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
-    It is never acknowledged, and must not come back: whatever the clocks say, however long it took."""
+    It is never acknowledged, and must not come back: whatever the clocks say, however long it
+    took."""
     clock = FakeClock()
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -205,8 +206,9 @@ def in_partition(partition: int, row: Row) -> Row:
 def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older(
     memory: MemoryStore,
 ) -> None:
-    """The table is carried on: the rewrite after the one that dropped the tombstone reads nothing of
-    version 2, and neither does one that reads another map, or that covers a part of the nodes."""
+    """The table is carried on: the rewrite after the one that dropped the tombstone reads nothing
+    of version 2, and neither does one that reads another map, or that covers a part of the
+    nodes."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(second, put("a", None, (1, 2, 1, 1)), put("x", "1", (1, 2, 1, 2), "other"))

@@ -85,7 +85,8 @@ class Stage:
         self.wires: Any = None
         """Of agents and members."""
         self.owners: dict[tuple[str, int], tuple[str, int]] = {}
-        """Of each key in a cluster: the member that owns its partition, and the partition's version."""
+        """Of each key in a cluster: the member that owns its partition, and the partition's
+        version."""
         self.busy: dict[tuple[str, int], int] = {}
         """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
         self.exclusive = True

@@ -136,7 +136,8 @@ class _One:
 
 
 def _remembered(batches: Any) -> Any:
-    """`imap_wal.archive.batches`, which decodes the same bytes once. One call to the store, as ever."""
+    """`imap_wal.archive.batches`, which decodes the same bytes once. One call to the store, as
+    ever."""
     known: dict[tuple[bytes, Any], list[Any]] = {}
 
     def remembered(

@@ -47,8 +47,8 @@ class Violation(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at one call of a process. `kind`: crash (before the call), crash-after,
-    fails (no effect, an error), lost (takes effect, its answer is an error), late (takes effect, the
+    """What happens at one call of a process. `kind`: crash (before the call), crash-after, fails
+    (no effect, an error), lost (takes effect, its answer is an error), late (takes effect, the
     answer comes many steps later), power (everybody dies, unsynced bytes go)."""
 
     kind: str
