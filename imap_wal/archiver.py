@@ -1,13 +1,13 @@
-"""Archives are written by a process of their own: packing and compressing hold Python's interpreter
-lock, and commits would wait for it.
+"""A process of its own writes the archives: packing and compressing hold Python's interpreter lock,
+and commits would wait for it.
 
     this process                                       the other one, for one run
     archive_sealed: manifest, listing, job ─▶ stdin ─▶ reads segments, writes and publishes Parquet files
     publishes them in the manifest ◀─ its stdout ◀──── what it wrote, or why it could not
 
 What it writes counts only once this process names it in the manifest, so it may die or be killed at
-any moment. It ends by itself when this process does: its standard input ends. Few segments are
-archived here: starting a process would take longer.
+any moment. It ends with this process, because its standard input then ends. A small amount is
+archived in this process: starting another would take longer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MAIN = "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.archiver import m
 
 
 class ArchiverDied(ImapWalError):
-    """The process that wrote archives ended before it was done. Nothing is lost, its segments stay;
-    it is tried again."""
+    """The process that wrote archives ended too early. Nothing is lost, the segments are kept; it
+    is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
     assert process.stdout is not None
     try:
         process.stdin.write(request)
-        process.stdin.flush()  # and it stays open: its end tells the other process that this one is gone
+        process.stdin.flush()  # and it is kept open: its end shows the other process that this one has ended
         return _received(pickle.load(process.stdout))  # noqa: S301  # our own child wrote it
     except (BrokenPipeError, EOFError, pickle.UnpicklingError):
         return None

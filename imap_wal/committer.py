@@ -26,13 +26,13 @@ from imap_wal.writer import Mark, NodeLog
 from storage_backends import StorageError
 
 LOOK_AGAIN_S = 0.5
-"""Who waits for a leader looks this often whether there is one: an interrupted leader may have
-woken none."""
+"""A thread that waits for a leader checks this often whether there is one: an interrupted leader
+may have woken none."""
 
 
 class Batch:
     """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in
-    pieces, `apply` what to do when it is acknowledged (before anyone is told), in log order.
+    pieces, `apply` what to do when it is acknowledged (before any caller returns), in log order.
     `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the
     caller's: what the payload says."""
 
@@ -250,7 +250,7 @@ class Committer:
                 else:
                     self.log.close(clean=False)
             finally:
-                self._commit_ready()  # late comers are told
+                self._commit_ready()  # those that came late get the error
 
         self._lead(work)
 

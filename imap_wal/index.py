@@ -5,10 +5,10 @@
              ▼
            shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too many runs: merged
 
-A row that another node wrote than the first one of its map carries its node at its end. When two
-nodes claim the same (incarnation, partition version) for a key, both rows are kept until something
-newer settles it: the conflict is found whichever was merged first. Everything is read in pages of
-`page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md.
+A row names its node at its end, unless it is the first node of the map. When two nodes claim the
+same (incarnation, partition version) for a key, both rows are kept until a newer row is found. So
+the conflict is found whichever was merged first. Everything is read in pages of `page_bytes`,
+derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Newest:
 
 
 class _Table:
-    """The rows of one map in memory. `node` wrote those that do not say; `alone`: nobody else wrote
-    any. `rivals`: of keys in conflict, the row that is not in `rows`."""
+    """The rows of one map in memory. `node` wrote those that do not say; `alone`: no other node
+    wrote any. `rivals`: of keys in conflict, the row that is not in `rows`."""
 
     __slots__ = ("alone", "node", "rivals", "rows")
 
@@ -137,7 +137,7 @@ class _Table:
 
 
 class _Labels(dict[tuple[str, str, str], int]):
-    """(key class, value class, node) → the number that stands for them in runs."""
+    """(key class, value class, node) → their number in runs."""
 
     def __init__(self) -> None:
         self.words: list[tuple[str, str, str]] = []
@@ -151,8 +151,8 @@ class _Labels(dict[tuple[str, str, str], int]):
 class NewestIndex:
     """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses files in
     `scratch` (default: the system's temporary folder) that have no names, so that nothing is left
-    behind even after a kill. `StorageUnavailable` when there is no room for them; what was added
-    before is not lost then."""
+    even after a kill. `StorageUnavailable` when there is no room for them; what was added before is
+    not lost then."""
 
     def __init__(self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True) -> None:
         self._memory_bytes, self._scratch, self._spill = memory_bytes, scratch, spill
@@ -250,8 +250,8 @@ class NewestIndex:
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
         """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at
-        most. Rows that are added meanwhile may show or not; a key that is there all the time shows
-        once. `OrderConflict`."""
+        most. Rows that are added during this may or may not appear; a key that is there all the
+        time appears once. `OrderConflict`."""
         for rows, _ in self.batches_with_nodes(name, rows_max):
             yield rows
 
@@ -301,7 +301,7 @@ class NewestIndex:
         self._merge([run for run in self._runs.values() if run.sparse])
 
     def forget(self) -> None:
-        """Forget everything; listings under way go on with what is added from now on."""
+        """Forget everything. Listings under way continue with what is added from now on."""
         self.clear()
         self._runs = {}
 
@@ -496,7 +496,7 @@ class NewestIndex:
         self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
     ) -> Iterator[tuple[list[Entry], dict[int, Run]]]:
         """Pages of the newest entries of a map, and the runs that have their values. By key, not by
-        place: whatever happens to the index between two pages, the next one goes on after the last
+        place: whatever happens to the index between two pages, the next one begins after the last
         key."""
         after: bytes | None = None
         while True:

@@ -4,7 +4,7 @@
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
-{namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says whose segments these are
+{namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says which log these segments belong to
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}.writer            the writer of this epoch acknowledges only while it exists
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the recovery of epoch {by} made
@@ -79,8 +79,8 @@ def wal_path(node: str, epoch: int, segment: int) -> str:
 
 def recovered_path(wal: str, by: int) -> str:
     """Where the recovery of epoch `by` puts its copy of the segment `wal`, which may be such a copy
-    itself. The writer before it does not know this name: what it still appends by name goes into a
-    file that nothing reads."""
+    itself. The previous writer does not know this name: what it still appends by name is in a file
+    that is not read."""
     return f"{original_path(wal).removesuffix('.wal')}.{by:08d}.wal"
 
 
@@ -107,8 +107,9 @@ def recovered_by(path: str) -> int:
 
 
 def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Of (epoch, segment) names, those that count. Where a later epoch has the same segment number or a lower one, the file was begun by a writer that had been
-    replaced, and nothing in it was acknowledged."""
+    """The (epoch, segment) names that count. Where a later epoch has the same segment number or a
+    lower one, the file was begun by a writer that had been replaced: nothing in it was
+    acknowledged."""
     kept: set[tuple[int, int]] = set()
     newest = 0
     for epoch, segment in sorted(names, key=lambda name: (name[1], -name[0])):
@@ -125,8 +126,8 @@ def log_path(node: str, log_id: str) -> str:
 
 
 def writer_path(node: str, epoch: int) -> str:
-    """The file whose absence tells the writer of `epoch` that it was replaced. Where nothing can be
-    appended, see `fences`."""
+    """The permit of the writer of `epoch`: without this file it acknowledges nothing. For storages
+    that cannot append, see `fences`."""
     return f"{node}/wal/{epoch:08d}.writer"
 
 

@@ -204,7 +204,7 @@ class Recoverer:
             self._checksum = frame.checksum
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
             if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
-                continue  # looked at, and known
+                continue  # already known
             self._frames += 1
             if frame.kind == format.ENTRIES:
                 self._records += frame.count
@@ -236,7 +236,7 @@ class Recoverer:
             return CorruptLog(verdict.place.path, verdict.end, f"an incomplete last commit ({verdict.what})", advice)
         frames, records, last = self._count(damage, self._files[damage.file :])
         return verdict.error(
-            "no whole frame stands behind it" if last is None else f"{frames} whole frames with {records} entries stand behind it, up to {last}"
+            "no whole frame follows it" if last is None else f"{frames} whole frames with {records} entries follow it, up to {last}"
         )
 
     # ---- mending ----
@@ -249,7 +249,7 @@ class Recoverer:
             self._store.delete(path)
         if self._store.capabilities.durable_append:
             for path, end in self._loose:
-                with suppress(NotFound):  # a prune removed it meanwhile
+                with suppress(NotFound):  # a prune has removed it
                     self._store.truncate(path, end)
 
     def _settle_newest(self, size: int) -> None:
@@ -261,9 +261,9 @@ class Recoverer:
             self._put(path, self._store.read(path, 0, size))
 
     def _put(self, wal: str, data: bytes) -> None:
-        """Have `data` take the place of the segment `wal`, under a name that the writer before this
-        one does not know: where a file is appended to by its name, as on HDFS, what that writer
-        still appends would else come after what is recovered."""
+        """Replace the segment `wal` by `data`, under a name that the previous writer does not know.
+        Where a file is appended to by its name, as on HDFS, that writer could otherwise still
+        append after what was recovered."""
         path = layout.recovered_path(wal, self._manifest.epoch + 1)
         try:
             self._store.create(path, data)
@@ -297,7 +297,8 @@ class Recoverer:
         path = layout.original_path(verdict.place.path)
         lost = Lost(path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept)
         # The damaged one last: until then, a crash leaves a log that is damaged at the same place.
-        # Every number that was given out gets a file, those that are missing after the damage too.
+        # Every number that was given out gets a file, also numbers that are missing after the
+        # damage.
         there = {file.number for file in files}
         emptied = [*(files[1:] if verdict.end else files), *self._missing(verdict.place, files)]
         for file in sorted(emptied, key=lambda file: file.number, reverse=True):

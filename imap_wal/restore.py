@@ -97,7 +97,7 @@ class ClusterState:
         if self.missing and policy is RecoveryPolicy.FULL:
             raise MissingNode(
                 "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items())
-                + "; bring the log back, or go on without what only it holds: recovery_policy='partial'"
+                + "; bring the log back, or continue without what only it holds: recovery_policy='partial'"
             )
 
 
@@ -304,10 +304,10 @@ class ClusterLog:
                         raise
 
     def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
-        """`read_piece`, also over an archive run: when the file goes while it is read, the rest
-        comes from what replaced it. Entries may come twice, in no order; `last` of such a batch is
-        not a place to go on from. `NotFound` when they were removed because a newer snapshot covers
-        them, or after `attempts` in a row that read nothing."""
+        """`read_piece`, also during an archive run: when the file is deleted while it is read, the
+        rest is read from what replaced it. Entries may come twice and in any order; reading cannot
+        continue from `last` of such a batch. `NotFound` when they were removed because a newer
+        snapshot covers them, or after `attempts` in a row that read nothing."""
         place = piece.since if piece.kind == SEGMENT else None
         try:
             for changes in read_piece(self.store, piece, maps):
@@ -612,7 +612,7 @@ class LiveView:
         return replace(state, nodes=nodes), moved
 
     def _has_more(self, node: str, newest: str) -> bool:
-        """Whether a node's newest segment goes on after what was merged. A preallocated one does
+        """Whether a node's newest segment has more than what was merged. A preallocated one does
         not grow: look at the place of its next frame."""
         cursor = self._cursors[node]
         if cursor.path != newest:

@@ -3,8 +3,8 @@
     run      two files without a name: entries sorted by map and key, in blocks; and their values, in the same order
     merge    any number of sorted sources ─▶ one, by windows; the values of entries that lost are not read
 
-In memory a run has the first key and the place of every block. An entry says in which run its value
-is, so whoever wants keys only never reads a value. Nobody reads these files after us: no sync, no
+In memory a run has the first key and the place of every block. An entry names the run that has its
+value, so a listing of keys reads no values. No other process reads these files: no sync, no
 checksum. Nothing is left after a kill. See docs/decisions/0016-sorted-runs.md.
 """
 
@@ -26,8 +26,8 @@ import msgpack
 
 Entry: TypeAlias = tuple[Any, ...]
 """(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
-label is a number that stands for key class, value class and node; the last three say where the
-value is, length -1 for None. In memory: run IN_MEMORY, the row in place of the offset."""
+label is a number for key class, value class and node. The last three are the place of the value;
+length -1 means None. In memory: run IN_MEMORY, the row in place of the offset."""
 Chunk: TypeAlias = tuple[Sequence[Sequence[Any]], Sequence[int], Iterable[bytes | None]]
 """Some entries as columns up to the partition, the lengths of their values, and the values."""
 
@@ -58,8 +58,8 @@ class Section:
 
 
 class _Scratch:
-    """A file without a name. It is closed when nobody has it any more: a listing under way may go
-    on reading a run that was merged."""
+    """A file without a name. It is closed when nothing refers to it any more: a listing under way
+    may still read a run that was merged."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file: Any = None
@@ -158,8 +158,8 @@ class RunWriter:
         self._sections: dict[str, Section] = {}
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """All entries of a map, sorted by key, some at a time, equal keys together. Of the values
-        no more is in memory than who gives them holds."""
+        """All entries of a map, sorted by key, some at a time, equal keys together. It keeps no
+        values in memory itself."""
         begin, values_begin = self._end, self._values_end
         put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
         first_keys: list[bytes] = []

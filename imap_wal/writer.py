@@ -79,7 +79,7 @@ class ObjectSegment:
                 raise Fenced(f"{self.path} exists already: another process took this log over; close this one") from error
 
     def rewind(self, size: int) -> None:
-        raise StorageUnavailable(f"{self.path}: nobody knows whether the object was created")
+        raise StorageUnavailable(f"{self.path}: it is not known whether the object was created")
 
     def seal(self) -> None:
         """Sealed by its sync."""
@@ -162,7 +162,7 @@ class NodeLog:
         if self._appends and not self.store.exists(self._permit):
             raise Fenced(
                 f"another process took over the log of node {self.identity.node!r}: {self._permit} is gone; "
-                "what it did not see acknowledged is void, close this one"
+                "what this process has not acknowledged yet may be lost; close this log"
             )
 
     def mark(self) -> Mark:
@@ -172,7 +172,7 @@ class NodeLog:
 
     def rewind(self, mark: Mark | None = None) -> bool:
         """After a failed `write`, or one that was interrupted after `mark`: True when it is certain
-        that nothing of it is left behind."""
+        that nothing of it is left."""
         segment = self._segment
         if segment is None:
             return True
@@ -236,9 +236,9 @@ class NodeLog:
         return segment
 
     def _announce(self, number: int) -> None:
-        """Have the manifest know of a new segment, now that it is there and before anything in it
-        counts: a copy of this log that was made while its segments were archived and removed, and
-        has neither, is then known not to be whole."""
+        """Enter a new segment into the manifest, after it was created and before anything in it
+        counts. A copy of this log made while segments were archived and removed may have neither
+        segment nor archive; the entry shows that it is incomplete."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
@@ -246,7 +246,7 @@ class NodeLog:
 
         try:
             self.manifests.update(change)
-        except (StorageError, LostRace) as error:  # appending goes on where only the segments can be reached
+        except (StorageError, LostRace) as error:  # appending continues where only the segments can be reached
             _log.warning("segment %d of node %r could not be entered into the manifest: %s", number, self.identity.node, error)
 
     def _next_path(self) -> str:
@@ -383,14 +383,14 @@ def open_node_log(
 
 
 class _Moved(Exception):
-    """The manifest that an open acted on was followed by another."""
+    """A newer manifest was published than the one that an open acted on."""
 
 
 class _Opening:
     """One open, with the lock held. Everything it does rests on one manifest: the old writer is
     shut out, the log is looked at, and the new epoch is published as the successor of that manifest
-    and of no other, before any file is changed. If another came in between (the old writer
-    archived, somebody pruned), all of it is done again."""
+    and of no other, before a segment is changed. If another manifest was published in between (by
+    the old writer's archive run, or by a prune), the open begins again."""
 
     def __init__(self, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> None:
         self._store, self._identity, self._settings, self._takeover = store, identity, settings, takeover
@@ -414,13 +414,13 @@ class _Opening:
             except (LogError, NotFound, MissingNode):
                 if self._published or self.manifests.read()[0] == number:
                     raise
-                continue  # what looked like damage may be what another process archived or removed meanwhile
-        raise LostRace(f"the manifest of node {self._identity.node!r} changes without end; stop what archives or prunes it, and open again")
+                continue  # what looked like damage may have been archived or removed by another process
+        raise LostRace(f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times while it was opened; stop what archives or prunes it, and open again")
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
         cluster_number, cluster = self.clusters.read()
         if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
-            # Only then all nodes are asked: this one may be the first to see that the cluster's
+            # All nodes are asked only now: this one may be the first to see that the cluster's
             # manifest was put back.
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
         self._check_registered(cluster, before.directory)
@@ -468,14 +468,14 @@ class _Opening:
             _occupy(self._store, self._identity, before, self._clock, self._randomness)
 
     def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
-        """Publish the new epoch as the successor of what was read. What its writer needs to
-        acknowledge is there first: who replaces it sees its epoch in the manifest, and takes it
-        away."""
+        """Publish the new epoch as the successor of what was read. The permit that its writer needs
+        to acknowledge is created first: a successor sees the epoch in the manifest, and deletes the
+        permit."""
         if not before.wal_id:
             with suppress(AlreadyExists):
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
         if self._store.capabilities.durable_append:
-            with suppress(AlreadyExists):  # an open died before it published this epoch; or two are at it, and one will publish
+            with suppress(AlreadyExists):  # an open died before it published this epoch; or two run now, and one will publish
                 self._store.create(layout.writer_path(self._folder, claimed.epoch), b"")
         if not self.manifests.publish(number, claimed):
             raise _Moved
@@ -486,14 +486,14 @@ class _Opening:
 
     def _check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:
         """The manifest, if the segments beside it are this log's. If they are not, and the recovery
-        policy does without them: the manifest of the same log without those segments. Its numbers
-        go on after all that is known of them."""
+        policy allows it: the manifest of the same log without those segments. Its numbers continue
+        after all that are known."""
         if not before.wal_id or before.wal_id in wal.logs:
             return before
         what = f"node {self._identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
         if self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(f"{what}; {MISSING_ADVICE}")
-        _log.warning("%s; this node goes on without the entries that only those segments held", what)
+        _log.warning("%s; this node continues without the entries that only those segments held", what)
         marks = (snapshot.marks.get(self._identity.node) for snapshot in cluster.snapshots.values())
         numbers = [mark.position.segment for mark in marks if mark is not None]
         number = max([before.newest, before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
@@ -527,7 +527,7 @@ class _Opening:
 def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
     """`CorruptLog` where files beside a node's manifest can only have been written after a newer
     manifest than this one: it was put back from an older copy, or the newest ones were removed. To
-    go on would give their names and epochs to other entries."""
+    continue would give their names and epochs to other entries."""
     path = f"{folder}/manifest"
     younger = [each for each in (*wal.segments, *wal.archived, *wal.void) if each.epoch > manifest.epoch]
     if younger:

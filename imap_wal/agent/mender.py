@@ -1,5 +1,6 @@
-"""Lets a failed log go and opens it again as soon as the storage lets us, on a thread of its own: a
-storage that is away answers late, and the agent's loop must answer meanwhile."""
+"""Closes a failed log and opens it again as soon as the storage can be reached. This runs on a
+thread of its own: a storage that cannot be reached answers late, and the agent's loop must keep
+answering."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from imap_wal.worker import Worker
 from storage_backends import StorageError
 
 REOPEN_S, REOPEN_S_MAX = 1.0, 30.0
-"""How long a failed log rests before it is opened again with a new epoch; the pause doubles each
+"""How long to wait before a failed log is opened again with a new epoch; the pause doubles each
 time it fails again."""
 
 _log = structlog.get_logger("imap_wal.agent")
@@ -27,7 +28,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class Mender(Generic[T]):
-    """Begins at once. `opened` is the new log when there is one; then this is over."""
+    """Starts at once. `opened` is the new log once there is one; then the mender has ended."""
 
     def __init__(self, failed: Closable, open: Callable[[], T], node: str) -> None:
         self._failed: Closable | None = failed
@@ -42,7 +43,7 @@ class Mender(Generic[T]):
         if failed is not None:
             try:
                 failed.close(False)
-            except (ImapWalError, StorageError) as error:  # what is acknowledged is safe; its lock runs out or goes with this process
+            except (ImapWalError, StorageError) as error:  # what is acknowledged is safe; its lock expires or ends with this process
                 _log.warning("the failed log could not be let go of", node=self._node, error=str(error))
         if worker.stopping.wait(self._pause):
             return False

@@ -66,8 +66,8 @@ class OpenLog:
         )
 
     def close(self, clean: bool) -> None:
-        """End the keeper, commit what waits, let go of the lock. A StorageError when the storage is
-        away: then the lock may stay until it runs out."""
+        """End the keeper, commit what waits, release the lock. A StorageError when the storage
+        cannot be reached: then the lock may remain until it expires."""
         self._end_threads()
         self.committer.close(clean)
 

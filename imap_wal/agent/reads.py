@@ -100,8 +100,8 @@ class Reads:
         return bool(header[0] != "error")
 
     def _restore(self) -> bool:
-        """The merge at start. Whoever asks meanwhile waits for it, and is told in an error when it
-        cannot be done."""
+        """The merge at start. Requests that arrive during it wait; when it fails, they are answered
+        with an error."""
         self._restore_at, self._pause = self._clock.monotonic() + self._pause, min(2 * self._pause, AGAIN_S_MAX)
         try:
             self._view.catch_up()
@@ -151,7 +151,7 @@ class Reads:
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
         except (TypeError, ValueError) as error:
             return ["error", number, "bad-request", f"{kind}: {error}"], b""
-        except Exception as error:  # noqa: BLE001  # not an error of ours (scratch is full, a bug): who asks is told, and `stat` says it
+        except Exception as error:  # noqa: BLE001  # not an error of ours (scratch is full, a bug): the request is answered with it, and `stat` shows it
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
