@@ -235,9 +235,7 @@ class Recoverer:
             advice = "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut off what was never acknowledged"
             return CorruptLog(verdict.place.path, verdict.end, f"an incomplete last commit ({verdict.what})", advice)
         frames, records, last = self._count(damage, self._files[damage.file :])
-        return verdict.error(
-            "no whole frame follows it" if last is None else f"{frames} whole frames with {records} entries follow it, up to {last}"
-        )
+        return verdict.error("no whole frame follows it" if last is None else f"{frames} whole frames with {records} entries follow it, up to {last}")
 
     # ---- mending ----
 

@@ -55,7 +55,8 @@ def demand_clock(
         way = "ahead of" if skew_ms > 0 else "behind"
         raise InvalidSetting(
             f"this machine's clock is {abs(skew_ms) / 1000:,.0f} s {way} the clock of {store.url}, "
-            f"more than {skew_ms_max / 1000:,.0f} s: entries with a time to live would expire too early " "or too late. Correct the clock of this machine (or of the storage), or allow the "
+            f"more than {skew_ms_max / 1000:,.0f} s: entries with a time to live would expire too early "
+            "or too late. Correct the clock of this machine (or of the storage), or allow the "
             "difference with --max-clock-skew; nothing was changed"
         )
     return skew_ms

@@ -162,7 +162,7 @@ class NodeLog:
         if self._appends and not self.store.exists(self._permit):
             raise Fenced(
                 f"another process took over the log of node {self.identity.node!r}: {self._permit} is gone; "
-                "what this process has not acknowledged yet may be lost; close this log"
+                "changes that were not acknowledged may be in the log or not; close this one"
             )
 
     def mark(self) -> Mark:
@@ -415,7 +415,9 @@ class _Opening:
                 if self._published or self.manifests.read()[0] == number:
                     raise
                 continue  # what looked like damage may have been archived or removed by another process
-        raise LostRace(f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times while it was opened; stop what archives or prunes it, and open again")
+        raise LostRace(
+            f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times while it was opened; stop what archives or prunes it, and open again"
+        )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
         cluster_number, cluster = self.clusters.read()

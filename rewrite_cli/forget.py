@@ -1,5 +1,5 @@
-"""Forgetting a node that is gone for good: its name leaves the cluster's manifest, and with it what
-each restore, look and cut costs."""
+"""Forgetting a node that is gone for good: its name is removed from the cluster's manifest, and
+restores no longer read its log."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ForgetReport:
 
 
 def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False) -> ForgetReport:
-    """Take a node out of the cluster and delete its files. Its writer is shut out first: what it
-    acknowledges is then known. Without `lose`, `InvalidSetting` where entries would be lost: those
-    that no snapshot covers, or all of a log that cannot be read."""
+    """Take a node out of the cluster and delete its files. Its writer is shut out first, so that
+    all it acknowledged is known. Without `lose`, `InvalidSetting` where entries would be lost:
+    those that no snapshot covers, or all of a log that cannot be read."""
     state = log.state()
     log_id = state.manifest.nodes.get(node)
     if log_id is None:
@@ -58,7 +58,7 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
         files = _files(log, node)
         for path in sorted(files, key=lambda path: "/manifest/" in path):  # the manifests last: until then it is known whose files they are
             log.store.delete(path)
-    if log.store.capabilities.locks:  # else leases, which stay: a number must not become free again
+    if log.store.capabilities.locks:  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, uncovered, files, dry_run)
 
@@ -87,7 +87,7 @@ def _files(log: ClusterLog, node: str) -> tuple[str, ...]:
 def _unregister(log: ClusterLog, node: str, log_id: str) -> None:
     def change(manifest: ClusterManifest) -> ClusterManifest:
         if manifest.nodes.get(node) != log_id:
-            raise LostRace(f"node {node!r} was forgotten or replaced by another process meanwhile; look again")
+            raise LostRace(f"node {node!r} was forgotten or replaced by another process at the same time; run the command again")
         return replace(
             manifest,
             nodes={name: known for name, known in manifest.nodes.items() if name != node},

@@ -1,8 +1,8 @@
 """Removing what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service and beside readers.
 
-The snapshot is read first (`imap_wal.snapshots`). Then the manifest, then the files: who reads
-meanwhile finds a file gone, reads the manifests again, and finds all of it in the snapshot. A crash
-in between leaves files that no manifest names; the owner's next archive run, or the next prune,
+The snapshot is read first (`imap_wal.snapshots`). Then the manifest, then the files: a reader that
+finds a file missing reads the manifests again, and finds its entries in the snapshot. A crash in
+between leaves files that no manifest names; the owner's next archive run, or the next prune,
 deletes them.
 """
 

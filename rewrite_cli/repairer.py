@@ -110,7 +110,7 @@ class ClusterRepair:
 
     @property
     def older(self) -> bool:
-        """The cluster's manifest that speaks is older than what is beside it: newer ones are
+        """The cluster's manifest that is used is older than what is beside it: newer ones are
         lost."""
         return self._lost > 0 or bool(self._newer)
 
@@ -163,7 +163,7 @@ class ClusterRepair:
         return {name: files for name, (_, files) in newest.items() if files}
 
     def _adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
-        """The snapshot with these files too. Its marks stay as low as they are: what the log still
+        """The snapshot with these files too. Its marks are not raised: what the log still
         holds above them is read, and the newest change of each key wins."""
         known = self.view.manifest.snapshots.get(name)
         if known is None:
@@ -257,7 +257,7 @@ class ClusterRepair:
             snapshots=snapshots,
             lifetimes=lifetimes,
             nodes={name: directory for name, directory in self._registered().items() if self.wants_node(name)},
-            # Each of the lost ones may have given one that nothing tells of.
+            # Each lost manifest may have given one that is recorded nowhere else.
             incarnation=max(manifest.incarnation + lost, self._seen.incarnation, self._incarnation()),
             generation=max(manifest.generation + lost, self._seen.generation, self._generation),
         )
@@ -270,7 +270,7 @@ class ClusterRepair:
         status, given_up, what = "clean", None, "made to fit what is kept"
         if lost:
             status, given_up = "corrupt", Extent()
-            what = f"the newest manifest cannot be read; number {view.manifest_number} speaks in its place{self._forgotten()}"
+            what = f"the newest manifest cannot be read; number {view.manifest_number} is used in its place{self._forgotten()}"
         elif self._newer:
             status, given_up = "corrupt", Extent()
             what = f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"

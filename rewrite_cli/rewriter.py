@@ -5,14 +5,14 @@
     publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks; `LostRace` when another rewrite, a drop, a new cluster
               lifetime or a new node came in between
 
-When may a tombstone go? What it hides must never come back: an older change of its key that this
-snapshot does not cover.
-  - All registered nodes' logs were read, and up to points that were looked at after the tombstone was there (`settled` first, then `until`).
+When may a tombstone be dropped? It must still hide every older change of its key that this snapshot
+does not cover. It is dropped when there can be none:
+  - The logs of all registered nodes were read, up to ends that were read (`until`) after the tombstone was there (`settled`, read first).
   - What is appended later and is older has a lower (incarnation, partition version), or comes from the same node and session and is refused as a resend.
     The snapshot carries the highest pair of each partition up to `settled`, and readers void what is lower above its marks (`PartitionVersions`).
   - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
-Otherwise it stays, and a later rewrite asks again. Expired entries go by the same rule, some
-minutes after they expired: by so much may the clock of this machine differ from the storage's.
+Otherwise it is kept, and a later rewrite decides again. Expired entries follow the same rule, some
+minutes after they expired: the clock of this machine may differ from the storage's by so much.
 """
 
 from __future__ import annotations
@@ -238,9 +238,9 @@ def prepare(
 
 
 def _look_twice(log: ClusterLog) -> tuple[ClusterManifest, dict[str, Position], dict[str, Position], ClusterState]:
-    """The manifest, the ends of all logs, the ends again, the state. Snapshots stay the same
-    meanwhile: what their tables say of partitions was so before the first look, and their marks are
-    not above the second."""
+    """The manifest, the ends of all logs, the ends again, the state. No snapshot is published in
+    between: so its tables were true before the first look, and its marks are not above the
+    second."""
     for _ in range(ATTEMPTS):
         before = log.manifest()
         settled = log.ends()
@@ -286,7 +286,7 @@ def rewrite(
     skew_ms_max: int = SKEW_MS_MAX,
     resolve: Resolution | None = None,
 ) -> RewriteReport:
-    """Prepare, merge, publish. A service that writes meanwhile is not disturbed. `LostRace`:
+    """Prepare, merge, publish. A running service may write at the same time. `LostRace`:
     nothing was published, run it again. `InvalidSetting` when this machine's clock differs from the
     storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it,
     `OrderConflict`."""

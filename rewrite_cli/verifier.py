@@ -130,7 +130,7 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
-    """Files in nodes' folders that are not imap-wal's; they are left alone and harm nothing."""
+    """Files in nodes' folders that are not imap-wal's; they are ignored."""
     known = {archive.path for node in view.nodes for archive in node.manifest.archives}
     found = []
     for node in view.nodes:
