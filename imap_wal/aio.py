@@ -54,7 +54,7 @@ class AsyncStore:
         self._room = self._bytes_max
         """How many bytes may wait. Bytes of the running commit are not free yet."""
         self._later: deque[tuple[asyncio.Future[None], Callable[[], Changes]]] = deque()
-        """Operations that came when all was full, and how to serialise them."""
+        """Operations that arrived when there was no room, and how to serialise them."""
         self._full = False
         """A new operation is put at the end of `_later`."""
         self._idle = True
@@ -124,7 +124,7 @@ class AsyncStore:
             self._full = True
 
     def _admit(self) -> None:
-        """Let in what waits for room, in order."""
+        """Accept waiting operations for which there is room now, in order."""
         self._full = False
         while self._later and not self._full:
             future, make = self._later.popleft()

@@ -62,7 +62,7 @@ class ArchiverProcess:
             return write_archives(store, job)
         with self._mutex:
             if self._stopped:
-                raise Closed("the log was closed before this; nothing is lost, it is archived after the next open")
+                raise Closed("the log was closed before this archive run; nothing is lost, it is archived after the next open")
             try:
                 process = self._process = subprocess.Popen(
                     [sys.executable, "-c", _MAIN, *sys.path],
@@ -90,7 +90,7 @@ class ArchiverProcess:
         if isinstance(answer, Exception):
             raise answer
         if self._stopped:
-            raise Closed("the log was closed in the middle of this; nothing is lost, it is archived after the next open")
+            raise Closed("the log was closed during this archive run; nothing is lost, it is archived after the next open")
         raise ArchiverDied(f"the process that archived node {job.node!r} ended with {code}; nothing is lost, its segments stay")
 
     def stop(self) -> None:

@@ -164,8 +164,8 @@ class Committer:
             self._wake_next()
 
     def _wake_next(self) -> None:
-        """Whoever published after a leader's last look found the commit lock taken and sleeps: one
-        of them leads now."""
+        """Threads that published after a leader's last look found the commit lock taken and sleep:
+        one of them leads now."""
         for batch in self._consumer.take() if self._consumer.ready() else ():
             if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
                 batch.wake()
@@ -273,7 +273,7 @@ class Committer:
                     self._on_commit(self.log)
 
     def _take_up(self) -> None:
-        """An interrupt stopped the leader before this one in the middle: end what it began."""
+        """An interrupt stopped the previous leader during a commit: finish what it began."""
         if self._rotating:
             self._rotate()
         commit = self._under_way
@@ -284,7 +284,7 @@ class Committer:
                 self._under_way = None  # its batches are still in the ring
                 return
             self._failure = NotAppended(
-                f"a write to the log of node {self.log.identity.node!r} was interrupted, and what is in it is not known; nothing more is acknowledged until it "
+                f"a write to the log of node {self.log.identity.node!r} was interrupted, and it is not known what was written; nothing more is acknowledged until the log "
                 "is opened again"
             )
         if not commit.safe and self._failure is not None:
@@ -293,8 +293,8 @@ class Committer:
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
-        """Bring the commit to its end, from wherever it is: into the log, into memory, out of the
-        ring."""
+        """Finish the commit from whatever step it has reached: into the log, into memory, out of
+        the ring."""
         batches = commit.batches
         if self._failure is None and not commit.safe:
             self._commit(commit)

@@ -150,13 +150,13 @@ class _UntilStop(GatedStore):
 
     def there(self, path: str = "") -> SegmentStore:
         if self._stop.is_set():
-            raise Closed("the log was closed in the middle of this; nothing is lost, it is done after the next open")
+            raise Closed("the log was closed during this maintenance run; nothing is lost, it is done after the next open")
         return self.inner
 
 
 def _attempt(worker: Worker, work: Callable[[], object]) -> str:
-    """Do it, and say what went wrong: no caller waits for it. Nothing was lost by it, and it is
-    tried again."""
+    """Do it, and return what went wrong: no caller waits for it. Nothing is lost, and it is tried
+    again."""
     try:
         work()
     except (ImapWalError, StorageError) as error:

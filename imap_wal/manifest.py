@@ -65,7 +65,7 @@ class ManifestLog(Generic[C]):
             if files[number].modified_ms:  # else two files of one name cannot be told apart
                 self._known = files[number], content
             return number, content
-        raise NotFound("its newest manifest is listed and cannot be read", self.folder)
+        raise NotFound("the newest manifest is listed here, but cannot be read; try again", self.folder)
 
     def update(self, change: Callable[[C], C | None], attempts: int = 50) -> C:
         """Publish `change(newest)` as the next manifest, again with the newer one whenever another writer was first. `change` may run several times; it returns
@@ -175,6 +175,9 @@ class Seen:
     number: int = 0
     generation: int = 0
     incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"manifest {self.number} (generation {self.generation}, incarnation {self.incarnation})"
 
     def up_to(self, other: Seen) -> Seen:
         """The newer of both, field by field."""
@@ -538,8 +541,8 @@ def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> 
     """The error text where the segments beside a node's manifest are not those it names."""
     there = f"those of {', '.join(sorted(found))}" if found else "no log's"
     return (
-        f"{folder}/wal should hold the segments {manifest.wal_id} and holds {there}: its disk is not mounted here, was replaced, "
-        "or wal_dir is on another machine"
+        f"{folder}/wal should hold the segments of log {manifest.wal_id}, but holds {there}: its disk is not mounted here or was "
+        "replaced, or wal_dir is on another machine"
     )
 
 

@@ -63,7 +63,7 @@ class Changes:
 class Piece:
     """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot.
     `next_path` is the segment after a sealed one; "" for the newest. `start` is the byte offset to
-    begin at (0: at the front, or behind `since`). `records` and `checksum` (CRC-32C of the whole
+    begin at (0: at the front, or after `since`). `records` and `checksum` (CRC-32C of the whole
     file) are what the manifest says of a Parquet file; 0: nothing."""
 
     kind: str

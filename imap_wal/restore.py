@@ -151,7 +151,7 @@ class ClusterLog:
             return ClusterState(manifest, {name: node for name, node in found.items() if name not in missing}, missing, number)
         if evidence:
             raise older_manifest(self.manifests.folder, evidence)
-        raise NotFound("nodes join and leave this cluster faster than it can be looked at", self.folder)
+        raise NotFound("nodes joined or left this cluster each time it was looked at; try again", self.folder)
 
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:

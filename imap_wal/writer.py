@@ -1,8 +1,8 @@
-"""The log of one node, open for writing: lock, manifest, tail, segments, rotation, fencing, close.
+"""The log of one node, open for writing: lock, manifest, tail, segments, rotation, permit, close.
 
-    open    lock ─▶ newest manifest ─▶ fence the old writer, unless it closed ─▶ scan what follows its checkpoint, cut a torn tail ─▶ publish epoch + 1
+    open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it closed ─▶ scan what follows its checkpoint, cut a torn tail ─▶ publish epoch + 1
     write   frame ─▶ current segment (a new one when there is none or it is full)
-    sync    segment sync ─▶ was this epoch fenced meanwhile? then nothing is acknowledged
+    sync    segment sync ─▶ is this epoch's permit gone? then nothing is acknowledged
     close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
 
 Where the storage can append, a segment is a file that grows; where it cannot, every sync is one immutable object (`ObjectSegment`), a segment of its own.

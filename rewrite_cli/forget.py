@@ -66,7 +66,7 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
 def _demand_nothing_lost(node: str, missing: str, uncovered: tuple[str, ...]) -> None:
     if missing or uncovered:
         what = missing or f"no snapshot covers all of {uncovered[0]}" + (f" and of {len(uncovered) - 1} more files" if uncovered[1:] else "")
-        raise InvalidSetting(f"node {node!r} holds entries that would be lost: {what}; run `imap-wal rewrite` first, or say --lose")
+        raise InvalidSetting(f"node {node!r} holds entries that would be lost: {what}; run `imap-wal rewrite` first, or pass --lose")
 
 
 def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class Cluster:
     clock: FakeClock = field(default_factory=FakeClock)
     settings: Settings = field(default_factory=lambda: Settings(preallocate=False, segment_bytes=1 << 20))
     skew_ms_max: int = SKEW_MS_MAX
-    """More where the storage's clock goes on while ours stands still."""
+    """More where the storage's clock runs while ours does not."""
 
     def __post_init__(self) -> None:
         self.randomness = SeededRandomness(7)

@@ -103,7 +103,7 @@ class Listings:
             found = self._listings.get(token)
             if found is None or found.name != name or not found.has(number):
                 raise ListingGone(
-                    f"page {number} of a listing of the keys of map {name!r} is asked for, which this agent has not under way; begin again"
+                    f"page {number} of a listing of the keys of map {name!r} was requested; this agent has no such listing, or cannot answer that page any more: begin again"
                 )
             listing = self._listings.pop(token)
         page = listing.page(number, limit)
@@ -118,4 +118,4 @@ def _parsed(cursor: object) -> tuple[str, int]:
     match cursor:
         case [str(token), int(number)]:
             return token, number
-    raise ValueError(f"{cursor!r} is not a cursor that this agent gave")
+    raise ValueError(f"{cursor!r} is not a cursor of this agent")

@@ -44,7 +44,7 @@ class Mender(Generic[T]):
             try:
                 failed.close(False)
             except (ImapWalError, StorageError) as error:  # what is acknowledged is safe; its lock expires or ends with this process
-                _log.warning("the failed log could not be let go of", node=self._node, error=str(error))
+                _log.warning("the failed log could not be closed", node=self._node, error=str(error))
         if worker.stopping.wait(self._pause):
             return False
         self._pause = min(2 * self._pause, REOPEN_S_MAX)

@@ -114,7 +114,7 @@ class Agent:
         except StorageError as error:
             if clean:
                 raise StorageUnavailable(f"closing the log of node {self.config.node!r}: {error}; what was acknowledged is in it") from error
-            _log.warning("the log could not be let go of", node=self.config.node, error=str(error))
+            _log.warning("the log could not be closed", node=self.config.node, error=str(error))
 
     # ---- one turn ----
 

@@ -150,7 +150,7 @@ def _time_of(line: Line) -> int:
 
 
 def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
-    file = tempfile.TemporaryFile()  # it goes with the iterator
+    file = tempfile.TemporaryFile()  # it is deleted with the iterator
     pack = msgpack.Packer(use_bin_type=True).pack
     shared: tuple[str, Decoder] | None = None
     for line in lines:

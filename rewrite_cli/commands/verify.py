@@ -118,10 +118,10 @@ def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> li
     try:
         texts = conflicts.found(log, check=deadline.check)
     except OutOfTime:
-        out.note(f"{view}: the time was over; it was not checked for conflicts of order")
+        out.note(f"{view}: the time limit was reached; it was not checked for conflicts of order")
         return []
     except NotFound:
-        out.note(f"{view}: its files changed; it was not checked for conflicts of order")
+        out.note(f"{view}: its files changed during the run; it was not checked for conflicts of order")
         return []
     return [Finding(view.folder, "order", CONFLICT, what=text, advice=conflicts.ADVICE) for text in texts]
 

@@ -301,7 +301,7 @@ def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_ope
         values(elsewhere)
     with pytest.raises(MissingNode, match="wal_dir"):
         embedded(elsewhere)
-    assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], "what it holds counts if it comes back"
+    assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], "what it holds counts if it returns"
     with embedded(here) as store:
         assert len(store.map("m")) == 1000
     with embedded(elsewhere, node="n2", recovery_policy="partial") as store:
@@ -317,7 +317,7 @@ def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(tm
         del store.map("m")["deleted"]
     rewrite(log_of(lost), LocalEngine())
     with embedded(new, recovery_policy="partial") as store:
-        assert dict(store.map("m")) == {"archived": 1}, "what a snapshot covers stays covered"
+        assert dict(store.map("m")) == {"archived": 1}, "what a snapshot covers is still covered"
         store.map("m")["new"] = 2
     with embedded(new) as store:
         assert dict(store.map("m")) == {"archived": 1, "new": 2}
@@ -350,7 +350,7 @@ def test_stores_that_ask_to_share_a_root_all_acknowledge(memory: MemoryStore) ->
 
 
 class AppendsByName(LocalStore):
-    """As HDFS does: an append goes to whatever file has the name by then."""
+    """As on HDFS: an append writes to the file that has the name at that time."""
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Any:
         inner = super().open_append(path)

@@ -62,7 +62,7 @@ def test_an_agent_whose_storage_was_away_refuses_with_the_reason_and_comes_back(
             header, _ = member.client.ask("keys", "orders", None, 10)
             assert header[0] == "error"
             refusals = away.refused
-            eventually(lambda refusals=refusals: away.refused > refusals + 3, "it goes on trying")
+            eventually(lambda refusals=refusals: away.refused > refusals + 3, "it keeps trying")
             stat = member.stat()
             assert not stat["healthy"] and "the storage is away" in stat["failure"]
             away.away = False

@@ -138,7 +138,7 @@ def keys(store: MemoryStore, below: float = math.inf) -> list[int]:
 
 
 def front(store: MemoryStore, findings: list[Finding]) -> list[int]:
-    """What stands before the first place that verify finds."""
+    """What precedes the first place that verify finds."""
     found = [one for one in findings if one.status != "clean"]
     if not found:
         return keys(store)

@@ -160,7 +160,9 @@ class Actor:
         ):
             if self.stage.damaged:
                 return
-            raise Violation("damage is told that is none", f"{self.spec.name}: {error}") from error
+            raise Violation(
+                "damage is reported where there is none", f"{self.spec.name}: {error}"
+            ) from error
         if isinstance(error, allowed) or self.process.hurt:
             return
         raise Violation("an error without a cause", f"{self.spec.name}: {error!r}") from error
@@ -177,7 +179,7 @@ class Actor:
                 storage=self.storage(), **settings,
             )  # fmt: skip
         except (ImapWalError, StorageError) as error:
-            if not isinstance(error.__cause__, NotFound):  # another took over meanwhile
+            if not isinstance(error.__cause__, NotFound):  # another process took over
                 self._refused(error, WriterLocked, Fenced, LostRace)
             raise Stop from error
         now = self.world.tick()
@@ -305,7 +307,7 @@ class Actor:
 
     def rewrite_twice(self, kills: bool = True) -> None:
         """With an engine that runs its last step twice, as Spark may; the second is killed when the
-        first is done, or goes on."""
+        first is done, or continues."""
         from tests.simulation.attempts import TwoAttempts
 
         try:

@@ -32,7 +32,7 @@ _LEFT_OUT = ("spark", "demo", "cluster", "playback", "flights", "picture")
 
 
 class _Secrets:
-    """Tokens that nobody drew before in this run."""
+    """Tokens that were not drawn before in this run."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)

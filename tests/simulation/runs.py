@@ -1,4 +1,4 @@
-"""One run: a plan, played under one schedule, judged; and how it is told and shrunk."""
+"""One run: a plan, played under one schedule and judged; and how it is printed and shrunk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Plan:
     exclusive: bool = True
     seed: int = 0
     manifests_kept: int = 64
-    """How many manifests stay; with few of them, numbers are cleaned under those that sleep."""
+    """How many manifests are kept; with few, old ones are deleted while another process sleeps."""
 
 
 ROLES: dict[str, type[Actor]] = {"embedded": Actor, "agent": AgentActor, "member": MemberActor}
@@ -109,7 +109,7 @@ def _lose_power(media: Mapping[str, Medium], seed: int) -> None:
 
 
 class Survivor:
-    """Opens and reads when nobody else does any more."""
+    """Opens and reads when all others have ended."""
 
     def __init__(self, stage: Stage, media: dict[str, Medium], seed: int, name: str) -> None:
         world = World(stage.world.chooser)
@@ -169,7 +169,7 @@ def _verify(survivor: Survivor) -> None:
         for finding in (*findings, *read):
             if finding.status not in (verifier.CLEAN, verifier.TORN):
                 raise Violation(
-                    "verify tells damage that is none", f"{finding.file}: {finding.what}"
+                    "verify reports damage where there is none", f"{finding.file}: {finding.what}"
                 )
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 
 def run(log: ClusterLog, engine: Engine, **options: Any) -> RewriteReport:
-    """A rewrite whose clock stands still, over a storage whose clock does not."""
+    """A rewrite whose clock does not run, over a storage whose clock does."""
     return rewrite(log, engine, skew_ms_max=2**60, **options)
 
 
