@@ -12,9 +12,11 @@ request · where it stood: node, epoch, segment, frame, index. A snapshot's file
 
 from __future__ import annotations
 
+import io
 import tempfile
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -22,10 +24,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import google_crc32c
+import msgpack
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from imap_wal import layout
+from imap_wal import layout, missing
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.contents import open_checked
 from imap_wal.entry import Row
@@ -63,7 +66,9 @@ GROUP_BYTES_MAX = 32 * 1024 * 1024
 BATCH_BYTES = PAYLOAD_BYTES_MAX
 """A batch that is read holds about this much, unpacked."""
 OPEN_FILES_MAX = 128
-"""Maps that one pass over the segments writes; a log of more maps takes more passes."""
+"""Maps whose files grow while the segments are read; rows of the others wait in a scratch file."""
+SCRATCH_BYTES = 32 * 1024 * 1024
+"""So much of them is held in memory before it goes there."""
 ATTEMPTS = 8
 """How often an archive run begins anew because segments were removed while it read them, or a new
 manifest was published."""
@@ -438,6 +443,50 @@ def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
     return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
 
 
+class _Scratch:
+    """Rows of the maps beyond the open files, in one file of this machine: read back map by map. Held in memory are `SCRATCH_BYTES` of
+    rows, and 16 bytes for each piece of a map in the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # closed by `close`
+        self._pack = msgpack.Packer(use_bin_type=True).pack
+        self._waiting: dict[str, bytearray] = {}
+        self._bytes = self._size = 0
+        self._places: dict[str, array[int]] = {}
+        """Map → offset and length of each of its pieces, one after the other."""
+
+    def add(self, name: str, rows: Sequence[Row], places: Sequence[Position]) -> None:
+        data = b"".join(map(self._pack, zip(places, rows, strict=True)))
+        self._waiting.setdefault(name, bytearray()).extend(data)
+        self._bytes += len(data)
+        if self._bytes >= SCRATCH_BYTES:
+            self._flush()
+
+    def maps(self) -> list[str]:
+        """Of which there are rows, sorted."""
+        self._flush()
+        return sorted(self._places)
+
+    def read(self, name: str) -> Iterator[tuple[list[Row], list[Position]]]:
+        """The rows of a map in the order they were added, in batches."""
+        places = self._places[name]
+        for offset, length in zip(places[::2], places[1::2], strict=True):
+            self._file.seek(offset)
+            placed = list(msgpack.Unpacker(io.BytesIO(self._file.read(length)), use_list=False, raw=False, max_buffer_size=0))
+            yield [row for _, row in placed], [Position(*place) for place, _ in placed]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _flush(self) -> None:
+        for name, data in self._waiting.items():
+            self._file.write(data)
+            self._places.setdefault(name, array("Q")).extend((self._size, len(data)))
+            self._size += len(data)
+        self._waiting.clear()
+        self._bytes = 0
+
+
 class _Pass:
     """One run of `write_archives`: what it learns from the segments while it writes the Parquet
     files."""
@@ -451,28 +500,26 @@ class _Pass:
         self.summary = Summary()
 
     def run(self) -> None:
-        left: set[str] = set()
-        maps = self._write(None, left)
-        while left:
-            later: set[str] = set()
-            maps |= self._write(frozenset(left), later)
-            left = later
+        with closing(_Scratch(self._folder)) as scratch:
+            files: dict[str, _MapFile] = {}
+            for piece in self._pieces:
+                for changes in read_piece(self._store, piece, positions=True):
+                    self.summary.add(changes)
+                    self._split(changes, files, scratch)
+                    if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
+                        max(files.values(), key=lambda file: file.file.buffered).file.flush()
+            for name, file in sorted(files.items()):
+                self._publish(name, file)
+            files.clear()
+            for name in scratch.maps():
+                one: _MapFile | None = None
+                for rows, places in scratch.read(name):
+                    one = one or self._begin(name, places[0])
+                    self._write(one, rows, places)
+                if one is not None:
+                    self._publish(name, one)
 
-    def _write(self, wanted: frozenset[str] | None, left: set[str]) -> set[str]:
-        files: dict[str, _MapFile] = {}
-        for piece in self._pieces:
-            for changes in read_piece(self._store, piece, wanted, positions=True):
-                self.summary.add(changes)
-                self._split(changes, files, left)
-                if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
-                    max(files.values(), key=lambda file: file.file.buffered).file.flush()
-        for name, file in sorted(files.items()):
-            path = layout.archive_path(self._node_folder, name, file.first, file.last, self._epoch, f"{self._nonce}{len(self.archives):x}")
-            size, crc = file.file.publish(self._store, path)
-            self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size, crc))
-        return set(files)
-
-    def _split(self, changes: Changes, files: dict[str, _MapFile], left: set[str]) -> None:
+    def _split(self, changes: Changes, files: dict[str, _MapFile], scratch: _Scratch) -> None:
         by_map: dict[str, tuple[list[Row], list[Position]]] = {}
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             rows, places = by_map.setdefault(row[0], ([], []))
@@ -480,13 +527,21 @@ class _Pass:
             places.append(place)
         for name, (rows, places) in by_map.items():
             file = files.get(name)
-            if file is None:
-                if len(files) >= OPEN_FILES_MAX or name in left:
-                    left.add(name)
-                    continue
+            if file is None and len(files) < OPEN_FILES_MAX:
                 file = files[name] = self._begin(name, places[0])
-            file.last = places[-1]
-            file.file.write(to_batch(rows, self._node, places), sum(row[5] for row in rows))
+            if file is None:
+                scratch.add(name, rows, places)
+            else:
+                self._write(file, rows, places)
+
+    def _write(self, file: _MapFile, rows: list[Row], places: list[Position]) -> None:
+        file.last = places[-1]
+        file.file.write(to_batch(rows, self._node, places), sum(row[5] for row in rows))
+
+    def _publish(self, name: str, file: _MapFile) -> None:
+        path = layout.archive_path(self._node_folder, name, file.first, file.last, self._epoch, f"{self._nonce}{len(self.archives):x}")
+        size, crc = file.file.publish(self._store, path)
+        self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size, crc))
 
     def _begin(self, name: str, first: Position) -> _MapFile:
         """The file of one map, with what it takes in of the map's smaller archives."""
@@ -557,6 +612,7 @@ def archive_sealed(
     changed: `CorruptLog`, `ShortLog`. `write`: what reads the segments and writes the files; that
     of `imap_wal.archiver` does not slow down this process."""
     source = randomness or SystemRandomness()
+    last: Exception | None = None
     for _ in range(ATTEMPTS):
         number, manifest = manifests.read()
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
@@ -564,8 +620,11 @@ def archive_sealed(
         run = _Run(store, node_folder, node, manifests, number, manifest, writing, source.token().hex()[:16], write)
         try:
             return run.archive(scratch)
-        except (NotFound, LostRace):
-            continue  # a prune removed a covered segment while it was read, or the manifest moved otherwise: it says so by now
+        except (NotFound, LostRace) as error:
+            last = error  # a prune removed a covered segment while it was read, or the manifest moved otherwise: it says so by now
+    lost = missing.archive(last.path, node, manifests.read()[1]) if isinstance(last, NotFound) else None
+    if lost is not None:  # one that was to be taken in by a larger one
+        raise lost from last
     raise LostRace(f"archiving node {node!r}: files were removed or manifests published {ATTEMPTS} times in a row; it is tried again later")
 
 

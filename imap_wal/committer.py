@@ -30,6 +30,10 @@ LOOK_AGAIN_S = 0.5
 may have woken none."""
 
 
+CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
+"""Where each commit is an object, the checkpoint follows after so many, or after so long."""
+
+
 class Batch:
     """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in
     pieces, `apply` what to do when it is acknowledged (before any caller returns), in log order.
@@ -122,6 +126,8 @@ class Committer:
         self._unsynced_since: float | None = None
         self._commits = self._records = self._syncs = self._rotations = 0
         self._sync_seconds = 0.0
+        self._checkpointed, self._checkpointed_at = 0, clock.monotonic()
+        """How many commits the checkpoint covers, and since when."""
         self._syncs_each = settings.durability is Durability.ALWAYS or (
             not log.store.capabilities.durable_append and settings.durability is not Durability.INTERVAL
         )
@@ -186,6 +192,25 @@ class Committer:
                 raise self._failure
 
         self._lead(work)
+
+    def checkpoint_if_due(self) -> None:
+        """Have a recovery begin not far back: it reads every object after the checkpoint. `Fenced`, `LostRace`, StorageError: the
+        checkpoint stays where it is, and nothing is lost."""
+        now, new = self._clock.monotonic(), self._commits - self._checkpointed
+        if not new or (new < CHECKPOINT_COMMITS and now - self._checkpointed_at < CHECKPOINT_S):
+            return
+        safe: tuple[int, Position, dict[int, int]] | None = None
+
+        def work() -> None:
+            nonlocal safe
+            if self._failure is None and self._under_way is None and self._unsynced_since is None:
+                safe = self._commits, self.log.end, dict(self.log.requests)
+
+        self._lead(work)
+        if safe is not None:
+            commits, end, requests = safe
+            self.log.move_checkpoint(end, requests)
+            self._checkpointed, self._checkpointed_at = commits, now
 
     def sync_if_due(self) -> None:
         """`interval`: sync when the oldest unsynced byte is about to be too old (the keeper comes by four times an interval)."""

@@ -1,4 +1,4 @@
-"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, rotate by time, archive by time and size, remove what has
+"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, move the checkpoint on, rotate by time, archive by time and size, remove what has
 outlived its time or its room. Threads are started only if a setting wants them."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import inf
 
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
-from imap_wal.errors import Closed, ImapWalError
+from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
 from imap_wal.format import SegmentHeader
 from imap_wal.segments import wal_folder
 from imap_wal.settings import Durability, Settings
@@ -106,6 +106,9 @@ class Keeper:
                 committer.commit_ready()
             elif settings.durability is Durability.INTERVAL:
                 committer.sync_if_due()
+            if not committer.log.store.capabilities.durable_append:
+                with suppress(StorageError, LostRace, Fenced):  # tried again; a writer that was replaced is told by its next commit
+                    committer.checkpoint_if_due()
             if self._clock.monotonic() - renewed_at >= RENEW_S:
                 renewed_at = self._clock.monotonic()
                 with suppress(StorageError):  # tried again before the lease runs out; if not, the next writer's first object fences this one

@@ -26,6 +26,7 @@ FORMAT = 1
 KEEP = 64
 """How many manifests stay for readers that are slow, and for people who look."""
 READ_ATTEMPTS = 100
+INDENTED_BYTES_MAX = 16 * 1024
 MANIFEST_ADVICE = "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 
 
@@ -87,7 +88,7 @@ class ManifestLog(Generic[C]):
         nonce = self._randomness.token().hex()
         floor = max(1, number - KEEP)
         body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
-        text = json.dumps({"checksum": _checksum(body), **body}).encode()  # no indentation: that takes ten times as long
+        text = _text({"checksum": _checksum(body), **body})
         try:
             self._store.create(self._path(number), text)
         except StorageError as error:
@@ -154,6 +155,12 @@ def _without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[st
     """Without empty fields: a manifest of the first format did not have them."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    """On several lines for people who look, unless it is large: that takes ten times as long."""
+    text = json.dumps(document)
+    return (json.dumps(document, indent=1) if len(text) < INDENTED_BYTES_MAX else text).encode()
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
@@ -246,6 +253,8 @@ class NodeManifest:
     newest: int = 0
     """Number of the newest segment that was in `wal/` when this was published, or is archived. A
     folder without it is incomplete."""
+    forgotten: bool = False
+    """`imap-wal forget-node` is deleting this log: it cannot be opened again."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used beside it."""
@@ -260,7 +269,7 @@ class NodeManifest:
         document = asdict(replace(self, archives=()))
         document["archives"] = [archive.to_json() for archive in self.archives]
         document["requests"] = {str(session): request for session, request in self.requests.items()}
-        for name in ("kind", "removed", "wal_id", "newest", "cluster"):  # written only when set: version 1 had none of them
+        for name in ("kind", "removed", "wal_id", "newest", "forgotten", "cluster"):  # written only when set: version 1 had none of them
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
@@ -282,6 +291,7 @@ class NodeManifest:
             removed=Position(*data.get("removed", START)),
             wal_id=data.get("wal_id", ""),
             newest=data.get("newest", 0),
+            forgotten=data.get("forgotten", False),
             cluster=Seen(**data.get("cluster", {})),
         )
 
@@ -573,6 +583,8 @@ def current_cluster(
     for folder in store.folders(f"{cluster_folder}/nodes"):  # read before the cluster's, which is then at least as new as what they have seen
         nodes[folder] = node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness).read()[1].cluster
     number, cluster = clusters.read()
+    if not number and store.folders(f"{cluster_folder}/snapshot"):
+        raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
     for folder, seen in nodes.items():
         if seen.newer_than(cluster.seen(number)):
             raise older_manifest(clusters.folder, f"node folder {folder} has seen {seen}, here is {cluster.seen(number)}")

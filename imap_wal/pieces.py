@@ -25,7 +25,7 @@ from imap_wal import entry, format
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, START, Frame, Position
-from imap_wal.segment import SegmentReader
+from imap_wal.segment import Held, SegmentReader
 from imap_wal.verdict import Place, Verdict, at_end, begin, said_by
 from storage_backends import SegmentStore
 
@@ -112,7 +112,7 @@ class _SegmentPass:
     def __init__(self, store: SegmentStore, piece: Piece, maps: Collection[str] | None, positions: bool) -> None:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
         if not store.capabilities.durable_append:
-            self._store = cast(SegmentStore, _Held(store, piece.path))  # one commit each, and every read is a request: read it whole
+            self._store = cast(SegmentStore, Held(store, piece.path))  # one commit each, and every read is a request: read it whole
         self._place = Place(piece.path, piece.epoch, piece.number, bool(piece.next_path), piece.checkpoint, piece.newest)
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
@@ -241,20 +241,6 @@ class _SegmentPass:
                 piece.path, found.end, found.frames_after, piece.node,
             )  # fmt: skip
         return found.error() if found.is_damage else None
-
-
-class _Held:
-    """A store of which one file is in memory."""
-
-    def __init__(self, store: SegmentStore, path: str) -> None:
-        self.capabilities = store.capabilities
-        self._data = store.read(path)
-
-    def size(self, path: str) -> int:
-        return len(self._data)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self._data[offset:] if length is None else self._data[offset : offset + length]
 
 
 def select(

@@ -158,12 +158,12 @@ class LogReader:
                     following = segments[index + 1].path if index + 1 < len(segments) else ""
                     yield from self._segment(place, segment, following, limit)
                 return
-            except NotFound:
+            except NotFound as error:
                 # Archived or removed while it was read: the manifest knows.
                 place.segment = None
                 attempts = attempts + 1 if place.wanted == wanted else 0
                 if attempts == ATTEMPTS:
-                    raise
+                    raise self._log.lost(error) from error
 
     def _following(self, place: _Place) -> list[SegmentFile] | None:
         """The segment being read and those behind it, by their listing alone; None when the manifest must say where to read on."""

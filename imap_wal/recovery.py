@@ -21,21 +21,23 @@ afterwards, byte for byte. What was given up cannot come back by itself: its seg
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+import msgpack
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LogError
-from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import NodeManifest
-from imap_wal.segment import SegmentReader
+from imap_wal.segment import SegmentReader, held
 from imap_wal.segments import wal_folder
 from imap_wal.settings import RecoveryMode
-from imap_wal.verdict import CLEAN, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, goes_on
+from imap_wal.verdict import CLEAN, CORRUPT, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, goes_on
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 _log = logging.getLogger("imap_wal")
@@ -157,7 +159,8 @@ class Recoverer:
             return None
         try:
             place = self._place(len(self._files) - 1)
-            reader = begin(self._store, place)
+            (store,) = self._stores([newest])
+            reader = begin(store, place)
             if isinstance(reader, Verdict):
                 return None
             kinds = [frame.kind for frame in reader.frames(checkpoint.frame)]
@@ -172,15 +175,14 @@ class Recoverer:
             self._end = start = START
             self._requests = {}  # what is resent from below may be appended twice then: it has the same order
         expected = max(start.segment, self._manifest.archived[1] + 1)
-        for index, file in enumerate(self._files):
-            if file.number < start.segment:
-                continue
-            if file.number != expected:
-                break
-            expected += 1
-            damage = self._scan_file(index, file, start.frame if file.number == start.segment else None)
-            if damage is not None:
-                return damage
+        first = next((index for index, file in enumerate(self._files) if file.number >= start.segment), len(self._files))
+        files = [file for at, file in enumerate(self._files[first:]) if file.number == expected + at]
+        with closing(self._stores(files)) as stores:
+            for index, (file, store) in enumerate(zip(files, stores, strict=True), first):
+                expected += 1
+                damage = self._scan_file(index, file, store, start.frame if file.number == start.segment else None)
+                if damage is not None:
+                    return damage
         after = next((index for index, file in enumerate(self._files) if file.number > expected), len(self._files))
         following = self._files[after].number if after < len(self._files) else max(expected, self._known() + 1)
         if following > expected:
@@ -191,9 +193,17 @@ class Recoverer:
             return _Damage(after, Verdict(SHORT, place, 0, what=what), range(expected, following))
         return None
 
-    def _scan_file(self, index: int, file: _File, first_frame: int | None) -> _Damage | None:
+    def _stores(self, files: Sequence[_File]) -> Generator[SegmentStore]:
+        """For each file the store to read it from. Where nothing can be appended, each is one commit, and each call is a request: it
+        is read at once, and some after it too."""
+        if self._store.capabilities.durable_append:
+            yield from (self._store for _ in files)
+        else:
+            yield from cast(Iterator[SegmentStore], held(self._store, [file.path for file in files]))
+
+    def _scan_file(self, index: int, file: _File, store: SegmentStore, first_frame: int | None) -> _Damage | None:
         place, before = self._place(index), self._checksum
-        reader = begin(self._store, place)
+        reader = begin(store, place)
         if isinstance(reader, Verdict):
             if reader.status == UNSUPPORTED:
                 raise reader.error()
@@ -201,17 +211,19 @@ class Recoverer:
         if not goes_on(before, reader.header.previous_checksum):
             return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
         for frame in reader.frames(first_frame):
-            self._checksum = frame.checksum
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
             if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
+                self._checksum = frame.checksum
                 continue  # already known
-            self._frames += 1
             if frame.kind == format.ENTRIES:
+                try:
+                    self._note_requests(frame)
+                except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+                    what = f"the checksum of this frame is right, but its content is not entries ({error!r})"
+                    return _Damage(index, Verdict(CORRUPT, place, frame.offset, store.size(file.path), what))
                 self._records += frame.count
-                for row in entry.rows(frame.payload):
-                    _, _, session, request = row[entry.ORDER]
-                    if request > self._requests.get(session, 0):
-                        self._requests[session] = request
+            self._frames += 1
+            self._checksum = frame.checksum
             self._end = end
         found = at_end(reader, place)
         self._whole = found.end
@@ -220,6 +232,17 @@ class Recoverer:
         if found.size > found.end and place.followed:
             self._loose.append((file.path, found.end))
         return None
+
+    def _note_requests(self, frame: Frame) -> None:
+        rows = list(entry.rows(frame.payload))
+        if len(rows) != frame.count:
+            raise ValueError(f"it promises {frame.count} entries and holds {len(rows)}")
+        found: dict[int, int] = {}
+        for row in rows:
+            _, _, session, request = row[entry.ORDER]
+            found[session] = max(request, found.get(session, 0))
+        for session, request in found.items():
+            self._requests[session] = max(request, self._requests.get(session, 0))
 
     def _place(self, index: int) -> Place:
         file, manifest = self._files[index], self._manifest

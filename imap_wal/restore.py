@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from imap_wal import layout
+from imap_wal import layout, missing
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import Row
 from imap_wal.errors import Closed, ImapWalError, MissingNode, OrderConflict, ShortLog
@@ -189,6 +189,16 @@ class ClusterLog:
             return f"{folder}/wal/*-{expected:08d}.wal"
         return ""
 
+    def lost(self, error: NotFound) -> ShortLog | NotFound:
+        """What to raise where a file was not found and looking again did not help: `ShortLog` where the manifests, read again, still
+        name it; else the error itself."""
+        for name in self.nodes():
+            manifest = node_manifests(self.store, self.node_folder(name), self.clock, self.randomness).read()[1]
+            found = missing.archive(error.path, name, manifest)
+            if found is not None:
+                return found
+        return missing.snapshot_file(error.path, self.manifest()) or error
+
     def pieces(
         self,
         state: ClusterState,
@@ -271,14 +281,18 @@ class ClusterLog:
         state: ClusterState | None = None,
     ) -> Iterator[Changes]:
         """All entries that count: snapshots, then each node's log above its low-water marks (and above `since`), in its order. What was archived meanwhile is
-        read from the archive. `NotFound` when a rewrite and a prune came in between: then begin again. `MissingNode`, `LogError`."""
+        read from the archive. `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a file that the manifests
+        name and that is not there. `MissingNode`, `LogError`."""
         state = state or self.state()
         state.demand(policy)
         if snapshots:
             for piece in self.pieces(state, maps=maps, nodes=(), snapshots=True):
-                for changes in read_piece(self.store, piece, maps):
-                    if nodes is None or changes.node in nodes:
-                        yield changes
+                try:
+                    for changes in read_piece(self.store, piece, maps):
+                        if nodes is None or changes.node in nodes:
+                            yield changes
+                except NotFound as error:
+                    raise self.lost(error) from error
         for node in sorted(state.nodes):
             if nodes is not None and node not in nodes:
                 continue
@@ -299,9 +313,9 @@ class ClusterLog:
                             if segment:
                                 place = changes.last
                     break
-                except NotFound:
+                except NotFound as error:
                     if not segment or attempt == ATTEMPTS - 1:
-                        raise
+                        raise self.lost(error) from error
 
     def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
         """`read_piece`, also during an archive run: when the file is deleted while it is read, the
@@ -316,9 +330,9 @@ class ClusterLog:
                 if piece.kind == SEGMENT:
                     place = changes.last
             return
-        except NotFound:
+        except NotFound as error:
             if piece.kind == SNAPSHOT or not attempts:
-                raise
+                raise self.lost(error) from error
         for following in self._replaced(piece, place, maps):
             yield from self.read_on(following, maps, attempts - 1)
 
@@ -473,9 +487,9 @@ class LiveView:
                     state, nodes = news or (self._log.state(), None)
                     try:
                         self._merge(state, nodes)
-                    except NotFound:
+                    except NotFound as error:
                         if attempt == ATTEMPTS - 1:
-                            raise
+                            raise self._log.lost(error) from error
                         news = None
                         continue
                     except (ImapWalError, StorageError):

@@ -6,7 +6,9 @@ the last whole frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from imap_wal import format, layout
@@ -16,6 +18,8 @@ from imap_wal.frame_search import FrameSearch
 from storage_backends import SegmentStore
 
 WINDOW_BYTES = 4 * 1024 * 1024
+READERS = 8
+"""Files that are read at the same time, where each read is a request over a network."""
 FIRST_WINDOW_BYTES = 64 * 1024
 
 
@@ -160,6 +164,39 @@ class SegmentReader:
             if self._store.read(self.path, start, min(WINDOW_BYTES, size - start)).strip(b"\0"):
                 return True
         return False
+
+
+class Held:
+    """A store of which one file is in memory: all that is asked about that file takes one request."""
+
+    def __init__(self, store: SegmentStore, path: str) -> None:
+        self.capabilities = store.capabilities
+        self._data = store.read(path)
+
+    def size(self, path: str) -> int:
+        return len(self._data)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._data[offset:] if length is None else self._data[offset : offset + length]
+
+
+def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
+    """Each file whole, in this order, several of them being read at the same time. An error is raised when its file is next."""
+    if READERS < 2:
+        yield from (Held(store, path) for path in paths)
+        return
+    waiting: deque[Future[Held]] = deque()
+    with ThreadPoolExecutor(READERS, "imap-wal-reader") as pool:
+        try:
+            for path in paths:
+                waiting.append(pool.submit(Held, store, path))
+                if len(waiting) == READERS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for each in waiting:
+                each.cancel()
 
 
 def unborn(store: SegmentStore, path: str) -> bool:

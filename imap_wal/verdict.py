@@ -11,7 +11,8 @@ header say of its last frame?
 | torn-tail   | no frame here; no frame says that this place was synced; nothing follows, and the  |
 |             | checkpoint is below                                                                |
 | unborn      | the front of a header and zeros; nothing follows, and the manifest knows none yet  |
-| corrupt     | any other place that is no frame; any other header that is not whole               |
+| corrupt     | any other place that is no frame; any other header that is not whole; at a         |
+|             | recovery, a frame whose checksum is right and whose content is not entries         |
 | short       | the file ends between two frames (or inside its header), and the log went on       |
 | foreign     | a segment of another log, or with another number, under this name                  |
 | unsupported | a newer format version, or a frame of an unknown type                              |

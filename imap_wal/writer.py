@@ -6,7 +6,7 @@
     close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
 
 Where the storage can append, a segment is a file that grows; where it cannot, every sync is one immutable object (`ObjectSegment`), a segment of its own.
-Not thread-safe, except `new_session`, `manifests` and `requests`: the committer owns it.
+Not thread-safe, except `new_session`, `move_checkpoint`, `manifests` and `requests`: the committer owns it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgpack
 
-from imap_wal import format, layout
+from imap_wal import evidence, format, layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import Fenced, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
@@ -49,6 +50,8 @@ _log = logging.getLogger("imap_wal")
 
 OPEN_ATTEMPTS = 20
 """How often an open begins again because the manifest moved while it looked at the log."""
+SESSIONS_A_LOG = 2**20
+"""More than a log ever gives."""
 PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
 
@@ -127,6 +130,7 @@ class NodeLog:
         self._folder = identity.node_folder
         self._permit = layout.writer_path(self._folder, self.epoch)
         """While this file exists, the epoch may acknowledge."""
+        self._process = os.getpid()
         self._next_segment, self._checksum = next_segment, checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
         self._making = False
@@ -142,6 +146,8 @@ class NodeLog:
 
     def write(self, kind: int, count: int, payload: list[bytes]) -> Position:
         """Append one frame; returns the position of its first entry. Not safe before `sync`. A StorageError poisons this log, see `rewind`."""
+        if os.getpid() != self._process:
+            raise Fenced(f"this log was opened by process {self._process}; a child made by fork opens one of its own")
         segment = self._segment or self._begin()
         before = segment.size
         offset = segment.append(kind, count, payload)
@@ -308,6 +314,19 @@ class NodeLog:
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)
 
+    def move_checkpoint(self, end: Position, requests: Mapping[int, int], *, clean: bool = False) -> None:
+        """Have the next recovery begin at the frame of `end`, which is safe, with the requests that are in the log up to there.
+        `Fenced`, `LostRace`, StorageError. Safe from any thread."""
+
+        def change(manifest: NodeManifest) -> NodeManifest:
+            self._own(manifest)
+            # An archive run may have moved it further meanwhile.
+            last = {session: max(request, manifest.requests.get(session, 0)) for session, request in requests.items()}
+            known = manifest.known_requests({**manifest.requests, **last})
+            return replace(manifest, clean=clean or manifest.clean, requests=known, checkpoint=max(end, manifest.checkpoint))
+
+        self.manifests.update(change)
+
     def _own(self, manifest: NodeManifest) -> None:
         if manifest.epoch != self.epoch:
             raise Fenced(f"node {self.identity.node!r} is at epoch {manifest.epoch}, this writer at {self.epoch}: another process took over")
@@ -316,7 +335,7 @@ class NodeLog:
 
     def close(self, clean: bool = True) -> None:
         """Seal and, if `clean`, say so in the log and in the manifest; then let go of the lock. Safe to call twice."""
-        if self._closed:
+        if self._closed or os.getpid() != self._process:  # a child made by fork must not end its parent's log, nor release its lock
             return
         try:
             if clean:
@@ -326,14 +345,7 @@ class NodeLog:
                     self.write(format.CLEAN_SHUTDOWN, 1, [msgpack.packb([self.clock.now_ms(), dict(self.requests)])])
                     self.sync()
                     self.rotate()
-                requests, end = dict(self.requests), self.end
-
-                def change(manifest: NodeManifest) -> NodeManifest:
-                    self._own(manifest)
-                    known = manifest.known_requests(requests)
-                    return replace(manifest, clean=True, requests=known, checkpoint=max(end, manifest.checkpoint))
-
-                self.manifests.update(change)
+                self.move_checkpoint(self.end, dict(self.requests), clean=True)
                 if self._appends:
                     self.store.delete(self._permit)
         finally:
@@ -420,6 +432,10 @@ class _Opening:
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+        if before.forgotten:
+            raise MissingNode(
+                f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): run that again to its end, and then open a new log"
+            )
         cluster_number, cluster = self.clusters.read()
         if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
             # All nodes are asked only now: this one may be the first to see that the cluster's
@@ -441,6 +457,7 @@ class _Opening:
             epoch=before.epoch + 1,
             clean=False,
             directory=before.directory or self._randomness.name(),
+            session=before.session if before.directory else self._first_session(cluster, cluster_number),
             wal_id=before.wal_id or self._randomness.name(),
         )
 
@@ -461,6 +478,12 @@ class _Opening:
         manifest = self.manifests.update(change)
         self._register(manifest.directory)
         return manifest, recovered
+
+    def _first_session(self, cluster: ClusterManifest, number: int) -> int:
+        """Where the sessions of a new log begin. Order compares them with those of a former log under this node name, which may be lost:
+        so they begin above all that it can have given, by the number of the cluster's manifest, which grew when it was registered."""
+        known_before = self._identity.node in cluster.nodes or cluster.forgotten
+        return number * SESSIONS_A_LOG if known_before else 0
 
     def _shut_out(self, before: NodeManifest) -> None:
         """After this, the writer of that epoch acknowledges nothing more."""
@@ -527,23 +550,10 @@ class _Opening:
 
 
 def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
-    """`CorruptLog` where files beside a node's manifest can only have been written after a newer
-    manifest than this one: it was put back from an older copy, or the newest ones were removed. To
-    continue would give their names and epochs to other entries."""
-    path = f"{folder}/manifest"
-    younger = [each for each in (*wal.segments, *wal.archived, *wal.void) if each.epoch > manifest.epoch]
-    if younger:
-        raise older_manifest(path, f"{younger[-1].path} was written in epoch {younger[-1].epoch}, the manifest knows {manifest.epoch}")
-    if max(wal.writers, default=0) > manifest.epoch + 1:
-        raise older_manifest(path, f"epoch {max(wal.writers)} had a writer, the manifest knows {manifest.epoch}")
-    named = {archive.path for archive in manifest.archives}
-    there = {each.name for each in wal.segments}
-    for file in store.list(f"{folder}/archive"):
-        name = layout.parse_archive_path(file.path)
-        if name is None or file.path in named:
-            continue
-        if name.epoch > manifest.epoch or (name.last[:2] > manifest.archived and name.last[:2] not in there):
-            raise older_manifest(path, f"{file.path} holds entries up to {name.last} that the manifest does not know; their segments are gone")
+    """`CorruptLog` where the files beside a node's manifest know more than it: see `imap_wal.evidence`."""
+    newer = evidence.of_files(store.list(folder), manifest, {each.name for each in wal.segments}).newer
+    if newer:
+        raise older_manifest(f"{folder}/manifest", newer)
 
 
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:

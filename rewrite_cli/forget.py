@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.layout import Identity
-from imap_wal.manifest import ClusterManifest
+from imap_wal.manifest import ClusterManifest, NodeManifest, node_manifests
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.removal import plan_covered
 from imap_wal.restore import ClusterLog, ClusterState
 from imap_wal.settings import Settings
 from imap_wal.writer import open_node_log
+from storage_backends import NotFound
 
 FORGOTTEN_KEPT = 1000
 
@@ -38,6 +40,9 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     those that no snapshot covers, or all of a log that cannot be read."""
     state = log.state()
     log_id = state.manifest.nodes.get(node)
+    left = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness).read()[1]
+    if log_id is None and left.forgotten:  # an earlier run did not end
+        return ForgetReport(node, left.directory, "", (), _files(log, node) if dry_run else _delete(log, node), dry_run)
     if log_id is None:
         raise InvalidSetting(f"cluster {log.cluster!r} has no node {node!r}; it has {', '.join(sorted(state.manifest.nodes)) or 'none'}")
     missing = state.missing.get(node, "")
@@ -47,20 +52,27 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     if not lose:
         _demand_nothing_lost(node, missing, uncovered)
     with ExitStack() as stack:
-        if not missing:  # else its segments are not here, and its writer, if there is one, is refused by its next open
+        # Else its segments are not here, and its writer, if there is one, is refused by its next open; or an earlier run did not end.
+        if not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)
             held = open_node_log(log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True)
             stack.callback(held.close, clean=False)
             uncovered = _uncovered(log, log.state(), node)  # what its writer has acknowledged until it was shut out
             if not lose:
                 _demand_nothing_lost(node, missing, uncovered)
+            held.manifests.update(partial(_forgotten, epoch=held.epoch))
         _unregister(log, node, log_id)
-        files = _files(log, node)
-        for path in sorted(files, key=lambda path: "/manifest/" in path):  # the manifests last: until then it is known whose files they are
-            log.store.delete(path)
+        files = _delete(log, node)
     if log.store.capabilities.locks:  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, uncovered, files, dry_run)
+
+
+def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
+    """From here on nothing opens this log. An open that came before it has another epoch by now, and what it appended stays."""
+    if manifest.epoch != epoch:
+        raise LostRace("another process opened this node's log; nothing was forgotten, look again whether the node is gone")
+    return replace(manifest, epoch=epoch + 1, forgotten=True)
 
 
 def _demand_nothing_lost(node: str, missing: str, uncovered: tuple[str, ...]) -> None:
@@ -76,7 +88,18 @@ def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ..
     gone = {archive.path for archive in removal.archives} | {segment.path for segment in removal.segments}
     archives = [archive.path for archive in found.manifest.archives if archive.path not in gone]
     segments = [piece for piece in log.node_pieces(state, node) if piece.kind == SEGMENT and piece.path not in gone]
-    return (*archives, *(piece.path for piece in segments if any(changes.rows for changes in read_piece(log.store, piece))))
+    try:
+        return (*archives, *(piece.path for piece in segments if any(changes.rows for changes in read_piece(log.store, piece))))
+    except NotFound as error:
+        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); look again whether the node is gone") from error
+
+
+def _delete(log: ClusterLog, node: str) -> tuple[str, ...]:
+    files = _files(log, node)
+    newest = max((path for path in files if "/manifest/" in path), default="")
+    for path in sorted(files, key=lambda path: (path == newest, "/manifest/" in path)):  # the newest manifest last: it says that all this may go
+        log.store.delete(path)
+    return files
 
 
 def _files(log: ClusterLog, node: str) -> tuple[str, ...]:

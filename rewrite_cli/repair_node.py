@@ -16,6 +16,7 @@ from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import ORDER, Row
 from imap_wal.errors import UnsupportedVersion
+from imap_wal.evidence import Evidence
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.manifest import NOTHING_SEEN, Archive, NodeManifest
 from imap_wal.segments import WalFolder, sorted_out
@@ -81,7 +82,7 @@ class NodeRepair:
     _end: Position = START
     _newest: int = 0
     """Number of the copy's last segment."""
-    _evidence: evidence.Evidence = field(default_factory=lambda: evidence.Evidence(0))
+    _evidence: Evidence = field(default_factory=lambda: Evidence(0))
     highest: Highest = field(default_factory=Highest)
     """Where an older manifest is used: the highest numbers in the entries."""
     _changed: bool = False
@@ -265,11 +266,12 @@ class NodeRepair:
             found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
-        # A missing segment keeps its name where one is known: a mark in it is then not above the
-        # log's end.
-        marks = [snapshot.marks[node].position for snapshot in self.view.manifest.snapshots.values() if (node := self.node.name) in snapshot.marks]
-        epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint)}
-        epoch = manifest.archived[0] or (living[0].epoch if living else manifest.checkpoint.epoch)
+        # A missing segment keeps its name where one is known: a mark in it is then not above the log's end.
+        # Another one gets the epoch of what is known before it, or else after it: epochs never fall.
+        marks = [mark.position for snapshot in self.view.manifest.snapshots.values() if (mark := snapshot.marks.get(self.node.name))]
+        epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch}
+        known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
+        epoch = manifest.archived[0] or (known[min(known)] if known else 0)
         last_number = max([*found, manifest.checkpoint.segment, manifest.newest])
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
             raise Failed(

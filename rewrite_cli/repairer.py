@@ -1,7 +1,7 @@
 """A repaired copy of a cluster's logs, in an empty place. The log itself is only read.
 
     plan    every byte is read; the items say what is kept and what is given up
-    write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ cluster's manifest ─▶ markers go
+    write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims ─▶ cluster's manifest ─▶ markers go
 
 A marker is a manifest number 0 that no version reads: until the real one stands above it, whoever opens the copy is refused.
 """
@@ -19,7 +19,20 @@ from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import ORDER
 from imap_wal.errors import CorruptLog
-from imap_wal.manifest import NOTHING_SEEN, ClusterManifest, Mark, Seen, Snapshot, _checksum, cluster_manifests, node_manifests
+from imap_wal.manifest import (
+    NOTHING_SEEN,
+    C,
+    ClaimManifest,
+    ClusterManifest,
+    ManifestLog,
+    Mark,
+    Seen,
+    Snapshot,
+    _checksum,
+    claim_manifests,
+    cluster_manifests,
+    node_manifests,
+)
 from rewrite_cli import evidence, salvage
 from rewrite_cli.failures import Failed
 from rewrite_cli.repair_node import NodeRepair
@@ -31,6 +44,10 @@ from storage_backends.memory import MemoryStore, forget
 
 UNFINISHED = "of an imap-wal repair that did not finish"
 """Stands where a marker's format number should: who reads it says "manifest format of an imap-wal repair that did not finish"."""
+
+
+OF_NO_CLUSTER = "imap-wal repair"
+"""A cluster id that no cluster has."""
 
 
 @dataclass
@@ -57,6 +74,8 @@ class ClusterRepair:
     _taken_in: list[str] = field(default_factory=list)
     """Files of snapshots that no manifest names."""
     _manifest: ClusterManifest | None = None
+    _claims: ClaimManifest | None = None
+    """None: the newest that can be read is copied."""
 
     def plan(self) -> None:
         """Read everything; `items` then tells."""
@@ -104,6 +123,8 @@ class ClusterRepair:
             if repair.wal_id:
                 target.create(layout.log_path(repair.node.folder, repair.wal_id), b"")
             target.create(*self._node_manifest(repair))
+        if self._claims is not None or self.view.claims_number:
+            target.create(*self._claim_manifest())
         target.create(*self._cluster_manifest())
         for path in reversed(markers):
             target.delete(path)
@@ -119,6 +140,14 @@ class ClusterRepair:
         return self.lost_manifests.get(f"{self.view.folder}/manifest", 0)
 
     @property
+    def _lost_claims(self) -> int:
+        return self.lost_manifests.get(self.view.claims_folder, 0)
+
+    @property
+    def _claims_number(self) -> int:
+        return self.view.claims_number + self._lost_claims + 1
+
+    @property
     def _number(self) -> int:
         """A node refuses a cluster's manifest with a lower number than it has seen."""
         return max(self.view.manifest_number + self._lost, self._seen.number) + 1
@@ -127,18 +156,20 @@ class ClusterRepair:
         folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
         if content is None:
             return self._manifest_file(folder, number)
-        with _Scratch(self.store, f"{folder}/manifest", number, repair.number) as scratch:
-            node_manifests(scratch, folder, self.clock, self.randomness).update(lambda _: content)
-            return _newest(scratch, f"{folder}/manifest")
+        return _made(lambda store: node_manifests(store, folder, self.clock, self.randomness), repair.number, content)
+
+    def _claim_manifest(self) -> tuple[str, bytes]:
+        view, content = self.view, self._claims
+        if content is None:
+            return self._manifest_file(f"{view.folder}/claims", view.claims_number)
+        return _made(lambda store: claim_manifests(store, view.folder, {}, self.clock, self.randomness), self._claims_number, content)
 
     def _cluster_manifest(self) -> tuple[str, bytes]:
         folder, number = self.view.folder, self.view.manifest_number
         if self._manifest is None:
             return self._manifest_file(folder, number)
         content = replace(self._manifest, snapshots=self._snapshots)
-        with _Scratch(self.store, f"{folder}/manifest", number, self._number) as scratch:
-            cluster_manifests(scratch, folder, self.clock, self.randomness).update(lambda _: content)
-            return _newest(scratch, f"{folder}/manifest")
+        return _made(lambda store: cluster_manifests(store, folder, self.clock, self.randomness), self._number, content)
 
     def _manifest_file(self, folder: str, number: int) -> tuple[str, bytes]:
         path = f"{folder}/manifest/{number:010d}.json"
@@ -180,6 +211,8 @@ class ClusterRepair:
             files=tuple(path for path, _ in files),
             checksums=tuple(checksum for _, checksum in files),
             bytes=known.bytes + sum(file.size for file in unnamed),
+            sizes=(),
+            rows=(),
         )
 
     def _plan_snapshot(self, name: str, snapshot: Snapshot) -> None:
@@ -258,11 +291,12 @@ class ClusterRepair:
             lifetimes=lifetimes,
             nodes={name: directory for name, directory in self._registered().items() if self.wants_node(name)},
             # Each lost manifest may have given one that is recorded nowhere else.
-            incarnation=max(manifest.incarnation + lost, self._seen.incarnation, self._incarnation()),
+            incarnation=max(manifest.incarnation + lost, self._seen.incarnation + self._lost_claims, view.begun, self._incarnation()),
             generation=max(manifest.generation + lost, self._seen.generation, self._generation),
         )
         name = f"{folder}/{view.manifest_number:010d}.json"
         self._snapshots = snapshots
+        self._plan_claims(fitting.incarnation)
         if fitting == manifest and not self._anew:
             self.items.append(Item(name, "manifest", "clean", COPIED))
             return
@@ -275,6 +309,25 @@ class ClusterRepair:
             status, given_up = "corrupt", Extent()
             what = f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"
         self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=given_up, what=what, to=f"{folder}/{self._number:010d}.json"))
+
+    def _plan_claims(self, incarnation: int) -> None:
+        """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of may have been followed by
+        another: the copy then has a claim of the last incarnation for no cluster, and every cluster that comes back has to
+        start anew."""
+        view, older = self.view, evidence.of_claims(self.view)
+        name = f"{view.claims_folder}/{view.claims_number:010d}.json"
+        if not self._lost_claims and not older:
+            if view.claims_number:
+                self.items.append(Item(name, "manifest", "clean", COPIED))
+            return
+        self._claims = view.claims.with_claim(OF_NO_CLUSTER, incarnation)
+        what = f"it is older than the manifest of the cluster ({older})"
+        if self._lost_claims:
+            name = f"{view.claims_folder}/{view.claims_number + self._lost_claims:010d}.json"
+            what = f"the newest manifest of claims cannot be read; number {view.claims_number} speaks in its place"
+        what += "; Hazelcast clusters start anew with the copy"
+        to = f"{view.claims_folder}/{self._claims_number:010d}.json"
+        self.items.append(Item(name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to))
 
     def _registered(self) -> dict[str, str]:
         """Node → log directory; where the manifest is older, also of those that joined later."""
@@ -310,7 +363,8 @@ def tolerant_survey(store: SegmentStore, namespaces: tuple[str, ...], clusters: 
             without.hidden.add(error.file)
     lost: dict[str, int] = {}
     for view in views:
-        for folder, number in ((view.folder, view.manifest_number), *((node.folder, node.manifest_number) for node in view.nodes)):
+        claims = f"{view.folder}/claims", view.claims_number
+        for folder, number in ((view.folder, view.manifest_number), claims, *((node.folder, node.manifest_number) for node in view.nodes)):
             hidden = [int(path.rpartition("/")[2][:-5]) for path in without.hidden if path.startswith(f"{folder}/manifest/")]
             if hidden:
                 lost[f"{folder}/manifest"] = max(hidden) - number
@@ -336,22 +390,15 @@ class _Without:
         return [file for file in self._store.list(folder) if file.path not in self.hidden]
 
 
-class _Scratch:
-    """A place in memory where the next manifest is made: the one before stands in it, under the number that makes the next one's right."""
-
-    def __init__(self, store: SegmentStore, folder: str, number: int, wanted: int) -> None:
-        self._name = f"imap-wal-repair-{SystemRandomness().name()}"
-        self._store = MemoryStore(self._name)
-        self._store.create(f"{folder}/{wanted - 1:010d}.json", store.read(f"{folder}/{number:010d}.json"))
-
-    def __enter__(self) -> SegmentStore:
-        return self._store
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
-        forget(self._name)
-
-
-def _newest(store: SegmentStore, folder: str) -> tuple[str, bytes]:
-    path = max(file.path for file in store.list(folder))
-    return path, store.read(path)
+def _made(log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C) -> tuple[str, bytes]:
+    """Path and bytes of the manifest `number` with this content."""
+    name = f"imap-wal-repair-{SystemRandomness().name()}"
+    scratch = MemoryStore(name)
+    try:
+        manifests = log(scratch)
+        manifests.publish(number - 1, content)
+        path = manifests.next_path(number - 1)
+        return path, scratch.read(path)
+    finally:
+        scratch.close()
+        forget(name)

@@ -304,6 +304,9 @@ def rewrite(
         except NotFound as error:
             discard(log, job)
             if attempt == ATTEMPTS - 1:
+                lost = log.lost(error)
+                if isinstance(lost, ShortLog):
+                    raise lost from error
                 raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
             continue
         except KeyConflict as error:
@@ -373,7 +376,9 @@ def confirm(log: ClusterLog, job: Job, result: Result) -> None:
                 for _ in batches(log.store, part.path, ["deleted"], checksum=part.checksum, records=part.rows):
                     pass
             except NotFound as error:
-                demand_floor(log.manifest(), job)
+                manifest = log.manifest()
+                demand_floor(manifest, job)
+                demand_former(manifest, job, [item.map])
                 what = "this new file of the snapshot is missing before it was published"
                 raise ShortLog(part.path, 0, what, "nothing was published; run the rewrite again") from error
 
@@ -384,6 +389,13 @@ def demand_floor(manifest: ClusterManifest, job: Job) -> None:
         raise LostRace(
             f"a prune took this rewrite (generation {job.generation}) for dead, and may have deleted its files; nothing was published, run it again"
         )
+
+
+def demand_former(manifest: ClusterManifest, job: Job, maps: Iterable[str]) -> None:
+    """`LostRace` when a map has another snapshot by now than when this rewrite began."""
+    for name in maps:
+        if manifest.snapshots.get(name) != job.state.manifest.snapshots.get(name):
+            raise LostRace(f"map {name!r} was rewritten or dropped by another process while this rewrite read; run it again")
 
 
 def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
@@ -404,9 +416,7 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
             raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
         if manifest.nodes != before.nodes:
             raise LostRace("nodes joined or left the log while this rewrite read; run it again")
-        for name in snapshots:
-            if manifest.snapshots.get(name) != before.snapshots.get(name):
-                raise LostRace(f"map {name!r} was rewritten or dropped by another process while this rewrite read; run it again")
+        demand_former(manifest, job, snapshots)
         left = {**manifest.snapshots, **snapshots}
         used = {snapshot.versions for snapshot in left.values()}
         return replace(manifest, snapshots=left, versions={key: each for key, each in versions.items() if key in used})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.manifest import ClusterManifest, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.manifest import ClaimManifest, ClusterManifest, NodeManifest, claim_manifests, cluster_manifests, node_manifests
 from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from storage_backends import SegmentStore, StoredFile
+
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,19 @@ class ClusterView:
     manifest_number: int
     manifest: ClusterManifest
     nodes: tuple[NodeView, ...]
+    claims_number: int = 0
+    """Number of the manifest of claims; 0 where there is none."""
+    claims: ClaimManifest = field(default_factory=ClaimManifest)
+
+    @property
+    def claims_folder(self) -> str:
+        """Where the manifests of claims are."""
+        return f"{self.folder}/claims/manifest"
+
+    @property
+    def begun(self) -> int:
+        """The newest incarnation that a cluster lifetime began with; 0 where none did."""
+        return max((lifetime.incarnation for lifetime in self.manifest.lifetimes), default=0)
 
     @property
     def missing_nodes(self) -> list[str]:
@@ -87,14 +102,23 @@ def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tupl
 
 def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
     folder = layout.cluster_folder(namespace, cluster)
-    number, manifest = cluster_manifests(store, folder, SystemClock(), SystemRandomness()).read()
+    for _ in range(ATTEMPTS):  # a cluster may be claiming an incarnation between two of these
+        number, manifest = cluster_manifests(store, folder, SystemClock(), SystemRandomness()).read()
+        claims = claim_manifests(store, folder, manifest.claims, SystemClock(), SystemRandomness()).read()
+        if claims[1].newest <= manifest.incarnation:
+            break
     nodes = tuple(_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes"))
-    return ClusterView(namespace, cluster, folder, number, manifest, nodes)
+    return ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims)
 
 
 def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
     folder = layout.node_folder(cluster, name)
-    files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
-    number, manifest = node_manifests(store, folder, SystemClock(), SystemRandomness()).read()
-    wal = [file for file in files if file.path.startswith(f"{folder}/wal/")]
-    return NodeView(name, folder, number, manifest, sorted_out(wal, manifest.archived), files)
+    manifests = node_manifests(store, folder, SystemClock(), SystemRandomness())
+    for _ in range(ATTEMPTS):
+        files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
+        number, manifest = manifests.read()
+        wal = sorted_out((file for file in files if file.path.startswith(f"{folder}/wal/")), manifest.archived)
+        last = max((segment.number for segment in wal.segments), default=manifest.archived[1])
+        if max(manifest.newest, manifest.checkpoint.segment) <= last:
+            break  # else a segment was begun between the two, or is missing
+    return NodeView(name, folder, number, manifest, wal, files)

@@ -21,12 +21,13 @@ from typing import Any
 
 import google_crc32c
 
+from imap_wal import missing
 from imap_wal import verdict as verdicts
 from imap_wal.archive import read_archive, read_snapshot
-from imap_wal.clock import Clock
+from imap_wal.clock import Clock, SystemClock, SystemRandomness
 from imap_wal.errors import LogError, UnsupportedVersion
 from imap_wal.format import ENTRIES, START, Frame, Position
-from imap_wal.manifest import MISSING_ADVICE
+from imap_wal.manifest import MISSING_ADVICE, cluster_manifests, node_manifests
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
 from imap_wal.segments import SegmentFile
 from imap_wal.verdict import FOREIGN, SHORT, UNBORN, Place, judge, said_by
@@ -112,6 +113,9 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
     """What of a cluster is told without reading its files, and the files to read. A missing node is a finding about its folder."""
     newer = evidence.of_cluster(view)[1]
     findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", newer)]
+    older = evidence.of_claims(view)
+    if view.claims_number or older:
+        findings.append(_manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older))
     units: list[Unit] = []
     for name, snapshot in sorted(view.manifest.snapshots.items()):
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
@@ -268,13 +272,28 @@ def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int
             count += len(batch.rows)
             deadline.check()
     except NotFound:
-        return replace(found, offset=0, what="the manifest names this file, and it is not there")
+        lost = _still_named(store, piece)
+        if lost is None:
+            what = "merged or removed while it was being verified"
+            return Finding(piece.path, piece.kind, CLEAN, what=what)
+        return replace(found, offset=0, what=lost.what)
     except LogError as error:
         said = damaged(piece.path, piece.kind, found.bytes, error, None)
         return _readable(store, replace(found, status=said.status, offset=said.offset, what=said.what, advice=said.advice), piece, records)
     if records is not None and count != records:
         return replace(found, records=count, lost_records=records - count, what=f"{count} records, the manifest says {records}")
     return Finding(piece.path, piece.kind, CLEAN, found.bytes, count)
+
+
+def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
+    """Why the absence of a file is damage: the manifest, read again, names it; None where it does not."""
+    folders = piece.path.split("/")
+    clock, randomness = SystemClock(), SystemRandomness()
+    if piece.kind == ARCHIVE:
+        manifests = node_manifests(store, "/".join(folders[:4]), clock, randomness)
+        return missing.archive(piece.path, piece.node, manifests.read()[1])
+    clusters = cluster_manifests(store, "/".join(folders[:2]), clock, randomness)
+    return missing.snapshot_file(piece.path, clusters.read()[1])
 
 
 def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | None) -> Finding:

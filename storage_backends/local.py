@@ -23,6 +23,7 @@ from typing import BinaryIO, TypeVar
 from storage_backends.descriptors import LocalAppender, LocalLock, sync_folder, translate, write_all
 from storage_backends.errors import Locked, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.mounts import is_network
 from storage_backends.paths import check_path, folder_prefix, one_line
 
 TEMPORARY_PREFIX = ".#tmp-"
@@ -51,6 +52,7 @@ class LocalStore:
             locks=True,
         )
         self._prefix = self.root.rstrip("/") + "/"
+        self._network = is_network(self.root)
         self._known: dict[str, tuple[int, int]] = {}
         """Folders whose own name is durable (device and inode: one that was removed and made again is another one)."""
         self._swept: set[str] = set()
@@ -74,7 +76,14 @@ class LocalStore:
 
     def exists(self, path: str) -> bool:
         try:
-            return not stat.S_ISDIR(os.stat(self._file(path)).st_mode)
+            if not self._network:
+                return not stat.S_ISDIR(os.stat(self._file(path)).st_mode)
+            # NFS answers a stat from its cache, for up to a minute after another client removed the file. An open asks the server.
+            fd = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return not stat.S_ISDIR(os.fstat(fd).st_mode)
+            finally:
+                os.close(fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:

@@ -48,5 +48,5 @@ def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
             forget_node(ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run)
             for view in clusters
             for node in scope.nodes
-            if node in view.manifest.nodes
+            if node in view.manifest.nodes or node in {each.name for each in view.nodes}
         ]

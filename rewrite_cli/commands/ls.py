@@ -7,6 +7,7 @@ import click
 from rewrite_cli import output as out
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.survey import ClusterView, NodeView
+from storage_backends import SegmentStore
 
 
 @click.command()
@@ -21,12 +22,12 @@ def command(scope: Scope, files: bool, output: str) -> None:
       imap-wal ls /var/lib/maps
       imap-wal ls s3://bucket/maps --cluster eu --files
     """
-    with scope.open() as (_, clusters):
+    with scope.open() as (store, clusters):
         rows: list[dict[str, object]] = [
             row
             for view in clusters
             for row in (
-                _files(view, scope) if files else [*(_node(view, node) for node in view.nodes if scope.wants_node(node.name)), *_missing(view)]
+                _files(store, view, scope) if files else [*(_node(view, node) for node in view.nodes if scope.wants_node(node.name)), *_missing(view)]
             )
         ]
         snapshots = [row for view in clusters for row in _snapshots(view)]
@@ -93,8 +94,9 @@ def _snapshots(view: ClusterView) -> list[dict[str, object]]:
     ]
 
 
-def _files(view: ClusterView, scope: Scope) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def _files(store: SegmentStore, view: ClusterView, scope: Scope) -> list[dict[str, object]]:
+    manifests = [file for folder in (f"{view.folder}/manifest", view.claims_folder) for file in store.list(folder)]
+    rows: list[dict[str, object]] = [{"kind": "manifest", "bytes": file.size, "file": file.path} for file in manifests]
     for node in view.nodes:
         if scope.wants_node(node.name):
             rows += [{"kind": _kind(file.path, node.folder), "bytes": file.size, "file": file.path} for file in node.files]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -15,7 +16,7 @@ from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
 from imap_wal.restore import LiveView
-from storage_backends import StorageError, Unavailable, open_store
+from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
@@ -136,6 +137,46 @@ def test_more_maps_than_may_be_open_at_once(memory: MemoryStore, monkeypatch: py
     assert done.records == 20 and len(done.archives) == 10
     made = view(memory)
     assert {name: values(made, name)["a"] for name in made.maps()} == {f"map {number}": str(number + 10) for number in range(10)}
+
+
+def test_a_thousand_maps_are_archived_with_one_pass_over_the_segments_in_bounded_memory(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "SCRATCH_BYTES", 64 * 1024)
+    held: list[int] = []
+    read: list[str] = []
+    read_piece, add = archive.read_piece, archive._Scratch.add
+
+    def counted(store: SegmentStore, piece: Any, *rest: Any, **options: Any) -> Any:
+        read.append(piece.path)
+        return read_piece(store, piece, *rest, **options)
+
+    def measured(scratch: Any, *rest: Any) -> None:
+        add(scratch, *rest)
+        held.append(sum(map(len, scratch._waiting.values())))
+
+    monkeypatch.setattr(archive, "read_piece", counted)
+    monkeypatch.setattr(archive._Scratch, "add", measured)
+    log = node(memory)
+    expected: dict[str, dict[str, str]] = {}
+    for commit in range(6):
+        rows = []
+        for number in range(1000):
+            request = commit * 1000 + number
+            rows.append(put(f"k{commit % 2}", request, (1, 1, 1, request), f"map {number}"))
+            expected.setdefault(f"map {number}", {})[f"k{commit % 2}"] = str(request)
+        append(log, *rows)
+        if commit % 2:
+            log.rotate()
+    log.close()
+    before = segments(memory)
+    assert len(before) > 2
+    done = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests)
+    assert read == before, "each segment once"
+    assert len(done.archives) == 1000
+    assert done.records == 6000
+    assert 0 < max(held) < archive.SCRATCH_BYTES
+    assert log.manifests.read()[1].requests == {1: 5999}
+    made = view(memory)
+    assert {name: values(made, name) for name in made.maps()} == expected
 
 
 def test_row_groups_are_bounded(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,24 @@ accident."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import imap_wal
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode
+from imap_wal.layout import Identity
 from imap_wal.restore import ClusterLog
+from imap_wal.settings import Settings
+from imap_wal.writer import NodeLog, open_node_log
 from rewrite_cli.forget import forget_node
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.rewriter import rewrite
+from storage_backends import StorageError, Unavailable
 from storage_backends.memory import MemoryStore
+from tests.actors.test_named_cases import Interrupted
 from tests.cli.conftest import Run
 
 
@@ -82,6 +89,120 @@ def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
             store.map("m")["c"] = 3
         store.committer.log.close(clean=False)
         store.closed = True
+
+
+def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(memory: MemoryStore) -> None:
+    write(memory, "n1", a=1)
+    write(memory, "n2", old=1)
+    rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
+    refused = forgotten = 0
+    for at in range(200):
+        left = MemoryStore(f"forget-{at}-{id(memory)}")
+        for file in memory.list(""):
+            left.create(file.path, memory.read(file.path))
+        slow = Interrupted(left)
+        acknowledged = []
+
+        def take_over(left: MemoryStore = left, acknowledged: list[str] = acknowledged) -> None:
+            try:
+                with imap_wal.open("memory://", node="n2", storage=left, takeover=True, shared=True, preallocate=False) as store:
+                    store.map("m")["new"] = 2
+                    acknowledged.append("new")
+            except ImapWalError:
+                pass
+
+        slow.at, slow.meanwhile = at, take_over
+        try:
+            forget_node(ClusterLog(slow, "default", "embedded"), "n2")
+            forgotten += 1
+        except ImapWalError:
+            refused += 1
+        with imap_wal.open("memory://", node="n1", storage=left) as store:
+            found = dict(store.map("m"))
+        assert found["a"] == found["old"] == 1, at
+        assert not acknowledged or found["new"] == 2, f"taken over before call {at}"
+        if slow.calls <= at:
+            break
+    assert refused and forgotten
+
+
+def test_forgetting_that_fails_at_any_call_is_ended_by_the_next(memory: MemoryStore) -> None:
+    write(memory, "n1", a=1)
+    write(memory, "n2", b=2)
+    rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
+    for at in range(300):
+        left = MemoryStore(f"fails-{at}-{id(memory)}")
+        for file in memory.list(""):
+            left.create(file.path, memory.read(file.path))
+        slow = Interrupted(left)
+
+        def fail() -> None:
+            raise Unavailable("the storage is away")
+
+        slow.at, slow.meanwhile = at, fail
+        try:
+            forget_node(ClusterLog(slow, "default", "embedded"), "n2")
+        except (ImapWalError, StorageError):
+            if left.list("default/embedded/nodes/n2"):
+                forget_node(ClusterLog(left, "default", "embedded"), "n2")
+        assert not [file for file in left.list("default/embedded/nodes/n2") if "writer.lock" not in file.path]
+        with imap_wal.open("memory://", node="n1", storage=left) as store:
+            assert dict(store.map("m")) == {"a": 1, "b": 2}
+        if slow.calls <= at:
+            return
+    pytest.fail("forgetting takes more calls than were tried")
+
+
+@pytest.mark.parametrize("known", ["forgotten", "replaced"])
+def test_a_new_log_under_a_former_nodes_name_begins_above_its_sessions(memory: MemoryStore, known: str) -> None:
+    """A member goes on in its incarnation and partition version: only the session says that its change is the newer one."""
+    node = Identity("default", "c", "n1")
+
+    def opened() -> NodeLog:
+        settings = Settings(preallocate=False, recovery_policy="partial")
+        return open_node_log(memory, node, settings, SystemClock(), SystemRandomness())
+
+    log = opened()
+    given = [log.new_session(f"plugin-{start}") for start in range(3)]
+    log.close()
+    if known == "forgotten":
+        forget_node(ClusterLog(memory, "default", "c"), "n1")
+    else:
+        for file in memory.list(node.node_folder):
+            memory.delete(file.path)
+    again = opened()
+    assert again.new_session("plugin-0") > max(given)
+    again.close()
+
+
+@pytest.mark.parametrize("lost", ["every manifest", "the cluster's manifests"])
+def test_a_log_whose_manifests_are_gone_is_refused(memory: MemoryStore, lost: str) -> None:
+    write(memory, "n1", a=1)
+    rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
+    for file in memory.list(""):
+        gone = "/manifest/" in file.path and (lost == "every manifest" or "/nodes/" not in file.path)
+        if gone or file.path.endswith(".wal"):
+            memory.delete(file.path)
+    with pytest.raises(ImapWalError, match=r"older than the files|missing"):
+        imap_wal.open("memory://", node="n1", storage=memory)
+
+
+def test_a_child_made_by_fork_ends_neither_its_parents_log_nor_its_lock(tmp_path: Path) -> None:
+    with imap_wal.open(str(tmp_path), node="n1") as store:
+        child = os.fork()
+        if child == 0:
+            try:
+                store.map("m")["child"] = 1
+            except ImapWalError:
+                store.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "its put is refused"
+        store.map("m")["parent"] = 1
+        with pytest.raises(imap_wal.WriterLocked):
+            imap_wal.open(str(tmp_path), node="n1")
+    with imap_wal.open(str(tmp_path), node="n1") as store:
+        assert dict(store.map("m")) == {"parent": 1}
 
 
 def test_forget_node_on_the_command_line(run: Run, tmp_path: Path) -> None:

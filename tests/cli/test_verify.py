@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.manifest import node_manifests
+from rewrite_cli.survey import survey
+from rewrite_cli.verifier import Deadline, check, plan
+from storage_backends import open_store
 from tests.cli.conftest import Run
 
 
@@ -258,3 +264,25 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
     with imap_wal.open(killed.url, node="n1") as store:
         store.map("m")["k"] = 2
     assert run("verify", killed.url).code == 0
+
+
+def test_an_archive_that_is_merged_while_verify_runs_is_no_damage(run: Run, url: str) -> None:
+    store = open_store(url)
+    (view,) = survey(store)
+    findings, units = plan(store, view, lambda _: True)
+    archive = next(unit for unit in units if unit.kind == "archive")
+    manifests = node_manifests(store, "prod/eu/nodes/n1", SystemClock(), SystemRandomness())
+    manifests.update(lambda manifest: replace(manifest, archives=()))
+    store.delete(archive.file)
+    (found,), _ = check([archive], lambda _: None, Deadline(SystemClock(), None))
+    assert (found.status, found.what) == ("clean", "merged or removed while it was being verified")
+    assert findings
+
+
+def test_an_archive_that_the_manifest_names_and_that_is_not_there_is_damage(run: Run, url: str, root: Path) -> None:
+    archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
+    archive.unlink()
+    ended = run("verify", url, "-o", "json")
+    assert ended.code == 3
+    (found,) = (file for file in ended.json["files"] if file["status"] == "corrupt")
+    assert "this archive of node 'n1' is missing, and with it entries of map 'orders' from" in found["what"]

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import imap_wal
+from imap_wal.clock import Clock
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
     Closed,
@@ -29,9 +30,11 @@ from imap_wal.errors import (
 )
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.settings import Settings
+from rewrite_cli import verifier
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import rewrite
+from rewrite_cli.survey import survey
 from storage_backends import NotFound, StorageError
 from tests.simulation import history as outcomes
 from tests.simulation.history import History, Write
@@ -103,6 +106,17 @@ class Stage:
 
 def key_of(number: int) -> bytes:
     return b"k%d" % number
+
+
+def verify(store: Any, clock: Clock) -> None:
+    """`imap-wal verify`, which finds no damage where there is none. A `Violation`."""
+    for view in survey(store):
+        findings, units = verifier.plan(store, view, lambda node: True)
+        read, _ = verifier.check(units, lambda text: None, verifier.Deadline(clock, None))
+        for finding in (*findings, *read):
+            if finding.status not in (verifier.CLEAN, verifier.TORN):
+                what = f"{finding.file}: {finding.what}"
+                raise Violation("verify tells damage that is none", what)
 
 
 class Actor:
@@ -292,6 +306,13 @@ class Actor:
             target.files[path] = File(data, 0)
         self.stage.media[name] = target
         self.stage.copies.append((name, start, self.world.tick()))
+
+    def verify(self) -> None:
+        """Beside all that others do."""
+        try:
+            verify(self.storage(), self.process.clock)
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, NotFound)
 
     # ---- maintenance ----
 

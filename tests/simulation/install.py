@@ -206,6 +206,9 @@ def installed() -> Iterator[None]:
     pa.set_cpu_count(1)
     writer = sys.modules["imap_wal.writer"]
     put(writer, "holder_text", lambda what: what)
+    put(
+        sys.modules["imap_wal.segment"], "READERS", 1
+    )  # a thread of its own would not wait for its turn
     memory = Path("/dev/shm")
     put(tempfile, "tempdir", str(memory) if memory.is_dir() else tempfile.gettempdir())
     logger = logging.getLogger("imap_wal")

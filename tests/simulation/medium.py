@@ -46,12 +46,20 @@ class File:
     """`synced`: so many bytes survive a power loss. `before`: what an unsynced truncation or the
     like would leave is not modelled: all but appends are durable on return."""
 
-    __slots__ = ("data", "modified_ms", "synced")
+    __slots__ = ("data", "listed", "modified_ms", "synced")
 
     def __init__(self, data: bytes | bytearray, modified_ms: int, synced: int = -1) -> None:
         self.data = bytearray(data)
         self.synced = len(self.data) if synced < 0 else synced
         self.modified_ms = modified_ms
+        self.listed: StoredFile | None = None
+
+    def as_listed(self, path: str) -> StoredFile:
+        """The same value as long as nothing changed: listings are most of what is asked for."""
+        found = self.listed
+        if found is None or found.size != len(self.data) or found.modified_ms != self.modified_ms:
+            found = self.listed = StoredFile(path, len(self.data), self.modified_ms)
+        return found
 
 
 class Files(dict[str, File]):
@@ -225,11 +233,13 @@ class SimStore:
 
         def effect() -> builtins.list[StoredFile]:
             files, hidden = self.medium.files, self._unseen()
-            return [
-                StoredFile(path, len((file := files[path]).data), file.modified_ms)
-                for path in files.under(prefix)
-                if path not in hidden
-            ]
+            if hidden:
+                return [
+                    files[path].as_listed(path)
+                    for path in files.under(prefix)
+                    if path not in hidden
+                ]
+            return [files[path].as_listed(path) for path in files.under(prefix)]
 
         return self.do("list", folder, effect)
 
@@ -307,7 +317,8 @@ class SimStore:
         def effect() -> None:
             if to in self.medium.files:
                 raise AlreadyExists("there is one already", to)
-            self.medium.files[to] = self.file(path)
+            moved = self.medium.files[to] = self.file(path)
+            moved.listed = None
             del self.medium.files[path]
             self._changed(path, False)
             self._changed(to, True)

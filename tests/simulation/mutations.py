@@ -227,10 +227,6 @@ def _any_clock_will_do(put: Put) -> None:
     put(rewriter, "demand_clock", lambda *_, **__: None)
 
 
-def _no_pair_is_overtaken(put: Put) -> None:
-    put(restore.ClusterState, "overtaken", lambda *_: {})
-
-
 MUTATIONS = (
     Mutation(
         "C1", "the cluster's manifest is read before the nodes", _state_of_the_cluster_first,
@@ -277,10 +273,6 @@ MUTATIONS = (
     Mutation(
         "H4", "a page of a listing that is asked for again is the next one", _a_page_is_answered_once,
         ("a listing through an agent",), "agents",
-    ),
-    Mutation(
-        "H6", "an entry of a lower pair counts above the marks", _no_pair_is_overtaken,
-        ("a change that comes after its partition has moved",), "agents",
     ),
     Mutation(
         "H9", "a rewrite believes its own clock", _any_clock_will_do,

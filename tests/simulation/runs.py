@@ -11,11 +11,19 @@ import imap_wal
 from imap_wal import manifest
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.restore import ClusterLog, LiveView
-from rewrite_cli import verifier
-from rewrite_cli.survey import survey
 from storage_backends import NotFound, StorageError
 from tests.simulation import threads
-from tests.simulation.actors import CLUSTER, MAP, MEMORY, NAMESPACE, SETTINGS, Actor, Spec, Stage
+from tests.simulation.actors import (
+    CLUSTER,
+    MAP,
+    MEMORY,
+    NAMESPACE,
+    SETTINGS,
+    Actor,
+    Spec,
+    Stage,
+    verify,
+)
 from tests.simulation.choosers import Replay, as_runs
 from tests.simulation.history import ACKED, History
 from tests.simulation.medium import Medium, open_sim
@@ -151,26 +159,12 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
     for op in plan.after:
         lost |= _operate(plan, stage, older, op)
     if not stage.damaged and plan.seed % 4 == 1 and not stage.spread("a"):
-        _verify(Survivor(stage, stage.media, plan.seed * 64 + 45, "verify"))
+        survivor = Survivor(stage, stage.media, plan.seed * 64 + 45, "verify")
+        verify(survivor.storage(), survivor.process.clock)
     if any(spec.role == "agent" for spec in plan.specs):
         _judge_cluster(plan, stage)
         return
     _judge(plan, stage, stage.media, "the log", stage.past, may_refuse=stage.damaged, lost=lost)
-
-
-def _verify(survivor: Survivor) -> None:
-    """`imap-wal verify` finds no damage where there is none."""
-    store = survivor.storage()
-    for view in survey(store):
-        findings, units = verifier.plan(store, view, lambda node: True)
-        read, _ = verifier.check(
-            units, lambda text: None, verifier.Deadline(survivor.process.clock, None)
-        )
-        for finding in (*findings, *read):
-            if finding.status not in (verifier.CLEAN, verifier.TORN):
-                raise Violation(
-                    "verify reports damage where there is none", f"{finding.file}: {finding.what}"
-                )
 
 
 def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, ...]) -> bool:
@@ -250,6 +244,8 @@ def _judge(
     try:
         store.map(MAP, raw=True).put(key, value)
         store.close()
+        if plan.seed % 8 > 2:
+            return
         found[key] = value
         survivor = Survivor(stage, media, plan.seed * 64 + 51, "the second survivor")
         if plan.seed % 2:
@@ -268,7 +264,7 @@ def _judge_cluster(plan: Plan, stage: Stage) -> None:
     """The same, where agents write: list, let an agent of each node write, list again, twice."""
     world, past = stage.world, stage.past
     nodes = sorted({spec.node for spec in plan.specs if spec.role == "agent"})
-    for attempt in range(2):
+    for attempt in range(2 if plan.seed % 4 == 0 else 1):
         survivor = Survivor(stage, stage.media, plan.seed * 64 + 50 + attempt, "the survivor")
         try:
             found = survivor.listing()

@@ -15,7 +15,7 @@ from tests.simulation.explore import chooser_of, plan_of, run_seed
 from tests.simulation.install import installed
 from tests.simulation.many import explore
 from tests.simulation.runs import Result, play
-from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.scenarios import OPEN, SCENARIOS
 
 Cases = Callable[[int], None]
 
@@ -48,7 +48,7 @@ def test_every_way_to_choose_is_drawn() -> None:
 
 
 def check(runs: int, cases: Cases) -> None:
-    tally = explore(list(SCENARIOS), FIRST, runs)
+    tally = explore([name for name in SCENARIOS if name not in OPEN], FIRST, runs)
     if tally.failures:
         failure = tally.failures[0]
         with installed():

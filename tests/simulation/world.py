@@ -214,7 +214,8 @@ class World:
         if not isinstance(task, Task):
             return None  # before or after the run: one actor alone
         task.following = call
-        self._give_way(task)
+        if self.late or len(self.ready) > 1 or not self.ready:
+            self._give_way(task)
         self.step += 1
         if self.step > self._steps_max:
             self.violate(Violation("an actor never ends", f"more than {self._steps_max} steps"))

@@ -582,3 +582,22 @@ def test_a_closed_log_whose_newest_segment_lost_its_header_is_damaged_and_not_em
         with pytest.raises(LogError):
             node_log(damaged)
         assert damaged.read(segments(left)[1]) == data
+
+
+@pytest.mark.parametrize("content", [b"\xc1", b"\x81\x01", b"\x05", b"\x92\x01\x02", b"\xd9\xffshort"])
+def test_a_frame_whose_checksum_is_right_and_whose_content_is_not_entries_is_damage(memory: MemoryStore, content: bytes) -> None:
+    log = node_log(memory)
+    log.requests[1] = 1
+    log.write(format.ENTRIES, 1, [row("k1", "v", request=1)])
+    bad = log.write(format.ENTRIES, 1, [content])
+    log.write(format.ENTRIES, 1, [row("k3", "v", request=3)])
+    log.sync()
+    log.close(clean=False)
+    with pytest.raises(CorruptLog, match="content is not entries") as raised:
+        node_log(memory)
+    assert (raised.value.file, raised.value.offset) == (segments(memory)[-1], bad.frame)
+    opened = node_log(memory, recovery_mode="point-in-time")
+    assert opened.recovery.records == 1
+    assert opened.recovery.lost is not None
+    assert opened.recovery.lost.first == bad
+    opened.close()

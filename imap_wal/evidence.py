@@ -1,0 +1,58 @@
+"""What the names of a node's files say that a manifest of the node does not know.
+
+Names carry epochs and positions. A manifest that knows less than they say is older than the files:
+it was put back from an older copy, or newer ones were removed. To go on from it would give epochs
+and names a second time. An open refuses it, `verify` reports it, `repair` takes the files in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from imap_wal import layout
+from imap_wal.manifest import NodeManifest
+from storage_backends import StoredFile
+
+_LOST = re.compile(r"/lost/(\d{8,})/")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`epoch`: the highest epoch that a file of the node names. `newer`: what says that the manifest
+    is older than the files; "" where nothing does."""
+
+    epoch: int
+    newer: str = ""
+
+
+def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]) -> Evidence:
+    """`files`: all in a node's folder. `there`: (epoch, number) of its segments that are not archived."""
+    named = {archive.path for archive in manifest.archives}
+    highest, newer = 0, ""
+    for file in files:
+        epoch, archive = epoch_of(file.path), layout.parse_archive_path(file.path)
+        highest = max(highest, epoch)
+        why = ""
+        # The writer's file of an epoch is there before its manifest is published, and nothing else is.
+        if epoch > manifest.epoch + (layout.parse_writer_path(file.path) is not None):
+            why = f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
+        elif archive is not None and file.path not in named and manifest.archived < archive.last[:2] not in there:
+            what = f"{file.path} holds entries up to {archive.last} that the manifest does not know"
+            why = f"{what}; their segments are gone"
+        newer = newer or why
+    return Evidence(highest, newer)
+
+
+def epoch_of(path: str) -> int:
+    """The highest epoch in a file's name; 0 where there is none."""
+    lost = _LOST.search(path)
+    if lost is not None:
+        return int(lost[1])
+    segment, archive = layout.parse_wal_path(path), layout.parse_archive_path(path)
+    if segment is not None:
+        return max(segment[0], layout.recovered_by(path))
+    if archive is not None:
+        return max(archive.epoch, archive.last.epoch)
+    return layout.parse_writer_path(path) or 0

@@ -1,0 +1,129 @@
+"""Claims, which say which Hazelcast cluster may write, have a manifest of their own: it is listed, verified, and
+carried into repaired copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imap_wal.manifest import (
+    ClaimManifest,
+    ClusterManifest,
+    Snapshot,
+    claim_manifests,
+    cluster_manifests,
+)
+from rewrite_cli.repair_report import SALVAGE
+from rewrite_cli.repairer import OF_NO_CLUSTER, ClusterRepair
+from rewrite_cli.survey import survey
+from storage_backends import StoredFile, open_store
+from storage_backends.memory import MemoryStore
+from tests.agent.harness import config, plugin, serving
+from tests.cli.conftest import Run
+from tests.support import FakeClock, SeededRandomness
+
+CLAIMS = "default/c/claims/manifest"
+
+
+def claims_of(url: str) -> ClaimManifest:
+    return claim_manifests(open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)).read()[1]
+
+
+def cluster_of(url: str) -> ClusterManifest:
+    return cluster_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[1]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The log of an agent that two clusters wrote, one after the other."""
+    settings = config(tmp_path)
+    with serving(settings):
+        for name in ("1", "2"):
+            with plugin(settings, cluster_id=f"cluster-{name}", uuid=f"plugin-{name}") as member:
+                assert member.put(**{name: name})[0] == "ack"
+    return settings.url
+
+
+def newest_claims(url: str) -> Path:
+    return max((Path(url.removeprefix("file://")) / CLAIMS).glob("*.json"))
+
+
+def test_ls_lists_the_manifests_of_claims_and_verify_reads_them(run: Run, url: str) -> None:
+    files = run("ls", url, "--files", "-o", "json").json["files"]
+    listed = {file["file"] for file in files if file["kind"] == "manifest"}
+    newest = f"{CLAIMS}/{newest_claims(url).name}"
+    assert newest in listed
+    assert any(file.startswith("default/c/manifest/") for file in listed)
+    ended = run("verify", url, "-o", "json")
+    assert ended.code == 0
+    assert [each["status"] for each in ended.json["files"] if each["file"] == newest] == ["clean"]
+    assert ended.json["foreign"] == []
+
+
+def test_a_repaired_copy_keeps_the_claims(run: Run, url: str, tmp_path: Path) -> None:
+    copy = f"file://{tmp_path}/copy"
+    assert run("repair", url, "--to", copy).code == 0
+    assert claims_of(copy) == claims_of(url)
+    settings = config(tmp_path, url=copy)
+    with serving(settings), plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as member:
+        assert member.put(again="1")[0] == "ack", "the newest cluster goes on"
+
+
+@pytest.mark.parametrize("how", ["cut", "removed", "older"])
+def test_a_lost_manifest_of_claims_is_found_and_no_incarnation_is_given_again(run: Run, url: str, tmp_path: Path, how: str) -> None:
+    path = newest_claims(url)
+    if how == "cut":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.unlink()
+    if how == "older":
+        for each in path.parent.glob("*.json"):
+            each.unlink()
+    verified = run("verify", url, "-o", "json")
+    assert verified.code == 3
+    (found,) = (each for each in verified.json["files"] if each["status"] == "corrupt")
+    assert found["file"].startswith(CLAIMS)
+
+    copy, given = f"file://{tmp_path}/copy", cluster_of(url).incarnation
+    assert run("repair", url, "--to", copy, "-o", "json").code == 3
+    assert run("verify", copy).code == 0
+    assert claims_of(copy).claims[OF_NO_CLUSTER] >= given
+    settings = config(tmp_path, url=copy)
+    with serving(settings):
+        former = plugin(settings, cluster_id="cluster-1", uuid="plugin-1")
+        if how == "older":  # nothing is known of this cluster any more: it is a new one
+            with former as member:
+                assert member.incarnation > given
+        else:
+            with pytest.raises(AssertionError, match="void-incarnation"):
+                former.__enter__()
+        with plugin(settings, cluster_id="cluster-3", uuid="plugin-3") as member:
+            assert member.put(new="1")[0] == "ack"
+    assert claims_of(copy).claims["cluster-3"] > given
+
+
+def test_verify_finds_a_cluster_manifest_older_than_the_claims(run: Run, url: str) -> None:
+    folder = Path(url.removeprefix("file://")) / "default/c/manifest"
+    for path in sorted(folder.glob("*.json"))[1:]:
+        path.unlink()
+    verified = run("verify", url, "-o", "json")
+    assert verified.code == 3
+    assert any("was claimed" in each["what"] or "has seen" in each["what"] for each in verified.json["files"])
+
+
+def test_a_snapshot_of_known_and_new_files_says_no_sizes_and_rows_of_them() -> None:
+    store: Any = MemoryStore("adopted")
+    manifests = cluster_manifests(store, "default/c", FakeClock(), SeededRandomness(1))
+    old = "default/c/snapshot/m/00000001/part-00000.parquet"
+    new = "default/c/snapshot/m/00000002/part-00000.parquet"
+    store.create(old, b"old")
+    store.create(new, b"new!")
+    known = Snapshot(1, (old,), {}, 1, 0, 3, 0, checksums=(7,), sizes=(3,), rows=(1,))
+    manifests.update(lambda manifest: manifest.with_snapshot("m", known))
+    (view,) = survey(store)
+    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
+    adopted = repair._adopted("m", [StoredFile(new, 4, 0)])
+    assert adopted.files == (old, new)
+    assert (adopted.checksums, adopted.sizes, adopted.rows) == ((7, 0), (), ())

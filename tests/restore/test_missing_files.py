@@ -1,0 +1,103 @@
+"""A file that a manifest names and that is not there: every reader names it, and says what is missing with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal.errors import ShortLog
+from imap_wal.reader import LogReader
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.settings import Settings
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.rewriter import rewrite
+from storage_backends import NotFound, open_store
+
+NODE = "default/embedded/nodes/n1"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A snapshot of map "a", and after it three archives of map "b" and one more change of "a"."""
+    url = f"file://{tmp_path}/log"
+    with imap_wal.open(url, node="n1", preallocate=False) as store:
+        store.map("a")["k"] = 1
+    rewrite(ClusterLog(open_store(url), "default", "embedded"), LocalEngine())
+    for number in range(3):
+        with imap_wal.open(url, node="n1", preallocate=False) as store:
+            store.map("b")[number] = number
+            store.archive()
+    with imap_wal.open(url, node="n1", preallocate=False) as store:
+        store.map("a")["later"] = 2
+    return url
+
+
+def read_embedded(url: str) -> None:
+    with imap_wal.open(url, node="n1") as store:
+        dict(store.map("b").items())
+
+
+def read_view(url: str) -> None:
+    LiveView(log_of(url), Settings()).catch_up()
+
+
+def read_changes(url: str) -> None:
+    list(log_of(url).changes())
+
+
+def read_rewriting(url: str) -> None:
+    rewrite(log_of(url), LocalEngine())
+
+
+def read_in_order(url: str) -> None:
+    list(LogReader(url, cluster="embedded", node="n1").read())
+
+
+def archive_again(url: str) -> None:
+    with imap_wal.open(url, node="n1", preallocate=False) as store:
+        store.map("b")["more"] = 1
+        store.archive()
+
+
+READERS: tuple[Callable[[str], Any], ...] = (read_embedded, read_view, read_changes, read_rewriting)
+
+
+def log_of(url: str) -> ClusterLog:
+    return ClusterLog(open_store(url), "default", "embedded")
+
+
+def remove(url: str, path: str) -> str:
+    (Path(url.removeprefix("file://")) / path).unlink()
+    return path
+
+
+@pytest.mark.parametrize("read", [*READERS, read_in_order, archive_again])
+def test_a_missing_archive_is_named_with_the_entries_that_are_missing(url: str, read: Callable[[str], Any]) -> None:
+    archive = next(each for each in log_of(url).node("n1").manifest.archives if each.map == "b")
+    path = remove(url, archive.path)
+    with pytest.raises(ShortLog) as raised:
+        read(url)
+    assert raised.value.file == path
+    assert f"entries of map 'b' from {archive.first} to {archive.last}" in str(raised.value)
+    assert "bring it back from a copy" in str(raised.value)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_missing_file_of_a_snapshot_is_named_with_what_is_missing(url: str, read: Callable[[str], Any]) -> None:
+    manifest = log_of(url).manifest()
+    snapshot = manifest.snapshots["a"]
+    path = remove(url, snapshot.files[0])
+    with pytest.raises(ShortLog) as raised:
+        read(url)
+    assert raised.value.file == path
+    assert f"1 keys of map 'a' as of the entries from the beginning to {snapshot.marks['n1'].position} of node 'n1'" in str(raised.value)
+    assert "imap-wal repair" in str(raised.value)
+
+
+def test_a_file_that_no_manifest_names_any_more_is_not_called_missing(url: str) -> None:
+    error = NotFound("no such file", f"{NODE}/archive/b/of-an-earlier-manifest.parquet")
+    assert log_of(url).lost(error) is error
