@@ -444,8 +444,8 @@ def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
 
 
 class _Scratch:
-    """Rows of the maps beyond the open files, in one file of this machine: read back map by map. Held in memory are `SCRATCH_BYTES` of
-    rows, and 16 bytes for each piece of a map in the file."""
+    """Rows of the maps beyond the open files, in one file of this machine: read back map by map.
+    Held in memory are `SCRATCH_BYTES` of rows, and 16 bytes for each piece of a map in the file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # closed by `close`

@@ -194,8 +194,8 @@ class Committer:
         self._lead(work)
 
     def checkpoint_if_due(self) -> None:
-        """Have a recovery begin not far back: it reads every object after the checkpoint. `Fenced`, `LostRace`, StorageError: the
-        checkpoint stays where it is, and nothing is lost."""
+        """Have a recovery begin not far back: it reads every object after the checkpoint. `Fenced`,
+        `LostRace`, StorageError: the checkpoint stays where it is, and nothing is lost."""
         now, new = self._clock.monotonic(), self._commits - self._checkpointed
         if not new or (new < CHECKPOINT_COMMITS and now - self._checkpointed_at < CHECKPOINT_S):
             return

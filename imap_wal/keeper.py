@@ -1,5 +1,6 @@
-"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, move the checkpoint on, rotate by time, archive by time and size, remove what has
-outlived its time or its room. Threads are started only if a setting wants them."""
+"""Maintenance of a log in the background: sync by interval, drain the ring of `async`, renew a
+lease, move the checkpoint on, rotate by time, archive by time and size, remove what has outlived
+its time or its room. Threads are started only if a setting wants them."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ class Keeper:
             elif settings.durability is Durability.INTERVAL:
                 committer.sync_if_due()
             if not committer.log.store.capabilities.durable_append:
-                with suppress(StorageError, LostRace, Fenced):  # tried again; a writer that was replaced is told by its next commit
+                with suppress(StorageError, LostRace, Fenced):  # tried again; a writer that was replaced gets the error at its next commit
                     committer.checkpoint_if_due()
             if self._clock.monotonic() - renewed_at >= RENEW_S:
                 renewed_at = self._clock.monotonic()

@@ -194,8 +194,8 @@ class Recoverer:
         return None
 
     def _stores(self, files: Sequence[_File]) -> Generator[SegmentStore]:
-        """For each file the store to read it from. Where nothing can be appended, each is one commit, and each call is a request: it
-        is read at once, and some after it too."""
+        """For each file the store to read it from. Where nothing can be appended, each is one
+        commit, and each call is a request: it is read at once, and some after it too."""
         if self._store.capabilities.durable_append:
             yield from (self._store for _ in files)
         else:

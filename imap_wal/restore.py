@@ -190,8 +190,8 @@ class ClusterLog:
         return ""
 
     def lost(self, error: NotFound) -> ShortLog | NotFound:
-        """What to raise where a file was not found and looking again did not help: `ShortLog` where the manifests, read again, still
-        name it; else the error itself."""
+        """What to raise where a file was not found and looking again did not help: `ShortLog` where
+        the manifests, read again, still name it; else the error itself."""
         for name in self.nodes():
             manifest = node_manifests(self.store, self.node_folder(name), self.clock, self.randomness).read()[1]
             found = missing.archive(error.path, name, manifest)
@@ -280,9 +280,10 @@ class ClusterLog:
         covered: bool = False,
         state: ClusterState | None = None,
     ) -> Iterator[Changes]:
-        """All entries that count: snapshots, then each node's log above its low-water marks (and above `since`), in its order. What was archived meanwhile is
-        read from the archive. `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a file that the manifests
-        name and that is not there. `MissingNode`, `LogError`."""
+        """All entries that count: snapshots, then each node's log above its low-water marks (and
+        above `since`), in its order. What was archived meanwhile is read from the archive.
+        `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a
+        file that the manifests name and that is not there. `MissingNode`, `LogError`."""
         state = state or self.state()
         state.demand(policy)
         if snapshots:

@@ -167,7 +167,8 @@ class SegmentReader:
 
 
 class Held:
-    """A store of which one file is in memory: all that is asked about that file takes one request."""
+    """A store of which one file is in memory: all that is asked about that file takes one
+    request."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self.capabilities = store.capabilities
@@ -181,7 +182,8 @@ class Held:
 
 
 def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
-    """Each file whole, in this order, several of them being read at the same time. An error is raised when its file is next."""
+    """Each file whole, in this order, several of them being read at the same time. An error is
+    raised when its file is next."""
     if READERS < 2:
         yield from (Held(store, path) for path in paths)
         return

@@ -5,8 +5,9 @@
     sync    segment sync ─▶ is this epoch's permit gone? then nothing is acknowledged
     close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
 
-Where the storage can append, a segment is a file that grows; where it cannot, every sync is one immutable object (`ObjectSegment`), a segment of its own.
-Not thread-safe, except `new_session`, `move_checkpoint`, `manifests` and `requests`: the committer owns it.
+Where the storage can append, a segment is a file that grows; where it cannot, every sync is one
+immutable object (`ObjectSegment`), a segment of its own. Not thread-safe, except `new_session`,
+`move_checkpoint`, `manifests` and `requests`: the committer owns it.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class NodeLog:
     def write(self, kind: int, count: int, payload: list[bytes]) -> Position:
         """Append one frame; returns the position of its first entry. Not safe before `sync`. A StorageError poisons this log, see `rewind`."""
         if os.getpid() != self._process:
-            raise Fenced(f"this log was opened by process {self._process}; a child made by fork opens one of its own")
+            raise Fenced(f"this log was opened by process {self._process}, and this is a forked child: open a log of its own here")
         segment = self._segment or self._begin()
         before = segment.size
         offset = segment.append(kind, count, payload)
@@ -315,12 +316,12 @@ class NodeLog:
             return manifest.plugins.get(plugin, manifest.session)
 
     def move_checkpoint(self, end: Position, requests: Mapping[int, int], *, clean: bool = False) -> None:
-        """Have the next recovery begin at the frame of `end`, which is safe, with the requests that are in the log up to there.
-        `Fenced`, `LostRace`, StorageError. Safe from any thread."""
+        """Have the next recovery begin at the frame of `end`, which is safe, with the requests that
+        are in the log up to there. `Fenced`, `LostRace`, StorageError. Safe from any thread."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
-            # An archive run may have moved it further meanwhile.
+            # An archive run may have moved it further in between.
             last = {session: max(request, manifest.requests.get(session, 0)) for session, request in requests.items()}
             known = manifest.known_requests({**manifest.requests, **last})
             return replace(manifest, clean=clean or manifest.clean, requests=known, checkpoint=max(end, manifest.checkpoint))
@@ -480,8 +481,9 @@ class _Opening:
         return manifest, recovered
 
     def _first_session(self, cluster: ClusterManifest, number: int) -> int:
-        """Where the sessions of a new log begin. Order compares them with those of a former log under this node name, which may be lost:
-        so they begin above all that it can have given, by the number of the cluster's manifest, which grew when it was registered."""
+        """Where the sessions of a new log begin. Order compares them with those of a former log
+        under this node name, which may be lost: so they begin above all that it can have given, by
+        the number of the cluster's manifest, which grew when it was registered."""
         known_before = self._identity.node in cluster.nodes or cluster.forgotten
         return number * SESSIONS_A_LOG if known_before else 0
 
@@ -550,7 +552,8 @@ class _Opening:
 
 
 def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
-    """`CorruptLog` where the files beside a node's manifest know more than it: see `imap_wal.evidence`."""
+    """`CorruptLog` where the files beside a node's manifest know more than it: see
+    `imap_wal.evidence`."""
     newer = evidence.of_files(store.list(folder), manifest, {each.name for each in wal.segments}).newer
     if newer:
         raise older_manifest(f"{folder}/manifest", newer)

@@ -11,7 +11,8 @@ from rewrite_cli.survey import ClusterView, NodeView
 
 
 def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) -> Evidence:
-    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the node."""
+    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the
+    node."""
     found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
     # Of objects, the manifest learns only now and then which were made since it was opened.
     there = [each.number for each in node.wal.segments]

@@ -52,12 +52,13 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     if not lose:
         _demand_nothing_lost(node, missing, uncovered)
     with ExitStack() as stack:
-        # Else its segments are not here, and its writer, if there is one, is refused by its next open; or an earlier run did not end.
+        # Else its segments are not here, and its writer, if there is one, is refused by its next
+        # open; or an earlier run did not end.
         if not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)
             held = open_node_log(log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True)
             stack.callback(held.close, clean=False)
-            uncovered = _uncovered(log, log.state(), node)  # what its writer has acknowledged until it was shut out
+            uncovered = _uncovered(log, log.state(), node)  # with what its writer acknowledged before it was shut out
             if not lose:
                 _demand_nothing_lost(node, missing, uncovered)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
@@ -69,9 +70,10 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
 
 
 def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
-    """From here on nothing opens this log. An open that came before it has another epoch by now, and what it appended stays."""
+    """After this, the log cannot be opened again. An open that came before has another epoch; then
+    this raises, and what it appended is kept."""
     if manifest.epoch != epoch:
-        raise LostRace("another process opened this node's log; nothing was forgotten, look again whether the node is gone")
+        raise LostRace("another process opened this node's log; nothing was forgotten; check whether the node is really gone")
     return replace(manifest, epoch=epoch + 1, forgotten=True)
 
 
@@ -91,13 +93,15 @@ def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ..
     try:
         return (*archives, *(piece.path for piece in segments if any(changes.rows for changes in read_piece(log.store, piece))))
     except NotFound as error:
-        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); look again whether the node is gone") from error
+        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
 
 
 def _delete(log: ClusterLog, node: str) -> tuple[str, ...]:
     files = _files(log, node)
     newest = max((path for path in files if "/manifest/" in path), default="")
-    for path in sorted(files, key=lambda path: (path == newest, "/manifest/" in path)):  # the newest manifest last: it says that all this may go
+    for path in sorted(
+        files, key=lambda path: (path == newest, "/manifest/" in path)
+    ):  # the newest manifest last: it records that all of this may be deleted
         log.store.delete(path)
     return files
 

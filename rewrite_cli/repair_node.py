@@ -266,8 +266,9 @@ class NodeRepair:
             found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
-        # A missing segment keeps its name where one is known: a mark in it is then not above the log's end.
-        # Another one gets the epoch of what is known before it, or else after it: epochs never fall.
+        # A missing segment keeps its name where one is known: a mark in it is then not above the
+        # log's end. Another one gets the epoch of what is known before it, or else after it: epochs
+        # never fall.
         marks = [mark.position for snapshot in self.view.manifest.snapshots.values() if (mark := snapshot.marks.get(self.node.name))]
         epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch}
         known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}

@@ -311,9 +311,9 @@ class ClusterRepair:
         self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=given_up, what=what, to=f"{folder}/{self._number:010d}.json"))
 
     def _plan_claims(self, incarnation: int) -> None:
-        """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of may have been followed by
-        another: the copy then has a claim of the last incarnation for no cluster, and every cluster that comes back has to
-        start anew."""
+        """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of
+        may have been followed by another: the copy then has a claim of the last incarnation for no
+        cluster, and every cluster that comes back has to start anew."""
         view, older = self.view, evidence.of_claims(self.view)
         name = f"{view.claims_folder}/{view.claims_number:010d}.json"
         if not self._lost_claims and not older:
@@ -324,7 +324,7 @@ class ClusterRepair:
         what = f"it is older than the manifest of the cluster ({older})"
         if self._lost_claims:
             name = f"{view.claims_folder}/{view.claims_number + self._lost_claims:010d}.json"
-            what = f"the newest manifest of claims cannot be read; number {view.claims_number} speaks in its place"
+            what = f"the newest manifest of claims cannot be read; number {view.claims_number} is used in its place"
         what += "; Hazelcast clusters start anew with the copy"
         to = f"{view.claims_folder}/{self._claims_number:010d}.json"
         self.items.append(Item(name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to))

@@ -286,7 +286,8 @@ def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int
 
 
 def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
-    """Why the absence of a file is damage: the manifest, read again, names it; None where it does not."""
+    """Why the absence of a file is damage: the manifest, read again, names it; None where it does
+    not."""
     folders = piece.path.split("/")
     clock, randomness = SystemClock(), SystemRandomness()
     if piece.kind == ARCHIVE:

@@ -168,7 +168,7 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
 
 
 def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, ...]) -> bool:
-    """What somebody does between two runs. Returns whether changes may be gone for good."""
+    """What is done between two runs. Returns whether changes may be gone for good."""
     what, *more = op
     survivor = Survivor(stage, stage.media, plan.seed * 64 + 40, f"the operator's {what}")
     try:

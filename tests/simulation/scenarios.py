@@ -196,7 +196,7 @@ def agents(rng: Random) -> Plan:
 
 
 def verifying(rng: Random) -> Plan:
-    """`maintenance` with somebody who verifies meanwhile."""
+    """`maintenance` with a `verify` at the same time."""
     plan = maintenance(rng)
     return replace(plan, specs=(*plan.specs, Spec("verifier", ((("verify",),),))))
 
