@@ -131,6 +131,11 @@ def writer_path(node: str, epoch: int) -> str:
     return f"{node}/wal/{epoch:08d}.writer"
 
 
+def old_fence_path(node: str, epoch: int) -> str:
+    """The file whose existence tells a writer of the first development version that it was replaced: it knows no permit."""
+    return f"{node}/wal/{epoch:08d}.fenced"
+
+
 def parse_writer_path(path: str) -> int | None:
     """The epoch of such a file, or None."""
     found = _WRITER.search(path)

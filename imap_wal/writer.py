@@ -491,6 +491,9 @@ class _Opening:
         """After this, the writer of that epoch acknowledges nothing more."""
         if self._store.capabilities.durable_append:
             self._store.delete(layout.writer_path(self._folder, before.epoch))
+            if not before.wal_id:  # the log was last opened by a version that looks for a fence
+                with suppress(AlreadyExists):
+                    self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
         else:
             _occupy(self._store, self._identity, before, self._clock, self._randomness)
 

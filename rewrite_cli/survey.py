@@ -7,11 +7,19 @@ from functools import cached_property
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.manifest import ClaimManifest, ClusterManifest, NodeManifest, claim_manifests, cluster_manifests, node_manifests
+from imap_wal.manifest import (
+    ClaimManifest,
+    ClusterManifest,
+    NodeManifest,
+    claim_manifests,
+    cluster_manifests,
+    mark_beyond,
+    node_manifests,
+)
 from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from storage_backends import SegmentStore, StoredFile
 
-ATTEMPTS = 3
+ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -101,14 +109,25 @@ def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tupl
 
 
 def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
+    """The nodes first, the cluster's manifests after them, as `ClusterLog.state` looks at them. Again where something moved in between: a
+    manifest is older than the files beside it only if it still is at the last look."""
     folder = layout.cluster_folder(namespace, cluster)
-    for _ in range(ATTEMPTS):  # a cluster may be claiming an incarnation between two of these
-        number, manifest = cluster_manifests(store, folder, SystemClock(), SystemRandomness()).read()
-        claims = claim_manifests(store, folder, manifest.claims, SystemClock(), SystemRandomness()).read()
-        if claims[1].newest <= manifest.incarnation:
+    clock, randomness = SystemClock(), SystemRandomness()
+    for _ in range(ATTEMPTS):
+        nodes = tuple(_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes"))
+        number, manifest = cluster_manifests(store, folder, clock, randomness).read()
+        claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
+        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims)
+        if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in nodes):
             break
-    nodes = tuple(_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes"))
-    return ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims)
+    return view
+
+
+def _moved(node: NodeView, view: ClusterView) -> bool:
+    """Whether node and cluster cannot have been as they were seen at one moment."""
+    last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
+    seen = view.manifest.seen(view.manifest_number)
+    return node.manifest.cluster.newer_than(seen) or bool(mark_beyond(node.name, node.manifest, last, view.manifest))
 
 
 def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,19 @@ def test_stores_that_ask_to_share_a_root_all_acknowledge(memory: MemoryStore) ->
         one.map("m")["c"] = 3
     with embedded(memory, "n1") as again:
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(memory: MemoryStore) -> None:
+    old = embedded(memory)
+    old.map("m")["a"] = 1
+    log = old.committer.log
+    log.manifests.update(lambda manifest: replace(manifest, wal_id="", newest=0))  # as that version leaves it
+    for file in memory.list(f"{NODE}/wal"):
+        if not file.path.endswith(".wal"):
+            memory.delete(file.path)
+    with embedded(memory, takeover=True) as new:
+        assert memory.exists(layout.old_fence_path(NODE, log.epoch))
+        assert dict(new.map("m")) == {"a": 1}
 
 
 class AppendsByName(LocalStore):
