@@ -1,4 +1,5 @@
-"""python -m benchmarks [--quick] [embedded] [rewrite] [metadata] [restore] [member]: prints a table, and the same as JSON with -o json."""
+"""python -m benchmarks [--quick] [embedded] [rewrite] [metadata] [restore] [member]: prints a
+table, and the same as JSON with -o json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What metadata costs: a log of 1,000 maps on 100 nodes after 30 days, beside one of a map on a node that was just made."""
+"""What metadata costs: a log of 1,000 maps on 100 nodes after 30 days, beside one of a map on a
+node that was just made."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def opened(store: SegmentStore, node: str) -> NodeLog:
 
 
 def archives(maps: int, since_rewrite: int) -> tuple[Archive, ...]:
-    """What so many archive runs since the last rewrite and prune leave, by the rule that merges small ones."""
+    """What so many archive runs since the last rewrite and prune leave, by the rule that merges
+    small ones."""
     kept: list[Archive] = []
     for run in range(since_rewrite):
         place = Position(1, run + 1, 100, 0)
@@ -80,7 +82,8 @@ def open_seconds(store: SegmentStore) -> float:
 
 
 def commit_seconds(store: SegmentStore) -> float:
-    """Median of a commit as an agent makes it: frame, sync, permit, and whether another cluster claimed the log."""
+    """Median of a commit as an agent makes it: frame, sync, permit, and whether another cluster
+    claimed the log."""
     log = opened(store, "n000")
     settings = Settings(preallocate=False)
     ring: RingBuffer[Batch] = RingBuffer(64)

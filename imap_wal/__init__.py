@@ -9,7 +9,7 @@ Write path                                                   Restore path
                                   ▼                                  index.NewestIndex       newest of every key
                         committer.Committer   one frame, one sync             ▼
                                   ▼                                  restore.LiveView ──▶ Store, agent, CLI, Spark
-                        writer.NodeLog        epoch, rotation, fence
+                        writer.NodeLog        epoch, rotation, permit
                                   ▼
                         segment.SegmentWriter bytes as format draws them
                                   ▼

@@ -48,15 +48,15 @@ class AsyncStore:
         """Where the next change of the same map goes."""
         self._futures: list[asyncio.Future[None]] = []
         self._many: dict[asyncio.Future[None], int] = {}
-        """How many of the waiting changes an operation has, where it is not one."""
+        """Number of waiting changes of an operation that has more than one."""
         self._bytes = 0
         self._operations_max, self._bytes_max = store.bounds
         self._room = self._bytes_max
-        """How many bytes may wait: what the commit under way holds is not free yet."""
+        """How many bytes may wait. Bytes of the running commit are not free yet."""
         self._later: deque[tuple[asyncio.Future[None], Callable[[], Changes]]] = deque()
-        """Operations that came when all was full, and how to serialise them."""
+        """Operations that arrived when there was no room, and how to serialise them."""
         self._full = False
-        """Who comes now goes to the end of `_later`."""
+        """A new operation is put at the end of `_later`."""
         self._idle = True
         """No commit is under way, and none is scheduled."""
 
@@ -124,7 +124,7 @@ class AsyncStore:
             self._full = True
 
     def _admit(self) -> None:
-        """Let in what waits for room, in order."""
+        """Accept waiting operations for which there is room now, in order."""
         self._full = False
         while self._later and not self._full:
             future, make = self._later.popleft()
@@ -252,7 +252,7 @@ class AsyncMap(MapReads):
         return self._store.enqueue(lambda: self._inner.deletion(key))
 
     def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]], *, ttl: float | None = None) -> asyncio.Future[None]:
-        """All of them in one commit, for `ttl` seconds or for ever."""
+        """All of them in one commit, with a lifetime of `ttl` seconds or without limit."""
         given = list(pairs(other))
         if not given:
             self._durable.check_open()

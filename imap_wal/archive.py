@@ -70,7 +70,8 @@ OPEN_FILES_MAX = 128
 SCRATCH_BYTES = 32 * 1024 * 1024
 """So much of them is held in memory before it goes there."""
 ATTEMPTS = 8
-"""How often an archive run begins anew because segments went while it read them, or the manifest moved."""
+"""How often an archive run begins anew because segments were removed while it read them, or a new
+manifest was published."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
 ABSORB_MAX = 8
 """So many archives of one map and about one size become one, up to the larger size."""
@@ -176,8 +177,8 @@ def batches(
     checksum: int = 0,
     records: int = 0,
 ) -> Iterator[Any]:
-    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the whole file and `records` are what
-    the manifest says of it; 0: it says nothing.
+    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the
+    whole file and `records` are what the manifest says of it; 0: it says nothing.
 
     Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
     with open_checked(store, path, checksum) as source:
@@ -315,7 +316,8 @@ class ParquetFile:
         self._batches, self._rows, self.buffered = [], 0, 0
 
     def publish(self, store: SegmentStore, path: str) -> Published:
-        """Close, and show it under its name, which nobody else chooses. `AlreadyExists` where another file has it."""
+        """Close it and publish it under its name, which no other run chooses. `AlreadyExists` where
+        another file has it."""
         self._close()
         try:
             store.create_from(path, str(self.local))
@@ -406,8 +408,9 @@ class _MapFile:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
-    """What `write_archives` does: a plain value that can be sent to another process. `folder`: where Parquet files grow on this machine; whoever made it deletes
-    it. `bytes`: what the segments take."""
+    """What `write_archives` does: a plain value that can be sent to another process. `folder`:
+    where Parquet files grow on this machine; whoever made it deletes it. `bytes`: what the segments
+    take."""
 
     node_folder: str
     node: str
@@ -421,8 +424,8 @@ class ArchiveJob:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of it: files on the storage that no manifest names yet, the archives that are in them as well, and what else the manifest must keep of
-    the segments."""
+    """What came of it: files on the storage that no manifest names yet, the archives that are in
+    them as well, and what else the manifest must keep of the segments."""
 
     archives: tuple[Archive, ...]
     absorbed: tuple[Archive, ...]
@@ -433,15 +436,16 @@ Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], Written]
 
 
 def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
-    """Read the segments, write and publish a Parquet file a map. Changes nothing that counts: that is up to the manifest."""
+    """Read the segments, write and publish a Parquet file a map. Nothing of it counts until the
+    manifest names it."""
     work = _Pass(store, job)
     work.run()
     return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
 
 
 class _Scratch:
-    """Rows of the maps beyond the open files, in one file of this machine: read back map by map. Held in memory are `SCRATCH_BYTES` of
-    rows, and 16 bytes for each piece of a map in the file."""
+    """Rows of the maps beyond the open files, in one file of this machine: read back map by map.
+    Held in memory are `SCRATCH_BYTES` of rows, and 16 bytes for each piece of a map in the file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # closed by `close`
@@ -484,7 +488,8 @@ class _Scratch:
 
 
 class _Pass:
-    """One run of `write_archives`: what it learns from the segments while it writes the Parquet files."""
+    """One run of `write_archives`: what it learns from the segments while it writes the Parquet
+    files."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = store, job.node_folder, job.node, job.pieces, job.folder
@@ -552,8 +557,9 @@ class _Pass:
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:
-    """Of a map's archives, the last ones that the next takes in, so that there are never many: in steps, each of about eight
-    times the size of the one before, at most `ABSORB_MAX - 1` archives stay. An entry is written again once a step."""
+    """The last archives of a map, which the next one takes in, so that there are never many. Sizes
+    are divided into steps, each about eight times the one before; at most `ABSORB_MAX - 1` archives
+    of a step are left. An entry is written again once for each step."""
     ordered = sorted(archives, key=lambda archive: archive.first)
     taken: list[Archive] = []
     while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:
@@ -596,13 +602,15 @@ def archive_sealed(
     randomness: Randomness | None = None,
     write: Write = write_archives,
 ) -> Archived:
-    """Turn sealed segments into archives. Only for who owns the node's log, or holds its lock.
+    """Turn sealed segments into archives. Only for the owner of the node's log, or the holder of
+    its lock.
 
-    `epoch`: that of the caller's log (default: the present one); `Fenced` where the node is at another one by the time the archives
-    are published: then nothing of them counts. `writing`: number of the segment being written, or that will be written next: only
-    those below it are taken. None: nobody writes, all are taken. Damage in a sealed segment stops the run before anything is changed:
-    `CorruptLog`, `ShortLog`. `write`: who reads the segments and writes the files; see `imap_wal.archiver` for one that does not hold
-    up this process."""
+    `epoch`: that of the caller's log (default: the present one); `Fenced` where the node has
+    another one when the archives are published: then none of them counts. `writing`: number of the
+    segment being written, or that will be written next: only those below it are taken. None: there
+    is no writer, all are taken. Damage in a sealed segment stops the run before anything is
+    changed: `CorruptLog`, `ShortLog`. `write`: what reads the segments and writes the files; that
+    of `imap_wal.archiver` does not slow down this process."""
     source = randomness or SystemRandomness()
     last: Exception | None = None
     for _ in range(ATTEMPTS):
@@ -617,7 +625,7 @@ def archive_sealed(
     lost = missing.archive(last.path, node, manifests.read()[1]) if isinstance(last, NotFound) else None
     if lost is not None:  # one that was to be taken in by a larger one
         raise lost from last
-    raise LostRace(f"archiving node {node!r}: files went or manifests came {ATTEMPTS} times in a row; it is tried again later")
+    raise LostRace(f"archiving node {node!r}: files were removed or manifests published {ATTEMPTS} times in a row; it is tried again later")
 
 
 class _Run:
@@ -679,19 +687,20 @@ class _Run:
         )
 
     def _publish(self, work: Written) -> None:
-        """Name the archives in the manifest. Their paths are of this run only: where they certainly are not named, they are deleted;
-        after any other failure they stay, and the writer of a later epoch deletes them if no manifest names them."""
+        """Name the archives in the manifest. No other run uses their paths. Where they certainly
+        are not named, they are deleted. After any other failure they are kept; a later epoch
+        deletes them if no manifest names them."""
         before, last = self._manifest, self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
             if now.epoch != before.epoch:
                 raise Fenced(f"node {self._node!r} is at epoch {now.epoch}, this archive run began in {before.epoch}: another process took over")
             if (now.directory, now.archived) != (before.directory, before.archived):
-                raise LostRace(f"the log of node {self._node!r} was archived or pruned by another process meanwhile")
+                raise LostRace(f"the log of node {self._node!r} was archived or pruned by another process during this archive run")
             gone = {archive.path for archive in work.absorbed}
             left = tuple(archive for archive in now.archives if archive.path not in gone)
             if len(left) + len(gone) != len(now.archives):
-                raise LostRace(f"archives of node {self._node!r} were removed by another process meanwhile")
+                raise LostRace(f"archives of node {self._node!r} were removed by another process during this archive run")
             newest = max(now.newest, last[1])
             return carried(replace(now, archives=(*left, *work.archives), newest=newest), last, [work.summary])
 
@@ -702,8 +711,9 @@ class _Run:
             raise
 
     def _forget(self) -> None:
-        """Delete what this run wrote before it failed; no other run has its nonce. What the newest manifest names stays: it may have
-        been published all the same, and others after it."""
+        """Delete what this run wrote before it failed; no other run has its nonce. Files that the
+        newest manifest names are kept: they may have been published although an error was
+        returned."""
         with suppress(StorageError, ImapWalError):  # a later epoch sweeps
             files = self._store.list(f"{self._folder}/archive")
             named = {archive.path for archive in self._manifests.read()[1].archives}
@@ -712,8 +722,9 @@ class _Run:
                     self._store.delete(file.path)
 
     def _sweep(self) -> None:
-        """Delete what an earlier run left behind when it died: archives of earlier epochs that the manifest does not name, which no
-        manifest will ever name. Those of this epoch may be another run's that is about to publish them."""
+        """Delete what an earlier run left when it died: archives of earlier epochs that the
+        manifest does not name. No later manifest will name them. Archives of this epoch may belong
+        to another run that is about to publish them."""
         known = {archive.path for archive in self._manifest.archives}
         for file in self._store.list(f"{self._folder}/archive"):
             name = layout.parse_archive_path(file.path)
@@ -726,9 +737,10 @@ class _Run:
 
 
 def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> None:
-    """Delete files of segments that are archived or covered. `epoch`: the node's present one. Of objects, each of which is one commit,
-    two kinds stay: those that keep a replaced writer out, and the newest, without which a copy of the folder that was made meanwhile
-    could miss all of them and be taken for whole (of a log that appends, the manifest knows each segment)."""
+    """Delete files of segments that are archived or covered. `epoch`: the node's present one. Two
+    kinds of objects are kept: those that shut a replaced writer out, and the newest one. Without
+    the newest, a copy of the folder made during the deletion could lack all objects and look whole.
+    (Where segments are appended to, the manifest names the newest.)"""
     kept: set[str] = set()
     if not store.capabilities.durable_append:
         listed = store.list(f"{node_folder}/wal")

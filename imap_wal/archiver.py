@@ -1,11 +1,13 @@
-"""Archives are written by a process of their own: packing and compressing hold Python's interpreter lock, and commits would wait for it.
+"""A process of its own writes the archives: packing and compressing hold Python's interpreter lock,
+and commits would wait for it.
 
     this process                                       the other one, for one run
     archive_sealed: manifest, listing, job ─▶ stdin ─▶ reads segments, writes and publishes Parquet files
     publishes them in the manifest ◀─ its stdout ◀──── what it wrote, or why it could not
 
-What it writes counts only once this process names it in the manifest, so it may die or be killed at any moment. It ends by itself when this process does: its
-standard input ends. Few segments are archived here: starting a process would take longer.
+What it writes counts only once this process names it in the manifest, so it may die or be killed at
+any moment. It ends with this process, because its standard input then ends. A small amount is
+archived in this process: starting another would take longer.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _MAIN = "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.archiver import m
 
 
 class ArchiverDied(ImapWalError):
-    """The process that wrote archives ended before it was done. Nothing is lost, its segments stay; it is tried again."""
+    """The process that wrote archives ended too early. Nothing is lost, the segments are kept; it
+    is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class _Request:
 
 
 class ArchiverProcess:
-    """Writes archives of the log at `url`, in a process for each run. One run at a time; `stop` from another thread."""
+    """Writes archives of the log at `url`, in a process for each run. One run at a time; `stop`
+    from another thread."""
 
     def __init__(self, url: str, wal_dir: str = "") -> None:
         self._url, self._wal_dir = url, wal_dir
@@ -52,12 +56,13 @@ class ArchiverProcess:
         self._stopped = False
 
     def write(self, store: SegmentStore, job: ArchiveJob) -> Written:
-        """`write_archives`, elsewhere. Raises what it raises there; `ArchiverDied`; `Closed` after `stop`."""
+        """`write_archives`, elsewhere. Raises what it raises there; `ArchiverDied`; `Closed` after
+        `stop`."""
         if job.bytes <= HERE_BYTES_MAX:
             return write_archives(store, job)
         with self._mutex:
             if self._stopped:
-                raise Closed("the log was closed before this; nothing is lost, it is archived after the next open")
+                raise Closed("the log was closed before this archive run; nothing is lost, it is archived after the next open")
             try:
                 process = self._process = subprocess.Popen(
                     [sys.executable, "-c", _MAIN, *sys.path],
@@ -85,7 +90,7 @@ class ArchiverProcess:
         if isinstance(answer, Exception):
             raise answer
         if self._stopped:
-            raise Closed("the log was closed in the middle of this; nothing is lost, it is archived after the next open")
+            raise Closed("the log was closed during this archive run; nothing is lost, it is archived after the next open")
         raise ArchiverDied(f"the process that archived node {job.node!r} ended with {code}; nothing is lost, its segments stay")
 
     def stop(self) -> None:
@@ -108,7 +113,7 @@ def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
     assert process.stdout is not None
     try:
         process.stdin.write(request)
-        process.stdin.flush()  # and it stays open: its end tells the other process that this one is gone
+        process.stdin.flush()  # and it is kept open: its end shows the other process that this one has ended
         return _received(pickle.load(process.stdout))  # noqa: S301  # our own child wrote it
     except (BrokenPipeError, EOFError, pickle.UnpicklingError):
         return None
@@ -145,7 +150,8 @@ def _end_with(parent: BinaryIO) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """An exception as it travels: without its `__init__`, which may take other arguments than it keeps."""
+    """An exception as it travels: without its `__init__`, which may take other arguments than it
+    keeps."""
 
     kind: type[Exception]
     args: tuple[Any, ...]

@@ -14,8 +14,8 @@ HEAP_SPARE = 64
 
 
 class MapState:
-    """What memory knows of one map: serialised keys and values, and who expires when. `get` takes
-    no lock; all else is one step among threads."""
+    """What memory knows of one map: serialised keys and values, and which keys expire when. `get`
+    takes no lock; all else is one step among threads."""
 
     __slots__ = ("_deadlines", "_mutex", "expires", "logged", "name", "serializer", "values")
 

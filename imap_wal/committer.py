@@ -26,8 +26,8 @@ from imap_wal.writer import Mark, NodeLog
 from storage_backends import StorageError
 
 LOOK_AGAIN_S = 0.5
-"""Who waits for a leader looks this often whether there is one: an interrupted leader may have
-woken none."""
+"""A thread that waits for a leader checks this often whether there is one: an interrupted leader
+may have woken none."""
 
 
 CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
@@ -36,7 +36,7 @@ CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
 
 class Batch:
     """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in
-    pieces, `apply` what to do when it is acknowledged (before anyone is told), in log order.
+    pieces, `apply` what to do when it is acknowledged (before any caller returns), in log order.
     `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the
     caller's: what the payload says."""
 
@@ -170,8 +170,8 @@ class Committer:
             self._wake_next()
 
     def _wake_next(self) -> None:
-        """Whoever published after a leader's last look found the commit lock taken and sleeps: one
-        of them leads now."""
+        """Threads that published after a leader's last look found the commit lock taken and sleep:
+        one of them leads now."""
         for batch in self._consumer.take() if self._consumer.ready() else ():
             if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
                 batch.wake()
@@ -194,8 +194,8 @@ class Committer:
         self._lead(work)
 
     def checkpoint_if_due(self) -> None:
-        """Have a recovery begin not far back: it reads every object after the checkpoint. `Fenced`, `LostRace`, StorageError: the
-        checkpoint stays where it is, and nothing is lost."""
+        """Have a recovery begin not far back: it reads every object after the checkpoint. `Fenced`,
+        `LostRace`, StorageError: the checkpoint stays where it is, and nothing is lost."""
         now, new = self._clock.monotonic(), self._commits - self._checkpointed
         if not new or (new < CHECKPOINT_COMMITS and now - self._checkpointed_at < CHECKPOINT_S):
             return
@@ -275,7 +275,7 @@ class Committer:
                 else:
                     self.log.close(clean=False)
             finally:
-                self._commit_ready()  # late comers are told
+                self._commit_ready()  # those that came late get the error
 
         self._lead(work)
 
@@ -298,7 +298,7 @@ class Committer:
                     self._on_commit(self.log)
 
     def _take_up(self) -> None:
-        """An interrupt stopped the leader before this one in the middle: end what it began."""
+        """An interrupt stopped the previous leader during a commit: finish what it began."""
         if self._rotating:
             self._rotate()
         commit = self._under_way
@@ -309,7 +309,7 @@ class Committer:
                 self._under_way = None  # its batches are still in the ring
                 return
             self._failure = NotAppended(
-                f"a write to the log of node {self.log.identity.node!r} was interrupted, and what is in it is not known; nothing more is acknowledged until it "
+                f"a write to the log of node {self.log.identity.node!r} was interrupted, and it is not known what was written; nothing more is acknowledged until the log "
                 "is opened again"
             )
         if not commit.safe and self._failure is not None:
@@ -318,8 +318,8 @@ class Committer:
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
-        """Bring the commit to its end, from wherever it is: into the log, into memory, out of the
-        ring."""
+        """Finish the commit from whatever step it has reached: into the log, into memory, out of
+        the ring."""
         batches = commit.batches
         if self._failure is None and not commit.safe:
             self._commit(commit)

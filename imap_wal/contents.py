@@ -1,8 +1,8 @@
-"""Whole files against what a manifest says of them: a reader and a remover trust no name alone.
+"""Compares files with what a manifest records of them. A name alone is no proof.
 
 Snapshots and archives are written once and never change. Their manifest keeps the CRC-32C of all
-bytes, the size and the number of rows; whoever reads such a file, and whoever removes what it
-stands for, checks them here.
+bytes, the size and the number of rows; they are checked here before such a file is read, and before
+what it replaces is removed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from storage_backends import NotFound, SegmentStore, StorageError
 
 CHUNK_BYTES = 1024 * 1024
 SPOOL_BYTES = 8 * 1024 * 1024
-"""A remote file up to this size is held in memory while it is read; a larger one in a scratch file."""
+"""A remote file up to this size is held in memory while it is read; a larger one in a scratch
+file."""
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 
 
 @contextmanager
 def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[BinaryIO]:
-    """A file of which every byte is as the manifest says; `checksum` 0: the manifest does not say.
+    """A file whose bytes all match the manifest; `checksum` 0: the manifest does not say.
     `NotFound`, `CorruptLog`. A local file is read once more for that, a remote one is fetched
     once, into memory or a scratch file."""
     with store.open_input(path) as source:

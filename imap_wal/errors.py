@@ -94,8 +94,9 @@ class UnsupportedVersion(LogError):
 
 
 class OrderConflict(ImapWalError):
-    """Two nodes' logs hold the same order for one key: both halves of a split network wrote, or a node directory was copied. `imap-wal verify` names
-    all such keys, `imap-wal rewrite --resolve` decides them."""
+    """Two nodes' logs hold the same order for one key: both halves of a split network wrote, or a
+    node directory was copied. `imap-wal verify` names all such keys, `imap-wal rewrite --resolve`
+    decides them."""
 
 
 class MissingNode(ImapWalError):

@@ -1,8 +1,9 @@
-"""What the names of a node's files say that a manifest of the node does not know.
+"""Finds names of a node's files that its manifest cannot know.
 
 Names carry epochs and positions. A manifest that knows less than they say is older than the files:
-it was put back from an older copy, or newer ones were removed. To go on from it would give epochs
-and names a second time. An open refuses it, `verify` reports it, `repair` takes the files in.
+it was put back from an older copy, or newer ones were removed. To continue from it would give
+epochs and names a second time. An open refuses it, `verify` reports it, `repair` takes the files
+in.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ _LOST = re.compile(r"/lost/(\d{8,})/")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`epoch`: the highest epoch that a file of the node names. `newer`: what says that the manifest
-    is older than the files; "" where nothing does."""
+    """`epoch`: the highest epoch that a file of the node names. `newer`: why the manifest is older
+    than the files; "" where it is not."""
 
     epoch: int
     newer: str = ""
 
 
 def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]) -> Evidence:
-    """`files`: all in a node's folder. `there`: (epoch, number) of its segments that are not archived."""
+    """`files`: all in a node's folder. `there`: (epoch, number) of its segments that are not
+    archived."""
     named = {archive.path for archive in manifest.archives}
     highest, newer = 0, ""
     for file in files:
         epoch, archive = epoch_of(file.path), layout.parse_archive_path(file.path)
         highest = max(highest, epoch)
         why = ""
-        # The writer's file of an epoch is there before its manifest is published, and nothing else is.
+        # Only the permit of an epoch is created before its manifest is published.
         if epoch > manifest.epoch + (layout.parse_writer_path(file.path) is not None):
             why = f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
         elif archive is not None and file.path not in named and manifest.archived < archive.last[:2] not in there:

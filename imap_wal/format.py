@@ -190,7 +190,8 @@ class NoFrame(NamedTuple):
 
 
 def frame_seed(seed: int, offset: int, length: int, type_count: int) -> int:
-    """The CRC of what stands before a frame's body. `seed`: of its segment, see `SegmentHeader.checksum_seed`."""
+    """The CRC of what precedes a frame's body. `seed`: of its segment, see
+    `SegmentHeader.checksum_seed`."""
     return int(google_crc32c.extend(seed, _SEED.pack(offset, length, type_count)))
 
 

@@ -7,15 +7,15 @@ The rule. A place p may begin a frame when all of this holds, as it does for eve
     synced   at most p: no frame says that something after its own start was synced
 
 Every such place is tried, in order, and the first whose checksum is right is a frame; the search
-goes on at its end. So no whole frame is lost, but for one that lies inside another place whose
-checksum is right by chance (one in four thousand million for each place).
+continues at its end. So every whole frame is found, except one inside another place whose checksum
+is right by chance (one in four thousand million for each place).
 
 The work. A place may claim megabytes, and values can hold such a place every few bytes: to hash
-them all would be quadratic. But a CRC is linear. From the CRCs of all that stands before each 64th
-byte, the CRC of any range follows with `extend` over fewer than 128 bytes at its ends. No two places
-are 9 bytes apart (the type of the second would be a byte of the first one's synced offset, and that
-one is zero). So at most half of the bytes begin one, and fewer than 75 bytes are hashed for each
-byte that is searched.
+them all would be quadratic. But a CRC is linear. From the CRCs of the bytes before each 64th byte,
+the CRC of any range follows with `extend` over fewer than 128 bytes at its ends. No two places are
+9 bytes apart (the type of the second would be a byte of the first one's synced offset, and that one
+is zero). So at most half of the bytes begin one, and fewer than 75 bytes are hashed for each byte
+that is searched.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLAUSIBLE = re.compile(rb"(?s)[%s](?=.{8}\x00{3})" % re.escape(bytes(TYPES)))
 
 
 class FrameSearch:
-    """`data` is what stands at offset `base` of a segment whose frames' CRCs begin with `seed`."""
+    """`data` are the bytes at offset `base` of a segment whose frames' CRCs begin with `seed`."""
 
     def __init__(self, seed: int, data: bytes, base: int = 0) -> None:
         self._seed, self._data, self._base = seed, data, base
@@ -102,7 +102,8 @@ _Tables = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ..
 
 
 def shifted(crc: int, count: int) -> int:
-    """What `count` bytes that follow make of a CRC, whatever they are. A negative `count` takes that back."""
+    """What `count` bytes that follow make of a CRC, whatever they are. A negative `count` takes
+    that back."""
     count %= _ORDER
     power = 0
     while count:

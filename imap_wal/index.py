@@ -5,9 +5,10 @@
              ▼
            shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too many runs: merged
 
-A row that another node wrote than the first one of its map carries its node at its end. When two nodes claim the same (incarnation, partition version) for a key, both rows
-are kept until something newer settles it: the conflict is found whichever was merged first. Everything is read in pages of `page_bytes`, derived from `memory_bytes`.
-See docs/decisions/0016-sorted-runs.md.
+A row names its node at its end, unless it is the first node of the map. When two nodes claim the
+same (incarnation, partition version) for a key, both rows are kept until a newer row is found. So
+the conflict is found whichever was merged first. Everything is read in pages of `page_bytes`,
+derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Newest:
 
 
 class _Table:
-    """The rows of one map in memory. `node` wrote those that do not say; `alone`: nobody else wrote any. `rivals`: of keys in conflict, the row that is not in `rows`."""
+    """The rows of one map in memory. `node` wrote those that do not say; `alone`: no other node
+    wrote any. `rivals`: of keys in conflict, the row that is not in `rows`."""
 
     __slots__ = ("alone", "node", "rivals", "rows")
 
@@ -135,7 +137,7 @@ class _Table:
 
 
 class _Labels(dict[tuple[str, str, str], int]):
-    """(key class, value class, node) → the number that stands for them in runs."""
+    """(key class, value class, node) → their number in runs."""
 
     def __init__(self) -> None:
         self.words: list[tuple[str, str, str]] = []
@@ -147,8 +149,10 @@ class _Labels(dict[tuple[str, str, str], int]):
 
 
 class NewestIndex:
-    """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses files in `scratch` (default: the system's temporary folder)
-    that have no names, so that nothing is left behind even after a kill. `StorageUnavailable` when there is no room for them; what was added before is not lost then."""
+    """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses files in
+    `scratch` (default: the system's temporary folder) that have no names, so that nothing is left
+    even after a kill. `StorageUnavailable` when there is no room for them; what was added before is
+    not lost then."""
 
     def __init__(self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True) -> None:
         self._memory_bytes, self._scratch, self._spill = memory_bytes, scratch, spill
@@ -208,8 +212,8 @@ class NewestIndex:
         return sorted({name for name, table in self._tables.items() if table.rows}.union(*(run.sections for run in self._runs.values())))
 
     def get(self, name: str, keys: Sequence[bytes], bytes_max: int | None = None) -> list[Row | None]:
-        """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only of the first keys, of as many as it takes to reach that size.
-        `OrderConflict`."""
+        """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only
+        of the first keys, of as many as it takes to reach that size. `OrderConflict`."""
         found: list[Row | None] = []
         size = 0
         if not self._runs:
@@ -234,7 +238,8 @@ class NewestIndex:
         return [rows.get(key) for key in keys[:taken]]
 
     def keys(self, name: str, rows_max: int = 10_000) -> Iterator[list[KeyState]]:
-        """Key, deleted flag and expiry of every newest row, without reading values. Otherwise as `batches`."""
+        """Key, deleted flag and expiry of every newest row, without reading values. Otherwise as
+        `batches`."""
         if not self._runs:
             for some in self._pages_of_memory(name, rows_max, ordered=False):
                 states = [(row[1], row[5], row[7]) for row in some]
@@ -244,8 +249,9 @@ class NewestIndex:
             yield [(entry[KEY], entry[DELETED], entry[EXPIRES_AT_MS]) for entry in entries]
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
-        """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at most. Rows that are added meanwhile may show or not; a key that is there all
-        the time shows once. `OrderConflict`."""
+        """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at
+        most. Rows that are added during this may or may not appear; a key that is there all the
+        time appears once. `OrderConflict`."""
         for rows, _ in self.batches_with_nodes(name, rows_max):
             yield rows
 
@@ -259,7 +265,8 @@ class NewestIndex:
                 yield self._split(self._tables[name], page)
 
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
-        """What a merge elsewhere must know: the newest row of every key, and of keys in conflict both. No conflict is raised here."""
+        """What a merge elsewhere must know: the newest row of every key, and of keys in conflict
+        both. No conflict is raised here."""
         if self._runs:
             for entries in self._contenders(self._sources(name, None)):
                 yield from self._pages_of(name, entries, rows_max, dict(self._runs))
@@ -294,7 +301,7 @@ class NewestIndex:
         self._merge([run for run in self._runs.values() if run.sparse])
 
     def forget(self) -> None:
-        """Forget everything; listings under way go on with what is added from now on."""
+        """Forget everything. Listings under way continue with what is added from now on."""
         self.clear()
         self._runs = {}
 
@@ -311,7 +318,8 @@ class NewestIndex:
     # ---- in memory ----
 
     def _pages_of_memory(self, name: str, rows_max: int, ordered: bool) -> Iterator[list[_Owned]]:
-        """The rows of a map that was all in memory when this began. Those that have gone to scratch since are found there."""
+        """The rows of a map that was all in memory when this began. Those that have gone to scratch
+        since are found there."""
         table = self._tables.get(name)
         if table is None:
             return
@@ -346,7 +354,8 @@ class NewestIndex:
         return [cast(Row, row[:own]) for row in page], [row[own] if len(row) > own else node for row in page]
 
     def _tighten(self) -> None:
-        """Count exactly. When little room is left, make equal strings one; when that is not enough, give all to scratch."""
+        """Count exactly. When little room is left, make equal strings one; when that is not enough,
+        give all to scratch."""
         tables = [rows for table in self._tables.values() for rows in (table.rows, table.rivals)]
         payload = sum(len(row[1]) + len(row[3] or b"") for table in tables for row in table.values())
         count = sum(map(len, tables))
@@ -404,8 +413,9 @@ class NewestIndex:
             yield [row for key in some for row in table.of(key)] if table.rivals else [table.rows[key] for key in some]
 
     def _settle(self, runs_max: int) -> None:
-        """Where there are more runs than that: merge the smallest ones, each that is not much larger than those before it together. So an entry is written again about
-        as often as the index doubles, and less often while many runs may wait."""
+        """Where there are more runs than that: merge the smallest ones, each that is not much
+        larger than those before it together. So an entry is written again about as often as the
+        index doubles, and less often while many runs may wait."""
         if len(self._runs) <= runs_max:
             return
         smallest = sorted(self._runs.values(), key=lambda run: run.size)
@@ -485,8 +495,9 @@ class NewestIndex:
     def _stored_pages(
         self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
     ) -> Iterator[tuple[list[Entry], dict[int, Run]]]:
-        """Pages of the newest entries of a map, and the runs that have their values. By key, not by place: whatever happens to the index between two pages, the next
-        one goes on after the last key."""
+        """Pages of the newest entries of a map, and the runs that have their values. By key, not by
+        place: whatever happens to the index between two pages, the next one begins after the last
+        key."""
         after: bytes | None = None
         while True:
             version, here = self._version, dict(self._runs)

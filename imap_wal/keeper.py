@@ -1,5 +1,6 @@
-"""What a log needs done while nobody asks: sync by interval, drain the ring of `async`, renew a lease, move the checkpoint on, rotate by time, archive by time and size, remove what has
-outlived its time or its room. Threads are started only if a setting wants them."""
+"""Maintenance of a log in the background: sync by interval, drain the ring of `async`, renew a
+lease, move the checkpoint on, rotate by time, archive by time and size, remove what has outlived
+its time or its room. Threads are started only if a setting wants them."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ class Keeper:
             worker.stop()
 
     def until_stop(self, store: SegmentStore) -> SegmentStore:
-        """The store for what takes long and may be left unfinished: after `stop` every call raises `Closed`."""
+        """The store for what takes long and may be left unfinished: after `stop` every call raises
+        `Closed`."""
         return _UntilStop(store, self._stop)
 
     def _keep(self, committer: Committer) -> Turn:
@@ -106,7 +108,7 @@ class Keeper:
             elif settings.durability is Durability.INTERVAL:
                 committer.sync_if_due()
             if not committer.log.store.capabilities.durable_append:
-                with suppress(StorageError, LostRace, Fenced):  # tried again; a writer that was replaced is told by its next commit
+                with suppress(StorageError, LostRace, Fenced):  # tried again; a writer that was replaced gets the error at its next commit
                     committer.checkpoint_if_due()
             if self._clock.monotonic() - renewed_at >= RENEW_S:
                 renewed_at = self._clock.monotonic()
@@ -152,12 +154,13 @@ class _UntilStop(GatedStore):
 
     def there(self, path: str = "") -> SegmentStore:
         if self._stop.is_set():
-            raise Closed("the log was closed in the middle of this; nothing is lost, it is done after the next open")
+            raise Closed("the log was closed during this maintenance run; nothing is lost, it is done after the next open")
         return self.inner
 
 
 def _attempt(worker: Worker, work: Callable[[], object]) -> str:
-    """Do it, and say what went wrong: no caller waits for it. Nothing was lost by it, and it is tried again."""
+    """Do it, and return what went wrong: no caller waits for it. Nothing is lost, and it is tried
+    again."""
     try:
         work()
     except (ImapWalError, StorageError) as error:

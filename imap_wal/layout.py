@@ -4,7 +4,7 @@
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
-{namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says whose segments these are
+{namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says which log these segments belong to
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}.writer            the writer of this epoch acknowledges only while it exists
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the recovery of epoch {by} made
@@ -81,8 +81,9 @@ def wal_path(node: str, epoch: int, segment: int) -> str:
 
 
 def recovered_path(wal: str, by: int) -> str:
-    """Where the recovery of epoch `by` puts its copy of the segment `wal`, which may be such a copy itself. The writer before it
-    does not know this name: what it still appends by name goes into a file that nothing reads."""
+    """Where the recovery of epoch `by` puts its copy of the segment `wal`, which may be such a copy
+    itself. The previous writer does not know this name: what it still appends by name is in a file
+    that is not read."""
     return f"{original_path(wal).removesuffix('.wal')}.{by:08d}.wal"
 
 
@@ -109,8 +110,9 @@ def recovered_by(path: str) -> int:
 
 
 def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Of (epoch, segment) names, those that count. Where a later epoch has the same segment number or a lower one, the file was begun by a writer that had been
-    replaced, and nothing in it was acknowledged."""
+    """The (epoch, segment) names that count. Where a later epoch has the same segment number or a
+    lower one, the file was begun by a writer that had been replaced: nothing in it was
+    acknowledged."""
     kept: set[tuple[int, int]] = set()
     newest = 0
     for epoch, segment in sorted(names, key=lambda name: (name[1], -name[0])):
@@ -121,12 +123,14 @@ def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def log_path(node: str, log_id: str) -> str:
-    """The file that says whose segments are in this folder. A `wal_dir` on another machine's disk has none, or another's."""
+    """The file that says whose segments are in this folder. A `wal_dir` on another machine's disk
+    has none, or another's."""
     return f"{node}/wal/{log_id}.log"
 
 
 def writer_path(node: str, epoch: int) -> str:
-    """The file whose absence tells the writer of `epoch` that it was replaced. Where nothing can be appended, see `fences`."""
+    """The permit of the writer of `epoch`: without this file it acknowledges nothing. For storages
+    that cannot append, see `fences`."""
     return f"{node}/wal/{epoch:08d}.writer"
 
 
@@ -158,12 +162,14 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
 
 
 def archive_path(node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str) -> str:
-    """A name that no other run ever chooses: `epoch` is that of the node when the archive was made."""
+    """A name that no other run ever chooses: `epoch` is that of the node when the archive was
+    made."""
     return f"{node}/archive/{encode(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
 
 
 class ArchiveName(NamedTuple):
-    """What the name of an archive says. `epoch`: that of the node when it was made; 0 of a name of version 1."""
+    """What the name of an archive says. `epoch`: that of the node when it was made; 0 of a name of
+    version 1."""
 
     first: Position
     last: Position

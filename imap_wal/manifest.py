@@ -41,8 +41,8 @@ C = TypeVar("C", bound=Content)
 
 
 class ManifestLog(Generic[C]):
-    """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only the manifest it read last, and that
-    is asked for again when the listing shows another file."""
+    """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only
+    the manifest it read last, and that is asked for again when the listing shows another file."""
 
     def __init__(self, store: SegmentStore, folder: str, kind: type[C], empty: C, clock: Clock, randomness: Randomness) -> None:
         self.folder = f"{folder}/manifest"
@@ -63,10 +63,10 @@ class ManifestLog(Generic[C]):
                 content = self._decode(number)[1]
             except NotFound:
                 continue  # cleaned between listing and reading: a newer one is there
-            if files[number].modified_ms:  # else nothing tells a file from another of its name
+            if files[number].modified_ms:  # else two files of one name cannot be told apart
                 self._known = files[number], content
             return number, content
-        raise NotFound("its newest manifest is listed and cannot be read", self.folder)
+        raise NotFound("the newest manifest is listed here, but cannot be read; try again", self.folder)
 
     def update(self, change: Callable[[C], C | None], attempts: int = 50) -> C:
         """Publish `change(newest)` as the next manifest, again with the newer one whenever another writer was first. `change` may run several times; it returns
@@ -81,8 +81,9 @@ class ManifestLog(Generic[C]):
         raise LostRace(f"{self.folder}: other writers published first {attempts} times in a row; try again when they are done")
 
     def publish(self, after: int, content: C) -> bool:
-        """Publish `content` as the successor of manifest `after`; False when another one has come after that. For who acted on the
-        manifest `after` and on nothing else. After a StorageError it is not known whether it was published."""
+        """Publish `content` as the successor of manifest `after`; False when another one has come
+        after that. For a caller that acted on manifest `after` and on nothing else. After a
+        StorageError it is not known whether it was published."""
         number = after + 1
         nonce = self._randomness.token().hex()
         floor = max(1, number - KEEP)
@@ -102,7 +103,7 @@ class ManifestLog(Generic[C]):
                 # Above ours if we slept: then the number was free only because it had been cleaned.
                 return bool(files) and bool(self._decode(max(files))[0]["floor"] <= number)
             except NotFound:
-                files = self._files()  # cleaned meanwhile: there is a newer one
+                files = self._files()  # deleted since it was listed: there is a newer one
         if files[number].modified_ms:
             self._known = files[number], content
         numbers = list(files)
@@ -151,7 +152,7 @@ class ManifestLog(Generic[C]):
 
 
 def _without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Without fields that say nothing: a manifest of the first format did not have them."""
+    """Without empty fields: a manifest of the first format did not have them."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
 
@@ -175,11 +176,15 @@ SESSIONS_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far a cluster's manifest was: its number, the last snapshot generation and the last incarnation given."""
+    """How far a cluster's manifest was: its number, the last snapshot generation and the last
+    incarnation given."""
 
     number: int = 0
     generation: int = 0
     incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"manifest {self.number} (generation {self.generation}, incarnation {self.incarnation})"
 
     def up_to(self, other: Seen) -> Seen:
         """The newer of both, field by field."""
@@ -243,16 +248,20 @@ class NodeManifest:
     removed: Position = START
     """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some. Reading in order is whole only above it."""
     wal_id: str = ""
-    """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a log of version 1 until its next open."""
+    """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a
+    log of version 1 until its next open."""
     newest: int = 0
-    """Number of a segment that was in `wal/` when this was published, or is archived: a folder without it is not whole."""
+    """Number of the newest segment that was in `wal/` when this was published, or is archived. A
+    folder without it is incomplete."""
     forgotten: bool = False
-    """`imap-wal forget-node` is deleting this log: nothing opens it again."""
+    """`imap-wal forget-node` is deleting this log: it cannot be opened again."""
     cluster: Seen = NOTHING_SEEN
-    """The newest of the cluster that whoever published this had seen, or had acted on. An older one is not to be read beside it."""
+    """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
+    must not be used beside it."""
 
     def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
-        """Those of sessions that can still send something again: of the last plug-in starts, and of the last writers."""
+        """Those of sessions that can still send something again: of the last plug-in starts, and of
+        the last writers."""
         known = set(self.plugins.values())
         return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
 
@@ -260,7 +269,7 @@ class NodeManifest:
         document = asdict(replace(self, archives=()))
         document["archives"] = [archive.to_json() for archive in self.archives]
         document["requests"] = {str(session): request for session, request in self.requests.items()}
-        for name in ("kind", "removed", "wal_id", "newest", "forgotten", "cluster"):  # written where they say something: version 1 had none of them
+        for name in ("kind", "removed", "wal_id", "newest", "forgotten", "cluster"):  # written only when set: version 1 had none of them
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
@@ -379,7 +388,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, Mark]] | None = None) -> Self:
-        """`shared`: marks that several snapshots have, by the number that stands for them."""
+        """`shared`: marks that several snapshots have, by their number."""
         marks = (shared or {})[data["marks"]] if isinstance(data["marks"], str) else _marks(data["marks"])
         lists = {name: tuple(data.get(name, ())) for name in ("files", "checksums", "sizes", "rows")}
         return cls(**{**data, **lists, "marks": marks})
@@ -390,8 +399,8 @@ def _marks(data: dict[str, Any]) -> dict[str, Mark]:
 
 
 def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of 100 nodes have 100,000 marks, and
-    one rewrite of all maps makes 100 distinct ones."""
+    """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of
+    100 nodes have 100,000 marks, and one rewrite of all maps makes 100 distinct ones."""
     keys: dict[int, tuple[Any, ...]] = {}
     users: dict[tuple[Any, ...], int] = {}
     for snapshot in snapshots.values():
@@ -476,7 +485,7 @@ class ClusterManifest:
         return list({id(snapshot.marks): snapshot.marks for snapshot in self.snapshots.values()}.values())
 
     def seen(self, number: int) -> Seen:
-        """What who read this as manifest `number` has seen."""
+        """What a reader of this as manifest `number` has seen."""
         return Seen(number, self.generation, self.incarnation)
 
     def versions_of(self, name: str) -> PartitionVersions:
@@ -494,9 +503,10 @@ CLAIMS_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class ClaimManifest:
-    """Which Hazelcast cluster may write: looked at between every sync and acknowledgement, so it has a small manifest of its own. `claims`:
-    cluster id → incarnation claimed for it. From the moment a newer one is here, agents acknowledge nothing for an older one; only
-    then are the cuts read and the lifetime published, so no acknowledged change lies above a cut."""
+    """Which Hazelcast cluster may write. It is checked between every sync and acknowledgement, so
+    it has a small manifest of its own. `claims`: cluster id → incarnation claimed for it. Once a
+    newer incarnation is here, agents acknowledge nothing for an older one. The cuts are read and
+    the lifetime is published after that, so no acknowledged change is above a cut."""
 
     claims: Mapping[str, int] = field(default_factory=dict)
 
@@ -534,15 +544,15 @@ def node_manifests(store: SegmentStore, node_folder: str, clock: Clock, randomne
 
 # ---- manifests and what is beside them --------------------------------------------------------------------------------
 
-MISSING_ADVICE = "bring the log back, or go on without what only it holds: recovery_policy='partial'"
+MISSING_ADVICE = "bring the log back, or continue without what only it holds: recovery_policy='partial'"
 
 
 def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
-    """What to say where the segments beside a node's manifest are not those it speaks of."""
+    """The error text where the segments beside a node's manifest are not those it names."""
     there = f"those of {', '.join(sorted(found))}" if found else "no log's"
     return (
-        f"{folder}/wal should hold the segments {manifest.wal_id} and holds {there}: its disk is not mounted here, was replaced, "
-        "or wal_dir is on another machine"
+        f"{folder}/wal should hold the segments of log {manifest.wal_id}, but holds {there}: its disk is not mounted here or was "
+        "replaced, or wal_dir is on another machine"
     )
 
 
@@ -553,8 +563,9 @@ def older_manifest(path: str, evidence: str) -> CorruptLog:
 
 
 def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest) -> str:
-    """What to say where a snapshot covers more of a node's log than there is of it, up to the segment `last`: the node's folder was put
-    back from an older copy, and what is written to it next would be taken for covered. "" where none does."""
+    """The error text where a snapshot covers positions after `last`, the last segment of a node's
+    log: the node's folder was put back from an older copy, and later entries would be taken for
+    covered. "" where no snapshot does."""
     end = max(last, manifest.archived)
     for marks in cluster.distinct_marks:
         mark = marks.get(node)
@@ -566,10 +577,10 @@ def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluste
 def current_cluster(
     store: SegmentStore, cluster_folder: str, clusters: ManifestLog[ClusterManifest], clock: Clock, randomness: Randomness
 ) -> ClusterManifest:
-    """The cluster's manifest. `CorruptLog` where a node has seen more of its cluster than is in it: then it was put back from an older
-    copy, and would give generations and incarnations a second time."""
+    """The cluster's manifest. `CorruptLog` where a node has seen a newer one: this manifest was put
+    back from an older copy, and would give generations and incarnations a second time."""
     nodes = {}
-    for folder in store.folders(f"{cluster_folder}/nodes"):  # before the cluster's: it then knows all that they have seen
+    for folder in store.folders(f"{cluster_folder}/nodes"):  # read before the cluster's, which is then at least as new as what they have seen
         nodes[folder] = node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness).read()[1].cluster
     number, cluster = clusters.read()
     if not number and store.folders(f"{cluster_folder}/snapshot"):

@@ -1,7 +1,7 @@
-"""Files that a manifest names and that are not there: what is missing with them.
+"""Files that a manifest names but that do not exist: which entries are missing with them.
 
-A file may be archived or removed between a look at the manifest and its reading, so its absence alone
-says nothing. Whoever met it looks at the manifests again; where they still name it, it is lost.
+A file may be archived or removed between a look at the manifest and its reading, so its absence
+alone proves nothing. The caller reads the manifests again: if they still name the file, it is lost.
 """
 
 from __future__ import annotations

@@ -61,9 +61,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot. `next_path` is the segment after a sealed one; "" for the newest.
-    `start` is the byte offset to begin at (0: at the front, or behind `since`). `records` and `checksum` (CRC-32C of the whole file)
-    are what the manifest says of a Parquet file; 0: nothing."""
+    """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot.
+    `next_path` is the segment after a sealed one; "" for the newest. `start` is the byte offset to
+    begin at (0: at the front, or after `since`). `records` and `checksum` (CRC-32C of the whole
+    file) are what the manifest says of a Parquet file; 0: nothing."""
 
     kind: str
     node: str
@@ -83,7 +84,8 @@ class Piece:
     records: int = 0
     checkpoint: Position = START
     newest: int = 0
-    """These two are the node manifest's, where it is known: a segment that has less than it names is damaged."""
+    """These two are the node manifest's, where it is known: a segment that has less than it names
+    is damaged."""
     checksum: int = 0
     overtaken: Overtaken = field(default_factory=dict)
 

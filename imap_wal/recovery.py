@@ -87,7 +87,8 @@ class _File(NamedTuple):
 
 
 class _Damage(NamedTuple):
-    """The first damage of the log. `file` is its index; `missing` the numbers of segments that are not there, before `file`."""
+    """The first damage of the log. `file` is its index; `missing` the numbers of segments that are
+    not there, before `file`."""
 
     file: int
     verdict: Verdict
@@ -193,8 +194,8 @@ class Recoverer:
         return None
 
     def _stores(self, files: Sequence[_File]) -> Generator[SegmentStore]:
-        """For each file the store to read it from. Where nothing can be appended, each is one commit, and each call is a request: it
-        is read at once, and some after it too."""
+        """For each file the store to read it from. Where nothing can be appended, each is one
+        commit, and each call is a request: it is read at once, and some after it too."""
         if self._store.capabilities.durable_append:
             yield from (self._store for _ in files)
         else:
@@ -213,7 +214,7 @@ class Recoverer:
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
             if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
                 self._checksum = frame.checksum
-                continue  # looked at, and known
+                continue  # already known
             if frame.kind == format.ENTRIES:
                 try:
                     self._note_requests(frame)
@@ -257,9 +258,7 @@ class Recoverer:
             advice = "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut off what was never acknowledged"
             return CorruptLog(verdict.place.path, verdict.end, f"an incomplete last commit ({verdict.what})", advice)
         frames, records, last = self._count(damage, self._files[damage.file :])
-        return verdict.error(
-            "no whole frame stands behind it" if last is None else f"{frames} whole frames with {records} entries stand behind it, up to {last}"
-        )
+        return verdict.error("no whole frame follows it" if last is None else f"{frames} whole frames with {records} entries follow it, up to {last}")
 
     # ---- mending ----
 
@@ -271,7 +270,7 @@ class Recoverer:
             self._store.delete(path)
         if self._store.capabilities.durable_append:
             for path, end in self._loose:
-                with suppress(NotFound):  # a prune removed it meanwhile
+                with suppress(NotFound):  # a prune has removed it
                     self._store.truncate(path, end)
 
     def _settle_newest(self, size: int) -> None:
@@ -283,8 +282,9 @@ class Recoverer:
             self._put(path, self._store.read(path, 0, size))
 
     def _put(self, wal: str, data: bytes) -> None:
-        """Have `data` take the place of the segment `wal`, under a name that the writer before this one does not know: where a
-        file is appended to by its name, as on HDFS, what that writer still appends would else come after what is recovered."""
+        """Replace the segment `wal` by `data`, under a name that the previous writer does not know.
+        Where a file is appended to by its name, as on HDFS, that writer could otherwise still
+        append after what was recovered."""
         path = layout.recovered_path(wal, self._manifest.epoch + 1)
         try:
             self._store.create(path, data)
@@ -318,7 +318,8 @@ class Recoverer:
         path = layout.original_path(verdict.place.path)
         lost = Lost(path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept)
         # The damaged one last: until then, a crash leaves a log that is damaged at the same place.
-        # Every number that was given out gets a file, those that are missing after the damage too.
+        # Every number that was given out gets a file, also numbers that are missing after the
+        # damage.
         there = {file.number for file in files}
         emptied = [*(files[1:] if verdict.end else files), *self._missing(verdict.place, files)]
         for file in sorted(emptied, key=lambda file: file.number, reverse=True):
@@ -332,8 +333,8 @@ class Recoverer:
         return self._result(Recovery(False, self._frames, self._records, path, size, lost))
 
     def _missing(self, first: Place, files: Sequence[_File]) -> list[_File]:
-        """Segments from `first` to the log's last that have no file, each in the epoch of the one before
-        it: with an older one it would count as begun by a replaced writer."""
+        """Segments from `first` to the log's last that have no file, each in the epoch of the one
+        before it: with an older one it would count as begun by a replaced writer."""
         there = {file.number: file for file in files}
         last = max([first.number, *there, self._known()])
         epoch, missing = first.epoch, []

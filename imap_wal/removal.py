@@ -86,8 +86,9 @@ def without(manifest: NodeManifest, archives: Collection[Archive], segments: Seq
 
 
 def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeManifest], removal: Removal, justified: Seen = NOTHING_SEEN) -> None:
-    """Do it. `justified`: the manifest of the cluster whose snapshots cover what is removed; an older one is not to be read beside this
-    node from then on. `LostRace` when another log directory is there by now."""
+    """Do it. `justified`: the manifest of the cluster whose snapshots cover what is removed; an
+    older one is not to be read beside this node from then on. `LostRace` when another log directory
+    is there by now."""
     if not removal.archives and not removal.segments:
         return
 

@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node's log as it was when it was looked at. `segments` are those that are not archived, in order, without gaps. `missing`:
-    why its segments cannot be read here; "" where they can."""
+    """One node's log as it was when it was looked at. `segments` are those that are not archived,
+    in order, without gaps. `missing`: why its segments cannot be read here; "" where they can."""
 
     name: str
     folder: str
@@ -97,7 +97,7 @@ class ClusterState:
         if self.missing and policy is RecoveryPolicy.FULL:
             raise MissingNode(
                 "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items())
-                + "; bring the log back, or go on without what only it holds: recovery_policy='partial'"
+                + "; bring the log back, or continue without what only it holds: recovery_policy='partial'"
             )
 
 
@@ -122,12 +122,13 @@ class ClusterLog:
         return layout.node_folder(self.folder, node)
 
     def state(self) -> ClusterState:
-        """Look at all manifests and listings. `ShortLog` names a segment that is missing, `CorruptLog` a cluster's manifest that is older
-        than what a node has seen of it.
+        """Look at all manifests and listings. `ShortLog` names a segment that is missing,
+        `CorruptLog` a cluster's manifest that is older than what a node has seen of it.
 
-        The nodes first, the cluster's manifest after them: whatever was removed from a node by the time it was looked at is then in a
-        snapshot that this manifest names. Each removal leaves in its node's manifest which manifest of the cluster justified it; an
-        older one, from a stale listing, is not taken."""
+        The nodes first, the cluster's manifest after them: whatever was removed from a node by the
+        time it was looked at is then in a snapshot that this manifest names. Each removal leaves in
+        its node's manifest which manifest of the cluster justified it; an older one, from a stale
+        listing, is not taken."""
         evidence = ""
         registered = self.manifest().nodes
         for _ in range(ATTEMPTS):
@@ -150,7 +151,7 @@ class ClusterLog:
             return ClusterState(manifest, {name: node for name, node in found.items() if name not in missing}, missing, number)
         if evidence:
             raise older_manifest(self.manifests.folder, evidence)
-        raise NotFound("nodes join and leave this cluster faster than it can be looked at", self.folder)
+        raise NotFound("nodes joined or left this cluster each time it was looked at; try again", self.folder)
 
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:
@@ -189,8 +190,8 @@ class ClusterLog:
         return ""
 
     def lost(self, error: NotFound) -> ShortLog | NotFound:
-        """What to raise where a file was not found and looking again did not help: `ShortLog` where the manifests, read again, still
-        name it; else the error itself."""
+        """What to raise where a file was not found and looking again did not help: `ShortLog` where
+        the manifests, read again, still name it; else the error itself."""
         for name in self.nodes():
             manifest = node_manifests(self.store, self.node_folder(name), self.clock, self.randomness).read()[1]
             found = missing.archive(error.path, name, manifest)
@@ -279,9 +280,10 @@ class ClusterLog:
         covered: bool = False,
         state: ClusterState | None = None,
     ) -> Iterator[Changes]:
-        """All entries that count: snapshots, then each node's log above its low-water marks (and above `since`), in its order. What was archived meanwhile is
-        read from the archive. `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a file that the manifests
-        name and that is not there. `MissingNode`, `LogError`."""
+        """All entries that count: snapshots, then each node's log above its low-water marks (and
+        above `since`), in its order. What was archived meanwhile is read from the archive.
+        `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a
+        file that the manifests name and that is not there. `MissingNode`, `LogError`."""
         state = state or self.state()
         state.demand(policy)
         if snapshots:
@@ -317,10 +319,10 @@ class ClusterLog:
                         raise self.lost(error) from error
 
     def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
-        """`read_piece`, also over an archive run: when the file goes while it is read, the rest
-        comes from what replaced it. Entries may come twice, in no order; `last` of such a batch is
-        not a place to go on from. `NotFound` when they were removed because a newer snapshot covers
-        them, or after `attempts` in a row that read nothing."""
+        """`read_piece`, also during an archive run: when the file is deleted while it is read, the
+        rest is read from what replaced it. Entries may come twice and in any order; reading cannot
+        continue from `last` of such a batch. `NotFound` when they were removed because a newer
+        snapshot covers them, or after `attempts` in a row that read nothing."""
         place = piece.since if piece.kind == SEGMENT else None
         try:
             for changes in read_piece(self.store, piece, maps):
@@ -469,7 +471,8 @@ class LiveView:
         self._seconds = 0.0
         self._closed = False
         self.version = 0
-        """Grows whenever the index is built anew or a map is taken out of it: what iterates over it since before that misses keys."""
+        """Grows whenever the index is built anew or a map is taken out of it: what iterates over it
+        since before that misses keys."""
 
     def catch_up(self) -> None:
         """Merge everything once; later, what was appended since. Cheap when nothing was. `MissingNode`, `LogError`, `StorageError`."""
@@ -513,14 +516,16 @@ class LiveView:
                 yield keys
 
     def rows(self, name: str, batch: int = 10_000) -> Iterator[list[Row]]:
-        """The live rows of a map, in no order, at most `batch` at a time and not many bytes (`NewestIndex.page_bytes`)."""
+        """The live rows of a map, in no order, at most `batch` at a time and not many bytes
+        (`NewestIndex.page_bytes`)."""
         for rows in self._each(self._index.batches(name, batch)):
             alive = live(rows, self._log.clock.now_ms())
             if alive:
                 yield alive
 
     def _each(self, pages: Iterator[T]) -> Iterator[T]:
-        """Each page of a listing, taken with the lock held. The index may change between two of them."""
+        """Each page of a listing, taken with the lock held. The index may change between two of
+        them."""
         while True:
             with self._lock:
                 self._check_open()
@@ -537,7 +542,8 @@ class LiveView:
         return self.load_some(name, keys, None)[0]
 
     def load_some(self, name: str, keys: Sequence[bytes], bytes_max: int | None) -> tuple[list[Row], int]:
-        """`load` of the first keys, of as many as it takes for their values to reach `bytes_max`; and how many keys that were."""
+        """`load` of the first keys, of as many as it takes for their values to reach `bytes_max`;
+        and how many keys that were."""
         with self._lock:
             self._check_open()
             try:
@@ -573,7 +579,8 @@ class LiveView:
             raise Closed("this view was closed")
 
     def interrupt(self) -> None:
-        """Have a merge under way end with `Closed` at its next batch; nothing is merged after this. From any thread, at once."""
+        """Have a merge under way end with `Closed` at its next batch; nothing is merged after this.
+        From any thread, at once."""
         self._closed = True
 
     def close(self) -> None:
@@ -589,8 +596,9 @@ class LiveView:
         return NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
 
     def _news(self, state: ClusterState) -> tuple[ClusterState, Collection[str]] | None:
-        """What has come since `state` was merged, as far as it is in segments: the state now, and the nodes that have more to read. None:
-        everything is to be looked at. While nothing moves this is a listing and a read for each node, and one listing for all."""
+        """What has come since `state` was merged, as far as it is in segments: the state now, and
+        the nodes that have more to read. None: everything is to be looked at. While nothing moves
+        this is a listing and a read for each node, and one listing for all."""
         log, nodes, moved = self._log, dict(state.nodes), set()
         for name, known in state.nodes.items():
             manifest = known.manifest
@@ -611,14 +619,16 @@ class LiveView:
             found = log.node(name)
             if not found.missing and found.manifest.directory == state.manifest.nodes[name]:
                 return None  # it is back
-        # After the nodes, as in `ClusterLog.state`: what was removed from one of them is in a snapshot that is published by now.
+        # After the nodes, as in `ClusterLog.state`: what was removed from one of them is in a
+        # snapshot that is published by now.
         newer = log.manifests.next_path(state.number)
         if any(file.path >= newer for file in log.store.list(log.manifests.folder)):
             return None
         return replace(state, nodes=nodes), moved
 
     def _has_more(self, node: str, newest: str) -> bool:
-        """Whether a node's newest segment goes on after what was merged. A preallocated one does not grow: look at the place of its next frame."""
+        """Whether a node's newest segment has more than what was merged. A preallocated one does
+        not grow: look at the place of its next frame."""
         cursor = self._cursors[node]
         if cursor.path != newest:
             return True

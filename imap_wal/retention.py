@@ -46,8 +46,10 @@ def only_outlived(log: ClusterLog, node: NodeState, removal: Removal, ttl_s: int
 
 
 def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
-    """For a node's owner: remove what is covered and has outlived its time or its room, and snapshot files that no reader needs any more. `writing`: number
-    of the first segment that is not sealed. `CorruptLog` names a file of a snapshot that is not whole: nothing that it covers is removed."""
+    """For a node's owner: remove what is covered and has outlived its time or its room, and
+    snapshot files that no reader needs any more. `writing`: number of the first segment that is not
+    sealed. `CorruptLog` names a file of a snapshot that is not whole: nothing that it covers is
+    removed."""
     if not settings.wal_ttl_seconds and not settings.wal_size_limit_mb:
         return Removal()
     state = log.state()

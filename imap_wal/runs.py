@@ -3,8 +3,9 @@
     run      two files without a name: entries sorted by map and key, in blocks; and their values, in the same order
     merge    any number of sorted sources ─▶ one, by windows; the values of entries that lost are not read
 
-In memory a run has the first key and the place of every block. An entry says in which run its value is, so whoever wants keys only never reads a value.
-Nobody reads these files after us: no sync, no checksum. Nothing is left after a kill. See docs/decisions/0016-sorted-runs.md.
+In memory a run has the first key and the place of every block. An entry names the run that has its
+value, so a listing of keys reads no values. No other process reads these files: no sync, no
+checksum. Nothing is left after a kill. See docs/decisions/0016-sorted-runs.md.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any, TypeAlias
 import msgpack
 
 Entry: TypeAlias = tuple[Any, ...]
-"""(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The label is a number that stands for key class, value class and node; the
-last three say where the value is, length -1 for None. In memory: run IN_MEMORY, the row in place of the offset."""
+"""(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
+label is a number for key class, value class and node. The last three are the place of the value;
+length -1 means None. In memory: run IN_MEMORY, the row in place of the offset."""
 Chunk: TypeAlias = tuple[Sequence[Sequence[Any]], Sequence[int], Iterable[bytes | None]]
 """Some entries as columns up to the partition, the lengths of their values, and the values."""
 
@@ -45,7 +47,8 @@ _place_of = itemgetter(RUN, OFFSET, LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The entries of one map in a run. `offsets` has one more than there are blocks: the end of the last. `keys` counts distinct ones."""
+    """The entries of one map in a run. `offsets` has one more than there are blocks: the end of the
+    last. `keys` counts distinct ones."""
 
     entries: int
     keys: int
@@ -55,7 +58,8 @@ class Section:
 
 
 class _Scratch:
-    """A file without a name. It is closed when nobody has it any more: a listing under way may go on reading a run that was merged."""
+    """A file without a name. It is closed when nothing refers to it any more: a listing under way
+    may still read a run that was merged."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file: Any = None
@@ -91,7 +95,8 @@ class Run:
         return self.size * 2 < self._written
 
     def windows(self, name: str, after: bytes | None, window_bytes: int) -> Iterator[list[Entry]]:
-        """The entries of a map with keys above `after` (None: all), in order, some at a time. Equal keys stay together."""
+        """The entries of a map with keys above `after` (None: all), in order, some at a time. Equal
+        keys stay together."""
         section = self.sections.get(name)
         if section is None:
             return
@@ -140,10 +145,12 @@ class Run:
 
 
 class RunWriter:
-    """Writes one run, map after map. `OSError` when the disk is full; then nothing is left of it."""
+    """Writes one run, map after map. `OSError` when the disk is full; then nothing is left of
+    it."""
 
     def __init__(self, number: int, scratch: Path | None, entries: int, index_bytes: int) -> None:
-        """`entries` is how many will be written at most; in memory their blocks take about `index_bytes`."""
+        """`entries` is how many will be written at most; in memory their blocks take about
+        `index_bytes`."""
         self._number = number
         self._block_entries = max(BLOCK_ENTRIES_MIN, entries * BLOCK_INDEX_BYTES // max(1, index_bytes))
         self._entries, self._values = _Scratch(scratch), _Scratch(scratch)
@@ -151,7 +158,8 @@ class RunWriter:
         self._sections: dict[str, Section] = {}
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """All entries of a map, sorted by key, some at a time, equal keys together. Of the values no more is in memory than who gives them holds."""
+        """All entries of a map, sorted by key, some at a time, equal keys together. It keeps no
+        values in memory itself."""
         begin, values_begin = self._end, self._values_end
         put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
         first_keys: list[bytes] = []
@@ -188,7 +196,8 @@ class RunWriter:
 
 
 class Values:
-    """Reads values of entries that come in order, some ahead (`window_bytes`; 0: only what is asked for)."""
+    """Reads values of entries that come in order, some ahead (`window_bytes`; 0: only what is asked
+    for)."""
 
     def __init__(self, runs: Mapping[int, Run], window_bytes: int) -> None:
         self.runs, self._window_bytes = runs, window_bytes
@@ -218,7 +227,8 @@ class Values:
 
 
 def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
-    """All entries of sorted sources, sorted by key, some at a time. Equal keys stay together, as they do in each source."""
+    """All entries of sorted sources, sorted by key, some at a time. Equal keys stay together, as
+    they do in each source."""
     if len(sources) == 1:
         yield from sources[0]
         return
@@ -248,8 +258,9 @@ def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
 
 
 def newest(entries: list[Entry], labels: Sequence[tuple[str, str, str]]) -> tuple[list[Entry], dict[bytes, Entry]]:
-    """Of entries sorted by key the newest of each key, and of keys in conflict the other node's. Two nodes with the same (incarnation, partition version) are in
-    conflict when nothing is newer."""
+    """Of entries sorted by key the newest of each key, and of keys in conflict the other node's.
+    Two nodes with the same (incarnation, partition version) are in conflict when nothing is
+    newer."""
     if len(set(map(key_of, entries))) == len(entries):
         return entries, {}
     found: dict[bytes, Entry] = {}

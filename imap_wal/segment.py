@@ -116,8 +116,9 @@ class SegmentReader:
         """The highest last-synced offset that a frame carried."""
 
     def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
-        """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends without an error at the first place that is no frame;
-        `tail` then tells why. A frame of a type this version does not know raises UnsupportedVersion: it is never skipped."""
+        """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends
+        without an error at the first place that is no frame; `tail` then tells why. A frame of a
+        type this version does not know raises UnsupportedVersion: it is never skipped."""
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset
@@ -166,7 +167,8 @@ class SegmentReader:
 
 
 class Held:
-    """A store of which one file is in memory: all that is asked about that file takes one request."""
+    """A store of which one file is in memory: all that is asked about that file takes one
+    request."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self.capabilities = store.capabilities
@@ -180,7 +182,8 @@ class Held:
 
 
 def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
-    """Each file whole, in this order, several of them being read at the same time. An error is raised when its file is next."""
+    """Each file whole, in this order, several of them being read at the same time. An error is
+    raised when its file is next."""
     if READERS < 2:
         yield from (Held(store, path) for path in paths)
         return

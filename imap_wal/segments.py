@@ -26,10 +26,11 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class WalFolder:
-    """What is in a node's `wal/`. `segments` are those above what is archived that count, in order of their numbers; `archived` are
-    the files at or below that; `copied` those of which a recovery has made a copy that counts instead; `void` those that a writer
-    began after it had been replaced. `logs` are the ids of the logs that the folder says it belongs to; `writers` the epochs that
-    have a writer's file."""
+    """What is in a node's `wal/`. `segments`: those that count and are not archived, in order of
+    their numbers. `archived`: files of archived segments. `copied`: files of which a recovery made
+    a copy, which counts instead. `void`: files that a writer began after it had been replaced.
+    `logs`: ids of the logs to which the folder belongs. `writers`: epochs that have a permit
+    file."""
 
     segments: tuple[SegmentFile, ...]
     archived: tuple[SegmentFile, ...] = ()

@@ -1,18 +1,18 @@
-"""Snapshot files: whether those that a manifest names are whole, and which ones may go.
+"""Snapshot files: whether those that a manifest names are whole, and which ones may be deleted.
 
-A snapshot stands in for the log below its marks, so before anything it covers is removed, its
-files are read and compared with the manifest (`demand_whole`).
+A snapshot replaces the log below its marks. So before anything that it covers is removed, its files
+are read and compared with the manifest (`demand_whole`).
 
-Which snapshot files may go (`remove_former`), judged by one manifest:
+Which snapshot files may be deleted (`remove_former`), judged by one manifest:
 
-    named by it                                            stays
-    of a generation at or below that of its map's snapshot goes: it was replaced, or never named
-    of a generation below `orphan_floor`                   goes: whoever wrote it cannot publish it
-    anything else                                          stays: a rewrite may be under way
+    named by it                                            kept
+    of a generation at or below that of its map's snapshot deleted: replaced, or never named
+    of a generation below `orphan_floor`                   deleted: its rewrite cannot publish it
+    anything else                                          kept: a rewrite may be under way
 
-A rewrite that died leaves files above the floor. Their age is a hint that it is dead, no more:
-the floor is raised above their generation by compare-and-swap first, and a rewrite that was only
-slow finds that floor in its own compare-and-swap, and loses.
+A rewrite that died leaves files above the floor. Their age is only a hint that it is dead. So the
+floor is first raised above their generation, by compare-and-swap. A rewrite that was only slow
+finds that floor in its own compare-and-swap, and publishes nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from storage_backends import NotFound, StoredFile
 
 ORPHAN_MS = 24 * 3_600_000
 """Unpublished files of a rewrite are taken for those of a dead one when the newest of them is older
-by the storage's clock. Too early costs that rewrite its work, never data."""
+by the storage's clock. If that is too early, the rewrite loses its work, but no data is lost."""
 
 _whole: WeakKeyDictionary[ClusterLog, dict[str, tuple[int, tuple[str, ...]]]] = WeakKeyDictionary()
-"""Map → generation and files of its snapshot that were read through this ClusterLog and found whole.
-They never change, so only their presence and size are looked at again."""
+"""Map → generation and files of its snapshot that were read through this ClusterLog and found
+whole. They never change, so only their presence and size are looked at again."""
 
 
 def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
@@ -79,8 +79,8 @@ def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
 
 
 def remove_former(log: ClusterLog, *, dry_run: bool = False) -> tuple[StoredFile, ...]:
-    """Delete the snapshot files that may go, and return them. Any number of processes may do so at
-    the same time."""
+    """Delete the snapshot files that are not needed, and return them. Any number of processes may
+    do so at the same time."""
     files = log.store.list(f"{log.folder}/snapshot")
     manifest = log.manifest()
     dead = _dead(log, manifest, files, dry_run)
@@ -88,7 +88,8 @@ def remove_former(log: ClusterLog, *, dry_run: bool = False) -> tuple[StoredFile
         raised = 1 + max(dead)
 
         def change(now: ClusterManifest) -> ClusterManifest:
-            # Never above what the next rewrite gets: a file may have any number in its name.
+            # The floor is never above the generation of the next rewrite: a file may have any
+            # number in its name.
             floor, generation = max(now.orphan_floor, raised), max(now.generation, raised - 1)
             return replace(now, orphan_floor=floor, generation=generation)
 
@@ -111,13 +112,13 @@ def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
 
 
 def _dead(log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool) -> set[int]:
-    """Generations above the floor that no manifest names and that nobody has written to for long."""
+    """Generations above the floor that no manifest names and that have had no new file for long."""
     named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
     newest: dict[int, int] = {}
     for file in files:
         generation = _place(file.path)[1]
         if file.path not in named and not _goes(file, manifest) and generation:
-            # A storage that tells no time: nothing is ever taken for dead.
+            # A storage without modification times: nothing is taken for dead.
             modified_ms = file.modified_ms or 2**62
             newest[generation] = max(newest.get(generation, 0), modified_ms)
     if not newest or min(newest.values()) == 2**62:

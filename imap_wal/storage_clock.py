@@ -1,5 +1,5 @@
-"""The storage's clock beside this machine's. Expiry is judged by a clock, so a machine that drops
-expired entries for good first looks how far its clock is off."""
+"""Compares this machine's clock with the storage's. Expiry is judged by a clock, so a machine that
+drops expired entries for good first measures how far its clock is off."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from imap_wal.errors import InvalidSetting
 from storage_backends import SegmentStore
 
 SKEW_MS_MAX = 300_000
-"""A rewrite is refused when the clocks differ by more; expired entries stay this much longer."""
+"""A rewrite is refused when the clocks differ by more; expired entries are kept this much
+longer."""
 PROBE_MS_MAX = 3_600_000
-"""A probe this much older than ours was left behind by a process that died."""
+"""A probe this much older than ours was left by a process that died."""
 
 
 def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness) -> int:
-    """Unix time in milliseconds by the storage's clock; 0 where the storage does not tell it.
-    Creates a small file and deletes it."""
+    """Unix time in milliseconds by the storage's clock; 0 where the storage has no modification
+    times. Creates a small file and deletes it."""
     folder = f"{cluster_folder}/clock"
     path = f"{folder}/{randomness.name()}"
     store.create(path, b"")
@@ -31,8 +32,8 @@ def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness
 
 
 def clock_skew(store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness) -> int | None:
-    """By how many milliseconds this machine's clock is ahead of the storage's (below 0: it is
-    late); None where the storage does not tell its time."""
+    """By how many milliseconds this machine's clock is ahead of the storage's (negative: behind);
+    None where the storage has no modification times."""
     before = clock.now_ms()
     stored = storage_now(store, cluster_folder, randomness)
     after = clock.now_ms()
@@ -54,7 +55,7 @@ def demand_clock(
         way = "ahead of" if skew_ms > 0 else "behind"
         raise InvalidSetting(
             f"this machine's clock is {abs(skew_ms) / 1000:,.0f} s {way} the clock of {store.url}, "
-            f"more than {skew_ms_max / 1000:,.0f} s: entries with a time to live would go too early "
+            f"more than {skew_ms_max / 1000:,.0f} s: entries with a time to live would expire too early "
             "or too late. Correct the clock of this machine (or of the storage), or allow the "
             "difference with --max-clock-skew; nothing was changed"
         )

@@ -214,8 +214,8 @@ class Store:
             return self._publish(runs)
 
     def decide(self, state: MapState, key: bytes, choose: Callable[[bytes | None], Changes | None]) -> bytes | None:
-        """Read the key, and log and apply what `choose` makes of its value: one step, in which
-        nobody else changes the key. Returns the value that was read."""
+        """Read the key, and log and apply what `choose` makes of its value: one step, in which no
+        other thread changes the key. Returns the value that was read."""
         while True:
             self.check_open()
             with self._order_lock:
@@ -224,7 +224,7 @@ class Store:
                     changes = choose(value)
                     batch = self._settle(changes) if changes is not None else None
                     break
-            self.committer.commit_ready()  # who changes this key comes first; others share its commit
+            self.committer.commit_ready()  # commit the pending change of this key first; others share its commit
         self._await(batch)
         return value
 
@@ -245,7 +245,7 @@ class Store:
         self._await(batch)
         return found
 
-    # With the order lock held: nothing is published meanwhile.
+    # With the order lock held, so that nothing is published at the same time.
 
     def _pending(self, state: MapState) -> list[Changes]:
         """What is published of this map and not yet in memory."""
@@ -348,9 +348,9 @@ _RAISE = object()
 
 
 class DurableMap(MapReads, MutableMapping[Any, Any]):
-    """One map of a store. Every change returns when it is as durable as the store was told; an
-    error means memory is unchanged. Every operation is atomic among threads, `pop`, `popitem` and
-    `setdefault` too."""
+    """One map of a store. Every change returns when it is as durable as the store's settings
+    demand; an error means that memory is unchanged. Every operation is atomic among threads, `pop`,
+    `popitem` and `setdefault` too."""
 
     def __init__(self, store: Store, state: MapState) -> None:
         super().__init__(store, state)
@@ -461,14 +461,15 @@ def open(  # the public name: imap_wal.open
     **settings: Any,
 ) -> Store:
     """Open (or create) the durable maps under `url`, a folder or any fsspec URL; `settings` are the
-    fields of `Settings`. `wal_dir`: another URL for the segments being written, so that they may
-    stand on a quick local disk and archives and snapshots on an object store; told once, the root
-    remembers it. `wal_filter`: sees every entry of the log before it counts, and keeps, skips or
-    changes it, or stops there (`imap_wal.wal_filter`).
+    fields of `Settings`. `wal_dir`: another URL for the segments being written, for example on a
+    quick local disk, with archives and snapshots on an object store; the root remembers it.
+    `wal_filter`: sees every entry of the log before it counts, and keeps, skips or changes it, or
+    stops there (`imap_wal.wal_filter`).
 
-    The maps of a cluster have one writer: an open shuts out every store that is open under another node name, which then acknowledges
-    nothing more (`Fenced`). `shared=True` leaves those alone, for processes that write different keys at the same time, each under a node
-    name of its own: none sees what another writes before it is opened again.
+    The maps of a cluster have one writer: an open shuts out every store that is open under another
+    node name, which then acknowledges nothing more (`Fenced`). `shared=True` leaves those alone,
+    for processes that write different keys at the same time, each under a node name of its own:
+    none sees what another writes before it is opened again.
 
     `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
     `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
@@ -496,8 +497,9 @@ def open(  # the public name: imap_wal.open
 
 
 def _shut_out_others(log: NodeLog, settings: Settings) -> None:
-    """Take over, and close, the log of every other node that is not closed. After the claim of an incarnation: a store that is opened at
-    the same moment and claims a later one shuts this one out."""
+    """Take over, and close, the log of every other node that is not closed. Call it after the claim
+    of an incarnation: a store that is opened at the same moment and claims a later one shuts this
+    one out."""
     who = log.identity
     for node in sorted(log.clusters.read()[1].nodes):
         other = Identity(who.namespace, who.cluster, node)
@@ -512,8 +514,9 @@ def _shut_out_others(log: NodeLog, settings: Settings) -> None:
 
 
 def next_incarnation(log: NodeLog) -> int:
-    """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where Hazelcast members write: the next lifetime of their cluster
-    would void what this store acknowledges. `CorruptLog` where the cluster's manifest was put back from an older copy."""
+    """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where
+    Hazelcast members write: the next lifetime of their cluster would void what this store
+    acknowledges. `CorruptLog` where the cluster's manifest was put back from an older copy."""
     current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:

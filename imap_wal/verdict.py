@@ -1,9 +1,9 @@
 """The verdict on a segment: whole, the tail of a crash, or damage. Open, live readers, archive,
-`verify` and `repair` all ask here, so all of them say the same of the same bytes.
+`verify` and `repair` all ask here, so all of them give the same verdict on the same bytes.
 
-What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or one
-that the manifest knows)? Does the checkpoint name a frame in it? What does the next
-segment's header say of its last frame?
+What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or
+one that the manifest knows)? Does the checkpoint name a frame in it? What does the next segment's
+header say of its last frame?
 
 | status      | what is found                                                                      |
 |-------------|------------------------------------------------------------------------------------|
@@ -53,8 +53,9 @@ SHORT, FOREIGN, UNSUPPORTED = "short", "foreign", "unsupported"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a segment is in its log. `followed`: a later segment counts. `checkpoint`, `newest`: the
-    node manifest's; a segment is entered there once its header is safe, and before its first frame."""
+    """Where a segment is in its log. `followed`: a later segment counts. `checkpoint`, `newest`:
+    the node manifest's; a segment is entered there once its header is safe, and before its first
+    frame."""
 
     path: str
     epoch: int
@@ -73,7 +74,7 @@ class Place:
 class Verdict:
     """`end` is where the whole frames end, and the damage begins; 0 where the header is not whole.
     `size` is the file's. `frames_after` counts whole frames after the damage, `records_after` their
-    entries, `last_after` is the offset of the last one (not told where the header is damaged)."""
+    entries, `last_after` is the offset of the last one (0 where the header is damaged)."""
 
     status: str
     place: Place
@@ -100,7 +101,8 @@ class Verdict:
         return Position(self.place.epoch, self.place.number, self.end, 0)
 
     def error(self, more: str = "") -> LogError:
-        """For who cannot go on. `more` is said after the first lost position."""
+        """The error to raise where this verdict stops the caller. `more` is put after the first
+        lost position."""
         kinds: dict[str, type[LogError]] = {SHORT: ShortLog, UNSUPPORTED: UnsupportedVersion}
         changed = ": bytes in the middle of the log have changed" if self.status == CORRUPT else ""
         what = f"{self.what}{changed}; first lost position {self.lost}{more and f', {more}'}"
@@ -129,7 +131,8 @@ def judge(
 
 
 def begin(store: SegmentStore, place: Place) -> SegmentReader | Verdict:
-    """A reader of the segment, or the verdict where its header does not let it be read. `NotFound`."""
+    """A reader of the segment, or the verdict where its header does not let it be read.
+    `NotFound`."""
     try:
         reader = SegmentReader(store, place.path)
     except UnsupportedVersion as error:
@@ -147,14 +150,15 @@ def begin(store: SegmentStore, place: Place) -> SegmentReader | Verdict:
             f"this is segment {header.epoch}-{header.number} of node {header.node!r} of {header.namespace}/"
             f"{header.cluster}, under another name: it was copied here or renamed"
         )
-        advice = "give it back its place and its name, and bring what belongs here back from a copy"
+        advice = "move it back to its place and name, and restore the file that belongs here from a copy"
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
     return reader
 
 
 def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda: 0) -> Verdict:
-    """The verdict where `reader` has read all whole frames. `said` gives the checksum that the next
-    segment has of this one's last frame (0: none is known); it is called only where that decides."""
+    """The verdict where `reader` has read all whole frames. `said` returns the checksum that the
+    next segment has of this one's last frame (0: none is known); it is called only where that
+    decides."""
     tail = reader.tail()
     after = tail.frames_after, tail.records_after, tail.last_after
     named = (place.epoch, place.number) == place.checkpoint[:2] and tail.end <= place.checkpoint.frame
@@ -177,20 +181,20 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
 
 
 def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
-    """The verdict on a segment whose successor goes on from another frame than its last."""
-    what = "the next segment goes on from a later frame: the end of this one is missing, or it was exchanged"
+    """The verdict on a segment whose successor continues from another frame than its last."""
+    what = "the next segment continues from a later frame: the end of this one is missing, or it was exchanged"
     return Verdict(SHORT, place, end, size or end, what)
 
 
 def goes_on(checksum: int, said: int) -> bool:
-    """Whether a segment whose header says `said` of the frame before it can follow a frame with that
-    checksum; 0: not known."""
+    """Whether a segment whose header says `said` of the frame before it can follow a frame with
+    that checksum; 0: not known."""
     return not checksum or said in (0, checksum)
 
 
 def said_by(store: SegmentStore, later: Iterable[str]) -> int:
-    """What the segments that follow say of the last frame before them; 0 where they say nothing. One
-    without frames may not know it; then the next one tells."""
+    """What the segments that follow say of the last frame before them; 0 where they say nothing.
+    One without frames may not know it; then the next one tells."""
     for path in later:
         try:
             reader = SegmentReader(store, path)

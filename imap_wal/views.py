@@ -44,7 +44,8 @@ class MapReads(Mapping[Any, Any]):
         return state.serializer.load(value)
 
     def ttl(self, key: Any) -> float | None:
-        """Seconds left of a key, None for ever. KeyError where there is none."""
+        """Seconds that are left of a key's lifetime; None where it has no end. KeyError where there
+        is no such key."""
         self._home.check_open()
         now = self._home.now_ms()
         expires = self._state.expiry(self._state.serializer.dump_key(key), now)
@@ -91,10 +92,10 @@ def _caller(depth: int) -> _Place:
 
 
 class _Copy:
-    """`dict(map)` under way. It asks `keys()` and then `map[key]` for each, and nothing in between
-    says that the two belong together; but both come from one instruction of one call, and the keys
-    come back as the same objects in the same order. So it gets the values of the moment of
-    `keys()`: an entry that expires or is deleted in between does not make it fail."""
+    """`dict(map)` under way. Python calls `keys()` and then `map[key]` for each key, without
+    anything that connects the calls. But all of them come from one instruction of one call, and use
+    the same key objects in the same order. So they are given the values at the moment of `keys()`:
+    an entry that expires or is deleted during the copy does not make it fail."""
 
     __slots__ = ("at", "instruction", "keys", "values")
 

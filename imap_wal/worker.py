@@ -1,7 +1,8 @@
-"""A thread that works in the background, and never dies unseen.
+"""A background thread whose failures are recorded and shown.
 
-Every background thread of an open log (reads, keeper, archiver, mender) is a `Worker`: it calls one function, the turn, again and again. What a turn raises
-is logged, counted and kept in `state` until a later turn succeeds; then the next turn is tried, after a pause.
+Every background thread of an open log (reads, keeper, archiver, mender) is a `Worker`: it calls one
+function, the turn, again and again. What a turn raises is logged, counted and kept in `state` until
+a later turn succeeds; then the next turn is tried, after a pause.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _log = logging.getLogger("imap_wal")
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A snapshot. `error`: what the last turn raised, "" after one that succeeded. `failures`: how many turns raised. `alive`: whether the thread still runs."""
+    """A snapshot. `error`: what the last turn raised, "" after one that succeeded. `failures`: how
+    many turns raised. `alive`: whether the thread still runs."""
 
     alive: bool
     error: str
@@ -28,8 +30,8 @@ class WorkerState:
 
 
 class Worker:
-    """Calls `turn` with itself on a thread of its own until `stop`. A turn waits by itself where it has nothing to do, and returns whether it did its work:
-    only then is the error of an earlier turn over."""
+    """Calls `turn` with itself on a thread of its own until `stop`. A turn that has nothing to do
+    waits. It returns whether it did its work: only that clears the error of an earlier turn."""
 
     def __init__(self, name: str, turn: Turn) -> None:
         self.name, self._turn = name, turn
@@ -43,7 +45,7 @@ class Worker:
         self._thread.start()
 
     def failed(self, error: BaseException, *, alive: bool = True) -> None:
-        """Take note of an error; a turn may call this for one that it has dealt with itself."""
+        """Record an error; a turn may call this for one that it has handled itself."""
         text = f"{type(error).__name__}: {error}"
         if text != self.state.error:
             _log.error("thread %s: %s", self.name, text, exc_info=error)
@@ -55,7 +57,8 @@ class Worker:
         return f"thread {self.name}: {self.state.error}" if self.state.error else ""
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Have it end after the turn under way, and wait for that; whether it ended. What a turn waits for must be woken before."""
+        """Have it end after the turn under way, and wait for that; whether it ended. What a turn
+        waits for must be woken before."""
         self.stopping.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -68,7 +71,7 @@ class Worker:
                 before = self.state.failures
                 try:
                     done = self._turn(self)
-                except Exception as error:  # noqa: BLE001  # whatever it is, this thread must go on
+                except Exception as error:  # noqa: BLE001  # whatever it is, this thread must continue
                     self.failed(error)
                     pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX)
                     self.stopping.wait(pause)

@@ -1,12 +1,13 @@
-"""The log of one node, open for writing: lock, manifest, tail, segments, rotation, fencing, close.
+"""The log of one node, open for writing: lock, manifest, tail, segments, rotation, permit, close.
 
-    open    lock ─▶ newest manifest ─▶ fence the old writer, unless it closed ─▶ scan what follows its checkpoint, cut a torn tail ─▶ publish epoch + 1
+    open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it closed ─▶ scan what follows its checkpoint, cut a torn tail ─▶ publish epoch + 1
     write   frame ─▶ current segment (a new one when there is none or it is full)
-    sync    segment sync ─▶ was this epoch fenced meanwhile? then nothing is acknowledged
+    sync    segment sync ─▶ is this epoch's permit gone? then nothing is acknowledged
     close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
 
-Where the storage can append, a segment is a file that grows; where it cannot, every sync is one immutable object (`ObjectSegment`), a segment of its own.
-Not thread-safe, except `new_session`, `move_checkpoint`, `manifests` and `requests`: the committer owns it.
+Where the storage can append, a segment is a file that grows; where it cannot, every sync is one
+immutable object (`ObjectSegment`), a segment of its own. Not thread-safe, except `new_session`,
+`move_checkpoint`, `manifests` and `requests`: the committer owns it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ObjectSegment:
                 raise Fenced(f"{self.path} exists already: another process took this log over; close this one") from error
 
     def rewind(self, size: int) -> None:
-        raise StorageUnavailable(f"{self.path}: nobody knows whether the object was created")
+        raise StorageUnavailable(f"{self.path}: it is not known whether the object was created")
 
     def seal(self) -> None:
         """Sealed by its sync."""
@@ -147,7 +148,7 @@ class NodeLog:
     def write(self, kind: int, count: int, payload: list[bytes]) -> Position:
         """Append one frame; returns the position of its first entry. Not safe before `sync`. A StorageError poisons this log, see `rewind`."""
         if os.getpid() != self._process:
-            raise Fenced(f"this log was opened by process {self._process}; a child made by fork opens one of its own")
+            raise Fenced(f"this log was opened by process {self._process}, and this is a forked child: open a log of its own here")
         segment = self._segment or self._begin()
         before = segment.size
         offset = segment.append(kind, count, payload)
@@ -168,7 +169,7 @@ class NodeLog:
         if self._appends and not self.store.exists(self._permit):
             raise Fenced(
                 f"another process took over the log of node {self.identity.node!r}: {self._permit} is gone; "
-                "what it did not see acknowledged is void, close this one"
+                "changes that were not acknowledged may be in the log or not; close this one"
             )
 
     def mark(self) -> Mark:
@@ -178,7 +179,7 @@ class NodeLog:
 
     def rewind(self, mark: Mark | None = None) -> bool:
         """After a failed `write`, or one that was interrupted after `mark`: True when it is certain
-        that nothing of it is left behind."""
+        that nothing of it is left."""
         segment = self._segment
         if segment is None:
             return True
@@ -242,8 +243,9 @@ class NodeLog:
         return segment
 
     def _announce(self, number: int) -> None:
-        """Have the manifest know of a new segment, now that it is there and before anything in it counts: a copy of this log that was
-        made while its segments were archived and removed, and has neither, is then known not to be whole."""
+        """Enter a new segment into the manifest, after it was created and before anything in it
+        counts. A copy of this log made while segments were archived and removed may have neither
+        segment nor archive; the entry shows that it is incomplete."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
@@ -251,7 +253,7 @@ class NodeLog:
 
         try:
             self.manifests.update(change)
-        except (StorageError, LostRace) as error:  # appending goes on where only the segments can be reached
+        except (StorageError, LostRace) as error:  # appending continues where only the segments can be reached
             _log.warning("segment %d of node %r could not be entered into the manifest: %s", number, self.identity.node, error)
 
     def _next_path(self) -> str:
@@ -292,8 +294,9 @@ class NodeLog:
     # ---- sessions ----
 
     def new_session(self, plugin: str = "") -> int:
-        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new one. From then on this node refuses a
-        manifest of its cluster that is older than the present one."""
+        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new
+        one. From then on this node refuses a manifest of its cluster that is older than the present
+        one."""
         with self._mutex:
             number, cluster = self.clusters.read()
             seen = cluster.seen(number)
@@ -313,12 +316,12 @@ class NodeLog:
             return manifest.plugins.get(plugin, manifest.session)
 
     def move_checkpoint(self, end: Position, requests: Mapping[int, int], *, clean: bool = False) -> None:
-        """Have the next recovery begin at the frame of `end`, which is safe, with the requests that are in the log up to there.
-        `Fenced`, `LostRace`, StorageError. Safe from any thread."""
+        """Have the next recovery begin at the frame of `end`, which is safe, with the requests that
+        are in the log up to there. `Fenced`, `LostRace`, StorageError. Safe from any thread."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
-            # An archive run may have moved it further meanwhile.
+            # An archive run may have moved it further in between.
             last = {session: max(request, manifest.requests.get(session, 0)) for session, request in requests.items()}
             known = manifest.known_requests({**manifest.requests, **last})
             return replace(manifest, clean=clean or manifest.clean, requests=known, checkpoint=max(end, manifest.checkpoint))
@@ -393,13 +396,14 @@ def open_node_log(
 
 
 class _Moved(Exception):
-    """The manifest that an open acted on was followed by another."""
+    """A newer manifest was published than the one that an open acted on."""
 
 
 class _Opening:
-    """One open, with the lock held. Everything it does rests on one manifest: the old writer is shut out, the log is looked at, and the
-    new epoch is published as the successor of that manifest and of no other, before any file is changed. If another came in between
-    (the old writer archived, somebody pruned), all of it is done again."""
+    """One open, with the lock held. Everything it does rests on one manifest: the old writer is
+    shut out, the log is looked at, and the new epoch is published as the successor of that manifest
+    and of no other, before a segment is changed. If another manifest was published in between (by
+    the old writer's archive run, or by a prune), the open begins again."""
 
     def __init__(self, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> None:
         self._store, self._identity, self._settings, self._takeover = store, identity, settings, takeover
@@ -423,8 +427,10 @@ class _Opening:
             except (LogError, NotFound, MissingNode):
                 if self._published or self.manifests.read()[0] == number:
                     raise
-                continue  # what looked like damage may be what another process archived or removed meanwhile
-        raise LostRace(f"the manifest of node {self._identity.node!r} changes without end; stop what archives or prunes it, and open again")
+                continue  # what looked like damage may have been archived or removed by another process
+        raise LostRace(
+            f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times while it was opened; stop what archives or prunes it, and open again"
+        )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
         if before.forgotten:
@@ -433,11 +439,13 @@ class _Opening:
             )
         cluster_number, cluster = self.clusters.read()
         if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
-            # Only then all nodes are asked: this one may be the first to see that the cluster's manifest was put back.
+            # All nodes are asked only now: this one may be the first to see that the cluster's
+            # manifest was put back.
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
         self._check_registered(cluster, before.directory)
         if before.epoch and (self._takeover or not before.clean):
-            # Not only for a takeover: an open that was stopped between lock and manifest, and replaced meanwhile, finds its successor here.
+            # Not only for a takeover: an open that was stopped between lock and manifest, and
+            # replaced meanwhile, finds its successor here.
             self._shut_out(before)
         wal = wal_folder(self._store, self._folder, before.archived)
         before = self._check_place(before, wal, cluster)
@@ -473,8 +481,9 @@ class _Opening:
         return manifest, recovered
 
     def _first_session(self, cluster: ClusterManifest, number: int) -> int:
-        """Where the sessions of a new log begin. Order compares them with those of a former log under this node name, which may be lost:
-        so they begin above all that it can have given, by the number of the cluster's manifest, which grew when it was registered."""
+        """Where the sessions of a new log begin. Order compares them with those of a former log
+        under this node name, which may be lost: so they begin above all that it can have given, by
+        the number of the cluster's manifest, which grew when it was registered."""
         known_before = self._identity.node in cluster.nodes or cluster.forgotten
         return number * SESSIONS_A_LOG if known_before else 0
 
@@ -489,13 +498,14 @@ class _Opening:
             _occupy(self._store, self._identity, before, self._clock, self._randomness)
 
     def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
-        """Publish the new epoch as the successor of what was read. What its writer needs to acknowledge is there first: who replaces
-        it sees its epoch in the manifest, and takes it away."""
+        """Publish the new epoch as the successor of what was read. The permit that its writer needs
+        to acknowledge is created first: a successor sees the epoch in the manifest, and deletes the
+        permit."""
         if not before.wal_id:
             with suppress(AlreadyExists):
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
         if self._store.capabilities.durable_append:
-            with suppress(AlreadyExists):  # an open died before it published this epoch; or two are at it, and one will publish
+            with suppress(AlreadyExists):  # an open died before it published this epoch; or two run now, and one will publish
                 self._store.create(layout.writer_path(self._folder, claimed.epoch), b"")
         if not self.manifests.publish(number, claimed):
             raise _Moved
@@ -505,14 +515,15 @@ class _Opening:
                 self._store.delete(layout.writer_path(self._folder, epoch))
 
     def _check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:
-        """The manifest, if the segments beside it are this log's. If they are not, and the recovery policy does without them: the
-        manifest of the same log without those segments. Its numbers go on after all that is known of them."""
+        """The manifest, if the segments beside it are this log's. If they are not, and the recovery
+        policy allows it: the manifest of the same log without those segments. Its numbers continue
+        after all that are known."""
         if not before.wal_id or before.wal_id in wal.logs:
             return before
         what = f"node {self._identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
         if self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(f"{what}; {MISSING_ADVICE}")
-        _log.warning("%s; this node goes on without the entries that only those segments held", what)
+        _log.warning("%s; this node continues without the entries that only those segments held", what)
         marks = (snapshot.marks.get(self._identity.node) for snapshot in cluster.snapshots.values())
         numbers = [mark.position.segment for mark in marks if mark is not None]
         number = max([before.newest, before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
@@ -544,7 +555,8 @@ class _Opening:
 
 
 def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
-    """`CorruptLog` where the files beside a node's manifest know more than it: see `imap_wal.evidence`."""
+    """`CorruptLog` where the files beside a node's manifest know more than it: see
+    `imap_wal.evidence`."""
     newer = evidence.of_files(store.list(folder), manifest, {each.name for each in wal.segments}).newer
     if newer:
         raise older_manifest(f"{folder}/manifest", newer)

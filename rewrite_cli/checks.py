@@ -225,7 +225,7 @@ def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]
     try:
         texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))
     except (LogError, NotFound) as error:
-        yield Check(name, WARNING, f"not checked: {error}", "`imap-wal verify` tells what is damaged")
+        yield Check(name, WARNING, f"not checked: {error}", "run `imap-wal verify` to see what is damaged")
         return
     for text in texts:
         yield Check(name, PROBLEM, text, conflicts.ADVICE)

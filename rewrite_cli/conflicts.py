@@ -1,9 +1,10 @@
 """Conflicts of order: two nodes hold a change of one key with the same (incarnation, partition
-version), and nothing newer. Both halves of a split network do this, and a copied node directory.
+version), and nothing newer. This comes from the two halves of a split network, or from a copied
+node directory.
 
     find      which partitions have a pair that two nodes claim ─▶ of those, the keys in conflict
     decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
-    aside     the claims that lost, as Parquet beside the log; nothing is thrown away unseen
+    aside     the claims that lost, kept as Parquet beside the log
 
 A restore never decides: it cannot know which half of a network was right.
 """
@@ -51,7 +52,7 @@ class Conflict:
         return incarnation, version
 
     def text(self, places: Mapping[tuple[str, str, bytes], Position]) -> str:
-        """For people: map, key, and who claims it where."""
+        """For people: map, key, and which nodes claim it at which positions."""
         said = [f"node {node!r} at {places.get((node, self.map, self.key), 'a snapshot')} (order {row[ORDER]})" for row, node in self.claims]
         incarnation, version = self.pair
         return f"map {self.map!r}, key {self.key!r}: {' and '.join(said)} hold a change of incarnation {incarnation}, partition version {version}"
@@ -59,8 +60,8 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Who wins: the claim with the latest timestamp, or that of `node` where it has one. The same
-    claims give the same winner, always."""
+    """Which claim wins: the one with the latest timestamp, or that of `node` where it has one. The
+    same claims always have the same winner."""
 
     node: str = ""
 
@@ -121,7 +122,7 @@ def find(
         return
     index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
     try:
-        # A node's rows of a map go under a name of their own, so that they stay apart.
+        # A node's rows of a map get a name of their own in the index, so that nodes are kept apart.
         names: dict[tuple[str, str], str] = {}
         for changes in _changes(log, maps, state, until, check):
             rows = []

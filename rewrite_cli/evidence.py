@@ -1,5 +1,5 @@
-"""What files and snapshots say that the manifests beside them do not know: then the manifests are older. They
-were put back from an older copy, or the newest ones were removed or are damaged."""
+"""What files and snapshots say that the manifests beside them do not know: then the manifests are
+older. They were put back from an older copy, or the newest ones were removed or are damaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rewrite_cli.survey import ClusterView, NodeView
 
 
 def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) -> Evidence:
-    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the node."""
+    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the
+    node."""
     found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
     # Of objects, the manifest learns only now and then which were made since it was opened.
     there = [each.number for each in node.wal.segments]
@@ -27,8 +28,8 @@ def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) ->
 
 
 def of_cluster(view: ClusterView) -> tuple[Seen, str]:
-    """The most that a node has seen of its cluster's manifest, or the claims tell of it; and why the one that is here is
-    older, or ""."""
+    """The most that a node has seen of its cluster's manifest, or that the claims show of it; and
+    why the one that is here is older, or ""."""
     manifest = view.manifest
     seen, newer = Seen(incarnation=view.claims.newest), ""
     if view.claims.newest > manifest.incarnation:

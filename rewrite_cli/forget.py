@@ -1,4 +1,5 @@
-"""Forgetting a node that is gone for good: its name leaves the cluster's manifest, and with it what each restore, look and cut costs."""
+"""Forgetting a node that is gone for good: its name is removed from the cluster's manifest, and
+restores no longer read its log."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ FORGOTTEN_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """What was, or would be, forgotten. `missing`: why the node's log cannot be read; `uncovered_files`: those that no snapshot covers
-    whole, whose entries are lost with it; `deleted`: files of the node that were removed."""
+    """What was, or would be, forgotten. `missing`: why the node's log cannot be read;
+    `uncovered_files`: those that no snapshot covers whole, whose entries are lost with it;
+    `deleted`: files of the node that were removed."""
 
     node: str
     log_id: str
@@ -33,8 +35,9 @@ class ForgetReport:
 
 
 def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False) -> ForgetReport:
-    """Take a node out of the cluster and delete its files. Its writer is shut out first: what it acknowledges is then known. Without
-    `lose`, `InvalidSetting` where entries would be lost: those that no snapshot covers, or all of a log that cannot be read."""
+    """Take a node out of the cluster and delete its files. Its writer is shut out first, so that
+    all it acknowledged is known. Without `lose`, `InvalidSetting` where entries would be lost:
+    those that no snapshot covers, or all of a log that cannot be read."""
     state = log.state()
     log_id = state.manifest.nodes.get(node)
     left = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness).read()[1]
@@ -49,33 +52,35 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     if not lose:
         _demand_nothing_lost(node, missing, uncovered)
     with ExitStack() as stack:
-        # Else its segments are not here, and its writer, if there is one, is refused by its next open; or an earlier run did not end.
+        # Else its segments are not here, and its writer, if there is one, is refused by its next
+        # open; or an earlier run did not end.
         if not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)
             held = open_node_log(log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True)
             stack.callback(held.close, clean=False)
-            uncovered = _uncovered(log, log.state(), node)  # what its writer has acknowledged until it was shut out
+            uncovered = _uncovered(log, log.state(), node)  # with what its writer acknowledged before it was shut out
             if not lose:
                 _demand_nothing_lost(node, missing, uncovered)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
         _unregister(log, node, log_id)
         files = _delete(log, node)
-    if log.store.capabilities.locks:  # else leases, which stay: a number must not become free again
+    if log.store.capabilities.locks:  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, uncovered, files, dry_run)
 
 
 def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
-    """From here on nothing opens this log. An open that came before it has another epoch by now, and what it appended stays."""
+    """After this, the log cannot be opened again. An open that came before has another epoch; then
+    this raises, and what it appended is kept."""
     if manifest.epoch != epoch:
-        raise LostRace("another process opened this node's log; nothing was forgotten, look again whether the node is gone")
+        raise LostRace("another process opened this node's log; nothing was forgotten; check whether the node is really gone")
     return replace(manifest, epoch=epoch + 1, forgotten=True)
 
 
 def _demand_nothing_lost(node: str, missing: str, uncovered: tuple[str, ...]) -> None:
     if missing or uncovered:
         what = missing or f"no snapshot covers all of {uncovered[0]}" + (f" and of {len(uncovered) - 1} more files" if uncovered[1:] else "")
-        raise InvalidSetting(f"node {node!r} holds entries that would be lost: {what}; run `imap-wal rewrite` first, or say --lose")
+        raise InvalidSetting(f"node {node!r} holds entries that would be lost: {what}; run `imap-wal rewrite` first, or pass --lose")
 
 
 def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ...]:
@@ -88,13 +93,15 @@ def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ..
     try:
         return (*archives, *(piece.path for piece in segments if any(changes.rows for changes in read_piece(log.store, piece))))
     except NotFound as error:
-        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); look again whether the node is gone") from error
+        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
 
 
 def _delete(log: ClusterLog, node: str) -> tuple[str, ...]:
     files = _files(log, node)
     newest = max((path for path in files if "/manifest/" in path), default="")
-    for path in sorted(files, key=lambda path: (path == newest, "/manifest/" in path)):  # the newest manifest last: it says that all this may go
+    for path in sorted(
+        files, key=lambda path: (path == newest, "/manifest/" in path)
+    ):  # the newest manifest last: it records that all of this may be deleted
         log.store.delete(path)
     return files
 
@@ -107,7 +114,7 @@ def _files(log: ClusterLog, node: str) -> tuple[str, ...]:
 def _unregister(log: ClusterLog, node: str, log_id: str) -> None:
     def change(manifest: ClusterManifest) -> ClusterManifest:
         if manifest.nodes.get(node) != log_id:
-            raise LostRace(f"node {node!r} was forgotten or replaced by another process meanwhile; look again")
+            raise LostRace(f"node {node!r} was forgotten or replaced by another process at the same time; run the command again")
         return replace(
             manifest,
             nodes={name: known for name, known in manifest.nodes.items() if name != node},

@@ -83,8 +83,9 @@ class LocalEngine:
 
 
 class PartWriter:
-    """Writes the rows of one map that stay, in key order, as part files; of a dry run, only to learn their size. `partition`: which range of keys this is.
-    Every file has a name of its own, so that an attempt at the same work elsewhere takes nothing away; none is ever replaced or deleted here."""
+    """Writes the rows of one map that are kept, in key order, as part files. In a dry run it only
+    measures their size. `partition`: the range of keys. Every file has a name of its own, so
+    another attempt at the same work cannot replace it. No file is replaced or deleted here."""
 
     def __init__(self, store: SegmentStore, job: Job, name: str, folder: Path, partition: int = 0, randomness: Randomness | None = None) -> None:
         self._store, self._job, self._name, self._folder, self._partition = store, job, name, folder, partition

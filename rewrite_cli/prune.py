@@ -1,7 +1,9 @@
 """Removing what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service and beside readers.
 
-The snapshot is read first (`imap_wal.snapshots`). Then the manifest, then the files: who reads meanwhile finds a file gone, reads the manifests again, and finds all of it in
-the snapshot. A crash in between leaves files that no manifest names; the owner's next archive run, or the next prune, deletes them.
+The snapshot is read first (`imap_wal.snapshots`). Then the manifest, then the files: a reader that
+finds a file missing reads the manifests again, and finds its entries in the snapshot. A crash in
+between leaves files that no manifest names; the owner's next archive run, or the next prune,
+deletes them.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ def prune(
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> PruneReport:
-    """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what outlived them (`imap_wal.retention`). A node whose
-    log is missing, or is on another disk, is left alone (`skipped` says why). `CorruptLog` names a file of a snapshot that is not whole: nothing that it
-    covers is removed. With `ttl_s`, `InvalidSetting` when this machine's clock differs from the storage's by more than `skew_ms_max`."""
+    """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what
+    outlived them (`imap_wal.retention`). A node whose log is missing, or is on another disk, is
+    left alone (`skipped` says why). `CorruptLog` names a file of a snapshot that is not whole:
+    nothing that it covers is removed. With `ttl_s`, `InvalidSetting` when this machine's clock
+    differs from the storage's by more than `skew_ms_max`."""
     if ttl_s and not dry_run:
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     state = log.state()
@@ -65,8 +69,8 @@ def prune(
 
 
 def _drop_lifetimes(log: ClusterLog) -> None:
-    """Take out of the cluster's manifest those lifetimes of Hazelcast clusters that no entry is judged by any more: of each node,
-    everything up to the next lifetime's cut was removed."""
+    """Take out of the cluster's manifest those lifetimes of Hazelcast clusters that no entry is
+    judged by any more: of each node, everything up to the next lifetime's cut was removed."""
     state = log.state()
     lifetimes = state.manifest.lifetimes
     if state.missing or len(lifetimes) < 2:

@@ -78,19 +78,19 @@ class NodeRepair:
     """Path of a rewritten archive in the copy → in the log."""
     _writes: list[_Write] = field(default_factory=list)
     _moved: dict[tuple[int, int], list[tuple[Position, Position]]] = field(default_factory=dict)
-    """Of a rewritten segment: where its kept frames stood and stand."""
+    """Of a rewritten segment: the old and the new places of its kept frames."""
     _end: Position = START
     _newest: int = 0
     """Number of the copy's last segment."""
     _evidence: Evidence = field(default_factory=lambda: Evidence(0))
     highest: Highest = field(default_factory=Highest)
-    """Where an older manifest speaks: the highest numbers in the entries."""
+    """Where an older manifest is used: the highest numbers in the entries."""
     _changed: bool = False
     _manifest: NodeManifest = field(default_factory=NodeManifest)
 
     def plan(self, *, look_at_entries: bool = False) -> None:
-        """Read everything; `items` then tells. `look_at_entries`: fill `highest` in any case. `UnsupportedVersion`: a newer version wrote
-        it, nothing is damaged."""
+        """Read everything; `items` then tells. `look_at_entries`: fill `highest` in any case.
+        `UnsupportedVersion`: a newer version wrote it, nothing is damaged."""
         self._manifest = self.node.manifest
         self._evidence = evidence.of_node(self.node, self._manifest, self.view.manifest)
         self._changed = self.older
@@ -104,7 +104,7 @@ class NodeRepair:
 
     @property
     def older(self) -> bool:
-        """The manifest that speaks is older than the files: newer ones are lost."""
+        """The manifest that is used is older than the files: newer manifests are lost."""
         return self.lost_manifests > 0 or bool(self._evidence.newer)
 
     @property
@@ -210,8 +210,9 @@ class NodeRepair:
         self.items.append(Item(archive.path, "archive", status, REWRITTEN, extent, given_up, what, to))
 
     def _adopt_archives(self) -> None:
-        """An older manifest speaks. Archives that it does not know, and whose segments are gone, were published: segments go after
-        that. What follows them in segments is read from there, also where such an archive holds it too."""
+        """For an older manifest. Archives that it does not know, and whose segments are gone, were
+        published: segments are deleted only after that. What segments still hold is read from them,
+        even if such an archive has it too."""
         manifest, wal = self._manifest, self._wal()
         known = {archive.path for archive in manifest.archives}
         unknown = []
@@ -265,8 +266,9 @@ class NodeRepair:
             found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
-        # A missing segment keeps its name where one is known: a mark in it is then not above the log's end.
-        # Another one gets the epoch of what is known before it, or else after it: epochs never fall.
+        # A missing segment keeps its name where one is known: a mark in it is then not above the
+        # log's end. Another one gets the epoch of what is known before it, or else after it: epochs
+        # never fall.
         marks = [mark.position for snapshot in self.view.manifest.snapshots.values() if (mark := snapshot.marks.get(self.node.name))]
         epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch}
         known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
@@ -417,7 +419,7 @@ class NodeRepair:
         status, lost = "clean", None
         if self.lost_manifests:
             status, lost = "corrupt", Extent()
-            what = f"the newest manifest cannot be read; number {self.node.manifest_number} speaks in its place, and the files beside it"
+            what = f"the newest manifest cannot be read; number {self.node.manifest_number} is used in its place, with the files beside it"
         elif self._evidence.newer:
             status, lost = "corrupt", Extent()
             what = f"this manifest is older than the files beside it ({self._evidence.newer}); the copy has what they hold"

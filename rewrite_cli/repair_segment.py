@@ -141,7 +141,7 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
         said = segment.header.previous_checksum if segment.header is not None else 0
         if before is not None and before.status == "clean" and not goes_on(before.checksum, said) and number - 1 in found:
             before.end_missing = START
-            before.status, before.what = "corrupt", "the end of this segment is missing: the log went on from a later frame"
+            before.status, before.what = "corrupt", "the end of this segment is missing: the next segment continues from a later frame"
         if segment.checksum or segment.status != "clean":
             before = segment
 

@@ -131,7 +131,8 @@ class ClusterRepair:
 
     @property
     def older(self) -> bool:
-        """The cluster's manifest that speaks is older than what is beside it: newer ones are lost."""
+        """The cluster's manifest that is used is older than what is beside it: newer ones are
+        lost."""
         return self._lost > 0 or bool(self._newer)
 
     @property
@@ -177,8 +178,8 @@ class ClusterRepair:
     # ---- snapshots ----
 
     def _unnamed_snapshots(self) -> dict[str, list[StoredFile]]:
-        """Map → files of its newest generation, where that is newer than the one that the manifest names. A lost manifest may have
-        named it, and the log below it may be gone."""
+        """Map → files of its newest generation, where that is newer than the one that the manifest
+        names. A lost manifest may have named it, and the log below it may be gone."""
         newest: dict[str, tuple[int, list[StoredFile]]] = {}
         for file in self.store.list(f"{self.view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
@@ -193,8 +194,8 @@ class ClusterRepair:
         return {name: files for name, (_, files) in newest.items() if files}
 
     def _adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
-        """The snapshot with these files too. Its marks stay as low as they are: what the log still holds above them is read, and the
-        newest change of each key wins."""
+        """The snapshot with these files too. Its marks are not raised: what the log still
+        holds above them is read, and the newest change of each key wins."""
         known = self.view.manifest.snapshots.get(name)
         if known is None:
             known = Snapshot(0, (), {}, 0, 0, 0, self.clock.now_ms())
@@ -289,7 +290,7 @@ class ClusterRepair:
             snapshots=snapshots,
             lifetimes=lifetimes,
             nodes={name: directory for name, directory in self._registered().items() if self.wants_node(name)},
-            # Each of the lost ones may have given one that nothing tells of.
+            # Each lost manifest may have given one that is recorded nowhere else.
             incarnation=max(manifest.incarnation + lost, self._seen.incarnation + self._lost_claims, view.begun, self._incarnation()),
             generation=max(manifest.generation + lost, self._seen.generation, self._generation),
         )
@@ -303,16 +304,16 @@ class ClusterRepair:
         status, given_up, what = "clean", None, "made to fit what is kept"
         if lost:
             status, given_up = "corrupt", Extent()
-            what = f"the newest manifest cannot be read; number {view.manifest_number} speaks in its place{self._forgotten()}"
+            what = f"the newest manifest cannot be read; number {view.manifest_number} is used in its place{self._forgotten()}"
         elif self._newer:
             status, given_up = "corrupt", Extent()
             what = f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"
         self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=given_up, what=what, to=f"{folder}/{self._number:010d}.json"))
 
     def _plan_claims(self, incarnation: int) -> None:
-        """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of may have been followed by
-        another: the copy then has a claim of the last incarnation for no cluster, and every cluster that comes back has to
-        start anew."""
+        """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of
+        may have been followed by another: the copy then has a claim of the last incarnation for no
+        cluster, and every cluster that comes back has to start anew."""
         view, older = self.view, evidence.of_claims(self.view)
         name = f"{view.claims_folder}/{view.claims_number:010d}.json"
         if not self._lost_claims and not older:
@@ -323,7 +324,7 @@ class ClusterRepair:
         what = f"it is older than the manifest of the cluster ({older})"
         if self._lost_claims:
             name = f"{view.claims_folder}/{view.claims_number + self._lost_claims:010d}.json"
-            what = f"the newest manifest of claims cannot be read; number {view.claims_number} speaks in its place"
+            what = f"the newest manifest of claims cannot be read; number {view.claims_number} is used in its place"
         what += "; Hazelcast clusters start anew with the copy"
         to = f"{view.claims_folder}/{self._claims_number:010d}.json"
         self.items.append(Item(name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to))

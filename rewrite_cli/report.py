@@ -41,8 +41,9 @@ class MapRewrite:
 
 @dataclass(frozen=True, slots=True)
 class RewriteReport:
-    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water mark of each node. `clock_skew_ms`: by how much this
-    machine's clock is ahead of the storage's; None where it was not looked, or the storage does not tell."""
+    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water
+    mark of each node. `clock_skew_ms`: by how much this machine's clock is ahead of the storage's;
+    None where it was not looked, or the storage does not tell."""
 
     namespace: str
     cluster: str

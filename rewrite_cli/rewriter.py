@@ -5,13 +5,14 @@
     publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks; `LostRace` when another rewrite, a drop, a new cluster
               lifetime or a new node came in between
 
-When may a tombstone go? What it hides must never come back: an older change of its key that this snapshot does not cover.
-  - All registered nodes' logs were read, and up to points that were looked at after the tombstone was there (`settled` first, then `until`).
+When may a tombstone be dropped? It must still hide every older change of its key that this snapshot
+does not cover. It is dropped when there can be none:
+  - The logs of all registered nodes were read, up to ends that were read (`until`) after the tombstone was there (`settled`, read first).
   - What is appended later and is older has a lower (incarnation, partition version), or comes from the same node and session and is refused as a resend.
     The snapshot carries the highest pair of each partition up to `settled`, and readers void what is lower above its marks (`PartitionVersions`).
   - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
-Otherwise it stays, and a later rewrite asks again. Expired entries go by the same rule, some minutes after they expired: by so much may the clock of
-this machine differ from the storage's.
+Otherwise it is kept, and a later rewrite decides again. Expired entries follow the same rule, some
+minutes after they expired: the clock of this machine may differ from the storage's by so much.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ LIVE, KEPT, GONE = "live", "kept", "gone"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which newest rows a snapshot holds. `open_nodes`: of embedded stores, those that may append more; empty in a cluster of members."""
+    """Which newest rows a snapshot holds. `open_nodes`: of embedded stores, those that may append
+    more; empty in a cluster of members."""
 
     now_ms: int
     complete: bool
@@ -81,7 +83,8 @@ class Job:
     dry_run: bool
     as_of_ms: int | None = None
     versions: PartitionVersions | None = None
-    """What was known of partitions before the first look; the pairs that are read up to it are added. None: this rewrite may not add any."""
+    """What was known of partitions before the first look; the pairs that are read up to it are
+    added. None: this rewrite may not add any."""
     decisions: Decisions = UNDECIDED
     """Which of two nodes' claims counts, of keys in conflict."""
 
@@ -96,7 +99,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a new snapshot: file `number` of the range of keys `partition`. `last_expiry_ms` as in `Snapshot`."""
+    """One file of a new snapshot: file `number` of the range of keys `partition`. `last_expiry_ms`
+    as in `Snapshot`."""
 
     path: str
     live: int
@@ -114,8 +118,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One map as an engine left it, its parts in key order. `read_bytes` counts what was read of segments. No `parts` and `unchanged`: nothing new was in
-    the logs, and the former snapshot has nothing to be rid of (`worth_reading`)."""
+    """One map as an engine left it, its parts in key order. `read_bytes` counts what was read of
+    segments. No `parts` and `unchanged`: nothing new was in the logs, and the former snapshot has
+    nothing to be rid of (`worth_reading`)."""
 
     map: str
     records: int
@@ -126,7 +131,8 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an engine found and wrote. `pairs`: partition → highest pair of entries at or below `settled`, for a job with `versions`."""
+    """What an engine found and wrote. `pairs`: partition → highest pair of entries at or below
+    `settled`, for a job with `versions`."""
 
     maps: tuple[Merged, ...]
     pairs: tuple[tuple[int, tuple[int, int]], ...] = ()
@@ -154,7 +160,8 @@ class Totals:
 
 
 class Tally:
-    """Counts what goes into a merge, remembers tombstones that came after the first look at the logs, and the highest pair of each partition before it."""
+    """Counts what goes into a merge, remembers tombstones that came after the first look at the
+    logs, and the highest pair of each partition before it."""
 
     def __init__(self, job: Job) -> None:
         self._settled, self._pairs_wanted = job.settled, job.versions is not None
@@ -231,8 +238,9 @@ def prepare(
 
 
 def _look_twice(log: ClusterLog) -> tuple[ClusterManifest, dict[str, Position], dict[str, Position], ClusterState]:
-    """The manifest, the ends of all logs, the ends again, the state. Snapshots stay the same meanwhile: what their tables say of partitions was so before
-    the first look, and their marks are not above the second."""
+    """The manifest, the ends of all logs, the ends again, the state. No snapshot is published in
+    between: so its tables were true before the first look, and its marks are not above the
+    second."""
     for _ in range(ATTEMPTS):
         before = log.manifest()
         settled = log.ends()
@@ -278,8 +286,10 @@ def rewrite(
     skew_ms_max: int = SKEW_MS_MAX,
     resolve: Resolution | None = None,
 ) -> RewriteReport:
-    """Prepare, merge, publish. A service that writes meanwhile is not disturbed. `LostRace`: nothing was published, run it again. `InvalidSetting` when this
-    machine's clock differs from the storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it, `OrderConflict`."""
+    """Prepare, merge, publish. A running service may write at the same time. `LostRace`:
+    nothing was published, run it again. `InvalidSetting` when this machine's clock differs from the
+    storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it,
+    `OrderConflict`."""
     start = log.clock.monotonic()
     skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     for attempt in range(ATTEMPTS):
@@ -358,8 +368,8 @@ def _decide(log: ClusterLog, job: Job, resolve: Resolution) -> tuple[Job, _Aside
 
 
 def confirm(log: ClusterLog, job: Job, result: Result) -> None:
-    """Read every new file once more: all are there, with the bytes and the rows they were written with. `CorruptLog`, `ShortLog`; `LostRace` when a prune has
-    given this rewrite up."""
+    """Read every new file once more: all are there, with the bytes and the rows they were written
+    with. `CorruptLog`, `ShortLog`; `LostRace` when a prune has given this rewrite up."""
     for item in result.maps:
         for part in item.parts:
             try:

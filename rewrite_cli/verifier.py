@@ -134,7 +134,7 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
-    """Files in nodes' folders that are not imap-wal's; they are left alone and harm nothing."""
+    """Files in nodes' folders that are not imap-wal's; they are ignored."""
     known = {archive.path for node in view.nodes for archive in node.manifest.archives}
     found = []
     for node in view.nodes:
@@ -286,7 +286,8 @@ def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int
 
 
 def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
-    """Why the absence of a file is damage: the manifest, read again, names it; None where it does not."""
+    """Why the absence of a file is damage: the manifest, read again, names it; None where it does
+    not."""
     folders = piece.path.split("/")
     clock, randomness = SystemClock(), SystemRandomness()
     if piece.kind == ARCHIVE:

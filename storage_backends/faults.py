@@ -231,8 +231,9 @@ def _let_go(lock: Lock) -> None:
 
 
 class AwayStore(GatedStore):
-    """A storage that can be away: while `away` is set, every operation raises `Unavailable`, those of files and locks that were opened before too. What it
-    holds is untouched. `waits` is what an operation does before it fails, as a storage out of reach often answers late."""
+    """A storage that can be away: while `away` is set, every operation raises `Unavailable`, those
+    of files and locks that were opened before too. What it holds is untouched. `waits` is what an
+    operation does before it fails, as a storage out of reach often answers late."""
 
     def __init__(self, inner: SegmentStore) -> None:
         super().__init__(inner)

@@ -1,6 +1,7 @@
-"""A store behind a gate: every operation asks first whether it may be done.
+"""A store with a gate in front: every operation first asks whether it may be done.
 
-Subclasses say so in `there`. Files and locks that were opened through the gate ask too; a lock of the operating system can always be let go of.
+Subclasses say so in `there`. Files and locks that were opened through the gate ask too; a lock of
+the operating system can always be let go of.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ class LocalStore:
         try:
             if not self._network:
                 return not stat.S_ISDIR(os.stat(self._file(path)).st_mode)
-            # NFS answers a stat from its cache, for up to a minute after another client removed the file. An open asks the server.
+            # NFS answers a stat from its cache, for up to a minute after another client removed the
+            # file. An open asks the server.
             fd = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return not stat.S_ISDIR(os.fstat(fd).st_mode)

@@ -13,8 +13,8 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_network(folder: str, mounts: Path = MOUNTS) -> bool:
-    """Whether the folder, or the nearest one above it that exists, is on a file system of a network. False where the kernel has no
-    such table."""
+    """Whether the folder, or the nearest one above it that exists, is on a file system of a
+    network. False where the kernel has no such table."""
     path = os.path.realpath(folder)
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()

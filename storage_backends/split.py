@@ -1,7 +1,7 @@
 """Two stores as one: segments being written on the one, all the rest on the other (`wal_dir`).
 
 {root}/wal_dir.json                                  says where the segments are, so that whoever opens the root finds them
-{wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments and fences
+{wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments, permits and log ids
 {root}/…                                             manifests, locks, archives, snapshots
 """
 

@@ -58,7 +58,7 @@ class Cluster:
     clock: FakeClock = field(default_factory=FakeClock)
     settings: Settings = field(default_factory=lambda: Settings(preallocate=False, segment_bytes=1 << 20))
     skew_ms_max: int = SKEW_MS_MAX
-    """More where the storage's clock goes on while ours stands still."""
+    """More where the storage's clock runs while ours does not."""
 
     def __post_init__(self) -> None:
         self.randomness = SeededRandomness(7)
@@ -131,7 +131,8 @@ class Cluster:
                 self.repeat(each.row)
 
     def repeat(self, row: Row) -> None:
-        """A change whose partition has a new owner by the time it is in the log is not acknowledged: Hazelcast repeats it there."""
+        """A change whose partition has a new owner by the time it is in the log is not
+        acknowledged: Hazelcast repeats it there."""
         incarnation, version = row[9][:2]
         if incarnation == self.incarnation and version < self.version[row[1]]:
             node, again = self.change(row[1], row[0], row[3])

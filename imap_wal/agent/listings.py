@@ -1,8 +1,9 @@
 """Key listings under way: the keys of a map, page by page, complete or with an error.
 
-A cursor is `[listing, page]`. Only the page that follows the last answered one can be had, or that last one again (its answer was lost with a connection). Whatever
-else is asked for, and whatever happened to the index meanwhile, is `ListingGone`: the listing must begin again. Each page says how many keys there were up to it, so
-whoever reads can tell that none is missing.
+A cursor is `[listing, page]`. Only two pages can be requested: the next one, and the last one that
+was answered (its answer may have been lost with a connection). Any other page, and any change of
+the index that affects the listing, gives `ListingGone`: the listing must begin again. Each page has
+the number of keys sent so far, so the reader knows that none is missing.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from imap_wal.errors import ImapWalError
 from imap_wal.restore import LiveView
 
 LISTINGS_MAX = 64
-"""Listings under way; of more than that, the one that waits longest is dropped."""
+"""So many listings are kept; beyond that, the one that has waited longest is dropped."""
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the key that takes it past this size: each listing keeps its last page."""
 PAGE_KEYS_MAX = 100_000
 
 
 class ListingGone(ImapWalError):
-    """This listing cannot go on. Begin it again."""
+    """This listing cannot continue. Begin it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`cursor` of the next page; None at the end, which has no keys. `total`: keys of this page and all before it."""
+    """`cursor` of the next page; None at the end, which has no keys. `total`: keys of this page and
+    all before it."""
 
     cursor: list[str | int] | None
     keys: list[bytes]
@@ -46,7 +48,7 @@ class Listing:
         self._last: Page | None = None
 
     def has(self, number: int) -> bool:
-        """Whether that page can be had, counted from 1."""
+        """Whether that page can be requested; the first is 1."""
         return (self._last is not None and number == self._number) or (number == self._number + 1 and not self._ended)
 
     @property
@@ -90,7 +92,8 @@ class Listings:
         self._listings: dict[str, Listing] = {}
 
     def page(self, name: str, cursor: list[str | int] | None, limit: int) -> Page:
-        """The page at `cursor`; None begins a listing of what the view has. `ListingGone`, and what reading the index raises."""
+        """The page at `cursor`; None begins a listing of what the view has. `ListingGone`, and what
+        reading the index raises."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
         if cursor is None:
             token, number = self._randomness.token().hex(), 1
@@ -100,11 +103,11 @@ class Listings:
             found = self._listings.get(token)
             if found is None or found.name != name or not found.has(number):
                 raise ListingGone(
-                    f"page {number} of a listing of the keys of map {name!r} is asked for, which this agent has not under way; begin again"
+                    f"page {number} of a listing of the keys of map {name!r} was requested; this agent has no such listing, or cannot answer that page any more: begin again"
                 )
             listing = self._listings.pop(token)
         page = listing.page(number, limit)
-        # Only now: a listing of which a page failed cannot go on, and must not seem to end.
+        # Only now: a listing with a failed page cannot continue, and must not seem complete.
         self._listings[token] = listing
         while len(self._listings) > LISTINGS_MAX:
             del self._listings[next(iter(self._listings))]
@@ -115,4 +118,4 @@ def _parsed(cursor: object) -> tuple[str, int]:
     match cursor:
         case [str(token), int(number)]:
             return token, number
-    raise ValueError(f"{cursor!r} is not a cursor that this agent gave")
+    raise ValueError(f"{cursor!r} is not a cursor of this agent")

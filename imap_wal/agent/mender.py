@@ -1,5 +1,6 @@
-"""Lets a failed log go and opens it again as soon as the storage lets us, on a thread of its own: a storage that is away answers late, and the agent's loop must
-answer meanwhile."""
+"""Closes a failed log and opens it again as soon as the storage can be reached. This runs on a
+thread of its own: a storage that cannot be reached answers late, and the agent's loop must keep
+answering."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from imap_wal.worker import Worker
 from storage_backends import StorageError
 
 REOPEN_S, REOPEN_S_MAX = 1.0, 30.0
-"""How long a failed log rests before it is opened again with a new epoch; the pause doubles each time it fails again."""
+"""How long to wait before a failed log is opened again with a new epoch; the pause doubles each
+time it fails again."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -26,7 +28,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class Mender(Generic[T]):
-    """Begins at once. `opened` is the new log when there is one; then this is over."""
+    """Starts at once. `opened` is the new log once there is one; then the mender has ended."""
 
     def __init__(self, failed: Closable, open: Callable[[], T], node: str) -> None:
         self._failed: Closable | None = failed
@@ -41,8 +43,8 @@ class Mender(Generic[T]):
         if failed is not None:
             try:
                 failed.close(False)
-            except (ImapWalError, StorageError) as error:  # what is acknowledged is safe; its lock runs out or goes with this process
-                _log.warning("the failed log could not be let go of", node=self._node, error=str(error))
+            except (ImapWalError, StorageError) as error:  # what is acknowledged is safe; its lock expires or ends with this process
+                _log.warning("the failed log could not be closed", node=self._node, error=str(error))
         if worker.stopping.wait(self._pause):
             return False
         self._pause = min(2 * self._pause, REOPEN_S_MAX)
@@ -55,6 +57,7 @@ class Mender(Generic[T]):
         return True
 
     def stop(self, timeout_s: float) -> None:
-        """End after what it is doing; a log that it has opened by then is closed. One that still waits for the storage ends with the process."""
+        """End after what it is doing; a log that it has opened by then is closed. One that still
+        waits for the storage ends with the process."""
         if self.worker.stop(timeout_s) and self.opened is not None:
             self.opened.close(True)

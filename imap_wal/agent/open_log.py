@@ -1,4 +1,5 @@
-"""A node's log as the agent has it open: writer, sessions, ring, committer and keeper, opened and closed as one."""
+"""A node's log as the agent has it open: writer, sessions, ring, committer and keeper, opened and
+closed as one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _log = structlog.get_logger("imap_wal.agent")
 
 
 class OpenLog:
-    """Opened by its construction, which raises what `open_node_log` raises and then holds nothing."""
+    """Opened by its construction, which raises what `open_node_log` raises and then holds
+    nothing."""
 
     def __init__(self, config: AgentConfig, all_logs: ClusterLog, *, takeover: bool = False) -> None:
         self._config, self._all_logs = config, all_logs
@@ -64,7 +66,8 @@ class OpenLog:
         )
 
     def close(self, clean: bool) -> None:
-        """End the keeper, commit what waits, let go of the lock. A StorageError when the storage is away: then the lock may stay until it runs out."""
+        """End the keeper, commit what waits, release the lock. A StorageError when the storage
+        cannot be reached: then the lock may remain until it expires."""
         self._end_threads()
         self.committer.close(clean)
 

@@ -20,10 +20,12 @@ from storage_backends import StorageError
 
 ANSWER_BYTES = 16 * 1024 * 1024
 LOAD_KEYS = 64
-"""An answer to `load` ends with the key that takes it past this size: large values come in several answers. So many keys are looked up at once."""
+"""An answer to `load` ends with the key that takes it past this size: large values come in several
+answers. So many keys are looked up at once."""
 CLOSE_S = 5
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
-"""A restore at start that failed is tried again after this long; the pause doubles each time, as it may read all logs."""
+"""A restore at start that failed is tried again after this long; the pause doubles each time, as it
+may read all logs."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -39,7 +41,8 @@ class Reads:
         self._arrived = 0
         """How many requests came; each is known by its number."""
         self._covered = (0, 0)
-        """The view's version, and the last request that came before the last catch-up began: it sees what was acknowledged before it came."""
+        """The view's version, and the last request that came before the last catch-up began: it
+        sees what was acknowledged before it came."""
         self._taken: Message | None = None
         """The request that is being answered."""
         self._listings = Listings(view, randomness)
@@ -68,7 +71,8 @@ class Reads:
         return found
 
     def close(self) -> bool:
-        """End the thread, and a merge under way at its next batch. False: it waits for the storage, and ends with the process."""
+        """End the thread, and a merge under way at its next batch. False: it waits for the storage,
+        and ends with the process."""
         self.worker.stopping.set()
         self._view.interrupt()
         self._queue.put(None)
@@ -96,7 +100,8 @@ class Reads:
         return bool(header[0] != "error")
 
     def _restore(self) -> bool:
-        """The merge at start. Whoever asks meanwhile waits for it, and is told in an error when it cannot be done."""
+        """The merge at start. Requests that arrive during it wait; when it fails, they are answered
+        with an error."""
         self._restore_at, self._pause = self._clock.monotonic() + self._pause, min(2 * self._pause, AGAIN_S_MAX)
         try:
             self._view.catch_up()
@@ -119,7 +124,8 @@ class Reads:
             self._outbox.send(message.sender, ["error", header[1], "restore-failed", text])
 
     def _catch_up(self, arrived: int) -> None:
-        """What was acknowledged before this request came is in the view after this. Requests that waited together share one look at the storage."""
+        """What was acknowledged before this request came is in the view after this. Requests that
+        waited together share one look at the storage."""
         version, covered = self._covered
         if arrived > covered or version != self._view.version:
             newest = self._arrived
@@ -145,7 +151,7 @@ class Reads:
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
         except (TypeError, ValueError) as error:
             return ["error", number, "bad-request", f"{kind}: {error}"], b""
-        except Exception as error:  # noqa: BLE001  # not an error of ours (scratch is full, a bug): who asks is told, and `stat` says it
+        except Exception as error:  # noqa: BLE001  # not an error of ours (scratch is full, a bug): the request is answered with it, and `stat` shows it
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 

@@ -114,7 +114,7 @@ class Agent:
         except StorageError as error:
             if clean:
                 raise StorageUnavailable(f"closing the log of node {self.config.node!r}: {error}; what was acknowledged is in it") from error
-            _log.warning("the log could not be let go of", node=self.config.node, error=str(error))
+            _log.warning("the log could not be closed", node=self.config.node, error=str(error))
 
     # ---- one turn ----
 
@@ -130,7 +130,7 @@ class Agent:
                 self._committer.commit_ready()
             if not acks_before:
                 self._answer(pending)
-        for message in self._reads.unanswered():  # its thread is dead: whoever waits is told
+        for message in self._reads.unanswered():  # its thread is dead: answer those who wait
             self._read_refused(message)
         self._mend()
 
@@ -166,7 +166,7 @@ class Agent:
         except (ImapWalError, StorageError) as error:
             _log.error("request failed", kind=kind, error=str(error))
             self._refuse(message, "not-ready", str(error), pending)
-        except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests go on
+        except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests continue
             _log.exception("request failed", kind=kind)
             self._refuse(message, "not-ready", f"{type(error).__name__}: {error}", pending)
 
@@ -180,7 +180,7 @@ class Agent:
             )
             return
         if self._mender is None:
-            self._committer.commit_ready()  # what came before it: `last_request` must tell the truth, and a new incarnation begins behind it
+            self._committer.commit_ready()  # what came before it: `last_request` must be true, and a new incarnation begins after it
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
@@ -264,8 +264,8 @@ class Agent:
     # ---- keeping ----
 
     def _mend(self) -> None:
-        """After a failed write or sync: let the failed epoch go and open the next, as soon as the storage lets us. Everything that is asked for meanwhile is refused, with
-        the reason."""
+        """After a failed write or sync: close the failed epoch and open the next one as soon as the
+        storage can be reached. Until then every request is refused, with the reason."""
         failure = self._committer.failure
         if failure is None:
             return

@@ -81,7 +81,8 @@ class Router:
             pass
 
     def close(self, wait: bool = True) -> None:
-        """Send what is to be sent, for a moment. `wait=False`: another thread hangs with an outbox, which goes with the process."""
+        """Send what is to be sent, for a moment. `wait=False`: another thread hangs in an outbox,
+        which ends with the process."""
         self._inbox.close(0)
         self._socket.close()
         if wait:

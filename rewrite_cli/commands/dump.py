@@ -127,7 +127,8 @@ def command(
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:
-    """Lines of a snapshot sorted by their time. What takes more than SORT_BYTES waits in temporary files."""
+    """Lines of a snapshot sorted by their time. What takes more than SORT_BYTES waits in temporary
+    files."""
     runs: list[Iterable[Line]] = []
     held: list[Line] = []
     size = 0
@@ -149,7 +150,7 @@ def _time_of(line: Line) -> int:
 
 
 def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
-    file = tempfile.TemporaryFile()  # it goes with the iterator
+    file = tempfile.TemporaryFile()  # it is deleted with the iterator
     pack = msgpack.Packer(use_bin_type=True).pack
     shared: tuple[str, Decoder] | None = None
     for line in lines:

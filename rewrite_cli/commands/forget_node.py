@@ -14,14 +14,14 @@ from rewrite_cli.scope import Scope, scope_options
 
 @click.command()
 @scope_options(maps=False)
-@click.option("--lose", is_flag=True, help="Forget it although entries are lost that only its log holds.")
+@click.option("--lose", is_flag=True, help="Forget it even if entries are lost that only its log holds.")
 @out.yes_option
 @out.dry_run_option
 @out.output_option
 def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> None:
     """Forget a node that is gone for good: restores no longer wait for its log, and its files are deleted. Needs --node.
 
-    A process that still writes its log is shut out first. Entries that no snapshot covers would be lost: rewrite first, or say --lose.
+    A process that still writes its log is shut out first. Entries that no snapshot covers would be lost: rewrite first, or pass --lose.
 
     \b
     Examples:

@@ -85,7 +85,8 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
 
 
 def _conflicts(store: SegmentStore, view: ClusterView) -> list[str]:
-    """Keys that two nodes claim: a repair keeps both claims, and no restore can go on with them."""
+    """Keys that two nodes claim: a repair keeps both claims, and every restore of the copy fails
+    until one is chosen."""
     try:
         return conflicts.found(ClusterLog(store, view.namespace, view.cluster))
     except (LogError, NotFound):

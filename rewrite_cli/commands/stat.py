@@ -68,7 +68,8 @@ class Forecast:
 def count_cluster(
     store: SegmentStore, view: ClusterView, settings: Settings, maps: tuple[str, ...], tell: Callable[[str], None]
 ) -> tuple[list[Count], Forecast]:
-    """Read what a restore would read, and count. Memory is bounded as a restore's. Of keys in conflict the newest claim by its timestamp is counted."""
+    """Read what a restore would read, and count. Memory is bounded as a restore's. Of keys in
+    conflict the newest claim by its timestamp is counted."""
     try:
         return _count(store, view, settings, maps, tell, UNDECIDED)
     except OrderConflict:

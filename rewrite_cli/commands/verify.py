@@ -29,7 +29,7 @@ CONFLICT = "conflict"
 def command(scope: Scope, max_duration: float | None, show_all: bool, output: str) -> int:
     """Read every byte of the log and say what is damaged, and what is lost.
 
-    Then it looks for keys that two nodes claim with the same order, as both halves of a split network do: no restore can go on with those. Exit code 3 as for damage.
+    Then it looks for keys that two nodes claim with the same order, as both halves of a split network can leave them: every restore fails because of those. Exit code 3, as for damage.
 
     A torn tail (an incomplete last commit after a crash, or a service that is writing right now) is reported and is no damage: exit code 0. Damage: exit code 3.
 
@@ -118,10 +118,10 @@ def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> li
     try:
         texts = conflicts.found(log, check=deadline.check)
     except OutOfTime:
-        out.note(f"{view}: the time was over; it was not checked for conflicts of order")
+        out.note(f"{view}: the time limit was reached; it was not checked for conflicts of order")
         return []
     except NotFound:
-        out.note(f"{view}: its files changed; it was not checked for conflicts of order")
+        out.note(f"{view}: its files changed during the run; it was not checked for conflicts of order")
         return []
     return [Finding(view.folder, "order", CONFLICT, what=text, advice=conflicts.ADVICE) for text in texts]
 

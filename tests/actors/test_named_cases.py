@@ -1,4 +1,5 @@
-"""Two actors, each in the middle of something: the cases that were found by hand, one test each. `tests/simulation` finds them by itself."""
+"""Two actors, each in the middle of something: the cases that were found by hand, one test each.
+`tests/simulation` finds them by itself."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def values(store: Any) -> dict[str, Any]:
 
 
 def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(memory: MemoryStore) -> None:
-    """C1: the cluster's manifest was read before the nodes', so an old snapshot was taken beside a log without its covered part."""
+    """C1: the cluster's manifest was read before the nodes', so an old snapshot was taken beside a
+    log without its covered part."""
     with embedded(memory) as store:
         store.map("m").update({f"k{number}": number for number in range(100)})
         store.archive()
@@ -101,7 +103,8 @@ def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(memory:
 
 
 def test_an_idle_replaced_writers_archive_run_deletes_nothing_of_its_successor(memory: MemoryStore) -> None:
-    """C2: its sweep took archives that the successor had written and not yet named for its own leftovers."""
+    """C2: its sweep took archives that the successor had written and not yet named for its own
+    leftovers."""
     old = embedded(memory)
     old.map("m")["old"] = 0
     slow = Interrupted(memory)
@@ -148,7 +151,8 @@ def test_an_archive_run_that_was_overtaken_by_a_takeover_names_nothing(memory: M
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
 def test_a_takeover_during_which_the_old_writer_archives_opens_and_shuts_it_out(tmp_path: Path, kind: str) -> None:
-    """C3: the takeover acted on a manifest from before its fence; the archive run between them moved what the fence was placed by."""
+    """C3: the takeover acted on a manifest from before its fence; the archive run between them
+    moved what the fence was placed by."""
     for at in range(150):
         root = str(tmp_path / f"{kind}-{at}")
         inner = LocalStore(root) if kind == "append" else LocalObjects(root)
@@ -206,7 +210,8 @@ def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledg
 
 
 def test_a_nodes_folder_that_was_put_back_below_what_a_snapshot_covers_is_refused(tmp_path: Path) -> None:
-    """Its next epoch is one that a mark of the snapshot names: what it acknowledged was taken for covered."""
+    """Its next epoch is one that a mark of the snapshot names: what it acknowledged was taken for
+    covered."""
     root = tmp_path / "log"
     written(root)
     shutil.copytree(root / NODE, tmp_path / "old")
@@ -244,7 +249,8 @@ def test_a_clusters_manifest_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
 def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refused(tmp_path: Path, order: str) -> None:
-    """C5: a list of files, then one file after the other; what is gone by then is passed over, as some tools do."""
+    """C5: a list of files, then one file after the other; what is gone by then is passed over, as
+    some tools do."""
     refused = whole = 0
     for at in range(0, 60, 3):
         root, copy = tmp_path / f"log{at}", tmp_path / f"copy{at}"
@@ -286,7 +292,8 @@ def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refuse
 
 
 def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_opens(tmp_path: Path) -> None:
-    """C6: a folder of that name on this machine's disk was an empty log; the next cut then made everything in the real one void."""
+    """C6: a folder of that name on this machine's disk was an empty log; the next cut then made
+    everything in the real one void."""
     root = LocalStore(str(tmp_path / "root"))
     here, elsewhere = SplitStore(root, LocalStore(str(tmp_path / "here"))), SplitStore(root, LocalStore(str(tmp_path / "elsewhere")))
     with embedded(here) as store:
@@ -295,7 +302,7 @@ def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_ope
         values(elsewhere)
     with pytest.raises(MissingNode, match="wal_dir"):
         embedded(elsewhere)
-    assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], "what it holds counts if it comes back"
+    assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], "what it holds counts if it returns"
     with embedded(here) as store:
         assert len(store.map("m")) == 1000
     with embedded(elsewhere, node="n2", recovery_policy="partial") as store:
@@ -311,7 +318,7 @@ def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(tm
         del store.map("m")["deleted"]
     rewrite(log_of(lost), LocalEngine())
     with embedded(new, recovery_policy="partial") as store:
-        assert dict(store.map("m")) == {"archived": 1}, "what a snapshot covers stays covered"
+        assert dict(store.map("m")) == {"archived": 1}, "what a snapshot covers is still covered"
         store.map("m")["new"] = 2
     with embedded(new) as store:
         assert dict(store.map("m")) == {"archived": 1, "new": 2}
@@ -357,7 +364,7 @@ def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(memory:
 
 
 class AppendsByName(LocalStore):
-    """As HDFS does: an append goes to whatever file has the name by then."""
+    """As on HDFS: an append writes to the file that has the name at that time."""
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Any:
         inner = super().open_append(path)

@@ -1,4 +1,5 @@
-"""A storage that is away for a while: the agent answers with the reason, goes on trying, and comes back by itself."""
+"""A storage that is away for a while: the agent answers with the reason, goes on trying, and comes
+back by itself."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_an_agent_whose_storage_was_away_refuses_with_the_reason_and_comes_back(
             header, _ = member.client.ask("keys", "orders", None, 10)
             assert header[0] == "error"
             refusals = away.refused
-            eventually(lambda refusals=refusals: away.refused > refusals + 3, "it goes on trying")
+            eventually(lambda refusals=refusals: away.refused > refusals + 3, "it keeps trying")
             stat = member.stat()
             assert not stat["healthy"] and "the storage is away" in stat["failure"]
             away.away = False
@@ -133,7 +134,8 @@ def opens(settings: AgentConfig) -> bool:
 
 
 class OneCallFails(AwayStore):
-    """A storage of which a write to the log fails, and then one call of the thread that opens the log again."""
+    """A storage of which a write to the log fails, and then one call of the thread that opens the
+    log again."""
 
     write_fails = False
     at = calls = 0

@@ -72,7 +72,7 @@ def test_a_page_that_is_not_the_next_one_is_refused(member: Plugin) -> None:
     refused(page(member, first[1]))
     refused(page(member, [third[1][0], third[1][1] + 1]))
     refused(page(member, third[1], name="another map"))
-    assert page(member, third[1])[0] == ["keys", None, 0, 30], "what was refused did no harm"
+    assert page(member, third[1])[0] == ["keys", None, 0, 30], "a refused request changes nothing"
 
 
 def test_the_cursor_of_another_agent_run_is_refused(settings: AgentConfig) -> None:

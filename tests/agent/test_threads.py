@@ -1,4 +1,5 @@
-"""No thread of an agent dies unseen: it goes on, `stat` says what is wrong, and whoever waits is told."""
+"""No thread of an agent dies unseen: it continues, `stat` shows the error, and waiting requests are
+answered."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_u
             for _ in range(2):
                 header, _ = member.client.ask("keys", "orders", None, 10)
                 assert header[:1] + header[2:3] == ["error", "restore-failed"] and "No space left" in header[3]
-            assert member.put(a="1")[0] == "ack", "writes go on"
+            assert member.put(a="1")[0] == "ack", "writes continue"
             patch.undo()
             assert member.keys() == ["a", *KEYS]
             healthy(member)
@@ -133,7 +134,7 @@ def test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told(settings: Agen
             header, _ = member.client.ask("keys", "orders", None, 10)
             assert header[2] == "restore-failed" and "imap-wal-reads" in header[3]
         assert not unhealthy(member, "imap-wal-reads", "Killed")["alive"]
-        assert member.put(a="1")[0] == "ack", "writes go on"
+        assert member.put(a="1")[0] == "ack", "writes continue"
 
 
 def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

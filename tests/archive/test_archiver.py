@@ -219,7 +219,7 @@ def test_a_stop_of_an_agent_does_not_wait_for_its_archive(tmp_path: Path) -> Non
 
         archiving = Threads(archives)
         process = eventually(lambda: archiver_of._process, "the other process")
-        process.send_signal(signal.SIGSTOP)  # as if it took for ever
+        process.send_signal(signal.SIGSTOP)  # as if it never ended
         agent.stop()
         archiving.join()
     with serving(settings), plugin(settings) as member:

@@ -1,4 +1,5 @@
-"""Two nodes that claim the same change of a key: told by whoever looks, decided by who is asked."""
+"""Two nodes claim the same change of a key: every command that looks reports it, `rewrite
+--resolve` decides."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def store(split: str) -> SegmentStore:
 
 @pytest.mark.parametrize("command", ["verify", "doctor", "repair", "stat"])
 def test_whoever_looks_names_map_key_and_positions(run: Run, split: str, command: str) -> None:
-    """A restart fails on it, so nobody may say that all is well."""
+    """A restart fails on it, so no command may report that all is well."""
     options = ("--dry-run",) if command == "repair" else ()
     ended = run(command, split, *options, "-o", "json")
     assert ended.code == 3, ended.err

@@ -1,4 +1,5 @@
-"""forget-node: a node that is gone for good is no longer waited for, and nothing is lost by accident."""
+"""forget-node: a node that is gone for good is no longer waited for, and nothing is lost by
+accident."""
 
 from __future__ import annotations
 
@@ -154,7 +155,8 @@ def test_forgetting_that_fails_at_any_call_is_ended_by_the_next(memory: MemorySt
 
 @pytest.mark.parametrize("known", ["forgotten", "replaced"])
 def test_a_new_log_under_a_former_nodes_name_begins_above_its_sessions(memory: MemoryStore, known: str) -> None:
-    """A member goes on in its incarnation and partition version: only the session says that its change is the newer one."""
+    """A member goes on in its incarnation and partition version: only the session says that its
+    change is the newer one."""
     node = Identity("default", "c", "n1")
 
     def opened() -> NodeLog:

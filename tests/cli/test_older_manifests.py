@@ -1,5 +1,6 @@
-"""Manifests that are damaged, or older than the files beside them: verify finds them, and repair writes a copy with
-every acknowledged entry, whose epochs and incarnations were never given before."""
+"""Manifests that are damaged, or older than the files beside them: verify finds them, and repair
+writes a copy with every acknowledged entry, whose epochs and incarnations were never given
+before."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ CLUSTER = "default/embedded"
 
 @pytest.fixture
 def log(tmp_path: Path, run: Run) -> tuple[str, dict[str, Any]]:
-    """Two nodes, several epochs, archives, a rewrite and a prune, and commits after that; and what it holds."""
+    """Two nodes, several epochs, archives, a rewrite and a prune, and commits after that; and what
+    it holds."""
     url = f"file://{tmp_path}/log"
     expected: dict[str, Any] = {}
     count = itertools.count(1)

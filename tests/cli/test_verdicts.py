@@ -1,5 +1,5 @@
-"""Verify, repair, every mode of an open and a live view say the same of the same damage: the table of
-`imap_wal.verdict`, over random damage."""
+"""Verify, repair, every mode of an open and a live view say the same of the same damage: the table
+of `imap_wal.verdict`, over random damage."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def number(path: str) -> int:
 
 
 def keys(store: MemoryStore, below: float = math.inf) -> list[int]:
-    """Of all entries before the first damage of each segment, as the format alone reads them; only of
-    segments with numbers below."""
+    """Of all entries before the first damage of each segment, as the format alone reads them; only
+    of segments with numbers below."""
     found: list[int] = []
     for path in sorted(segments(store), key=number):
         if "/wal/" in path and number(path) < below:
@@ -138,7 +138,7 @@ def keys(store: MemoryStore, below: float = math.inf) -> list[int]:
 
 
 def front(store: MemoryStore, findings: list[Finding]) -> list[int]:
-    """What stands before the first place that verify finds."""
+    """What precedes the first place that verify finds."""
     found = [one for one in findings if one.status != "clean"]
     if not found:
         return keys(store)

@@ -57,7 +57,8 @@ class Interrupted:
 
 
 def check_after(store: imap_wal.Store, acked: dict[str, Any], doubtful: dict[str, Any], where: str) -> bool:
-    """Whether the store goes on. Another thread can put, or is refused soon; so can this one."""
+    """Whether the store can be used further. Another thread can put, or is refused soon; so can
+    this one."""
     m = store.map("m")
     refused: list[ImapWalError] = []
 
@@ -126,7 +127,7 @@ def test_an_interrupt_at_any_line_of_a_change_leaves_a_store_that_works_or_says_
         lines, goes_on = play(store, at, before, work, **doubtful)
         gave_up += not goes_on
     assert at > 60, "so many lines has a put"
-    assert not gave_up, "a store on an appendable storage goes on after every interrupt"
+    assert not gave_up, "a store on an appendable storage can be used after every interrupt"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

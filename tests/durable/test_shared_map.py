@@ -78,7 +78,8 @@ class Meddling(imap_wal.MsgpackSerializer):
 
 
 def test_who_asks_for_keys_and_then_for_a_value_gets_no_old_one(memory: MemoryStore) -> None:
-    """`dict(m)` is known by coming back from the same instruction; nobody else is taken for it."""
+    """`dict(m)` is recognised by calls from the same instruction; other code is not taken for
+    it."""
     with embedded(memory) as store:
         m = store.map("m")
         m["a"] = 1

@@ -21,7 +21,8 @@ MAPS = 30
 
 
 class Held(GatedStore):
-    """A storage on which the first call of one kind waits until `go`; counts the calls of that kind."""
+    """A storage on which the first call of one kind waits until `go`; counts the calls of that
+    kind."""
 
     def __init__(self, inner: SegmentStore, kind: str, thread: str = "") -> None:
         super().__init__(inner)

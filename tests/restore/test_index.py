@@ -90,7 +90,8 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
 def test_many_nodes_that_fall_out_give_the_same_rows_and_conflicts_in_any_order(memory_bytes: int, seed: int, tmp_path: Path) -> None:
-    """Against the definition: of all rows of a key those with the greatest (incarnation, partition version) are of one node, or in conflict."""
+    """Against the definition: of all rows of a key those with the greatest (incarnation, partition
+    version) are of one node, or in conflict."""
     random_ = random.Random(seed)
     for _ in range(10):
         history: dict[bytes, list[tuple[str, Row]]] = {}

@@ -469,7 +469,8 @@ def test_a_look_after_a_change_asks_each_of_fifty_nodes_twice_and_reads_only_the
 
 
 def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(memory: MemoryStore) -> None:
-    """Each of the ways in which an acknowledged change can come to be where the view did not look last time."""
+    """Each of the ways in which an acknowledged change can come to be where the view did not look
+    last time."""
     names = ("n1", "n2", "n3")
     logs = {name: node(memory, name) for name in names}
     made = view(memory)

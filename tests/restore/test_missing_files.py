@@ -1,4 +1,5 @@
-"""A file that a manifest names and that is not there: every reader names it, and says what is missing with it."""
+"""A file that a manifest names and that is not there: every reader names it, and says what is
+missing with it."""
 
 from __future__ import annotations
 

@@ -171,7 +171,8 @@ HOUR_MS = 3_600_000
 def test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced(memory: MemoryStore, history: str) -> None:
     """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
     (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
-    It is never acknowledged, and must not come back: whatever the clocks say, however long it took."""
+    It is never acknowledged, and must not come back: whatever the clocks say, however long it
+    took."""
     clock = FakeClock()
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -182,7 +183,7 @@ def test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced(memo
     if history != "clock late":
         clock.advance(2 * HOUR_MS / 1000)
     report = run(memory, clock)
-    assert report.maps[0].tombstones == 0, "the tombstone goes at once"
+    assert report.maps[0].tombstones == 0, "the tombstone is dropped at once"
     prune(cluster(memory, clock))
     if history == "resend after a pause":  # another key, and then the request that was in doubt
         append(first, put("b", "late too", (1, 1, 1, 2)))
@@ -205,8 +206,9 @@ def in_partition(partition: int, row: Row) -> Row:
 def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older(
     memory: MemoryStore,
 ) -> None:
-    """The table is carried on: the rewrite after the one that dropped the tombstone reads nothing of
-    version 2, and neither does one that reads another map, or that covers a part of the nodes."""
+    """The table is carried on: the rewrite after the one that dropped the tombstone reads nothing
+    of version 2, and neither does one that reads another map, or that covers a part of the
+    nodes."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(second, put("a", None, (1, 2, 1, 1)), put("x", "1", (1, 2, 1, 2), "other"))
@@ -254,7 +256,7 @@ def test_embedded_stores_that_share_a_log_keep_what_an_earlier_open_writes_later
     memory: MemoryStore,
 ) -> None:
     """Each open has an incarnation of its own, and all may be writing: none is replaced by another.
-    A tombstone then stays until no node but its own is open."""
+    A tombstone is then kept until no node but its own is open."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("a", None, (2, 0, 1, 1)))
     append(first, put("a", "older than the tombstone", (1, 0, 1, 1)))
@@ -637,7 +639,7 @@ def test_the_owner_removes_former_snapshots_by_itself(memory: MemoryStore) -> No
 
 
 def test_a_file_of_the_current_generation_that_no_manifest_names_goes(memory: MemoryStore) -> None:
-    """What a second attempt of a Spark task left behind."""
+    """What a second attempt of a Spark task left."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     run(memory)
     (path,) = snapshot(memory).files
@@ -670,7 +672,7 @@ class Between(MemoryStore):
 def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, every: int, at_once: int
 ) -> None:
-    """Segments are archived while it reads them: it goes on from where it was."""
+    """Segments are archived while it reads them: it continues in the archive."""
     monkeypatch.setattr(pieces, "ROWS_MAX", 1)  # a segment is read in many steps
     log = node(memory)
     expected = {}

@@ -88,7 +88,8 @@ class Stage:
         self.wires: Any = None
         """Of agents and members."""
         self.owners: dict[tuple[str, int], tuple[str, int]] = {}
-        """Of each key in a cluster: the member that owns its partition, and the partition's version."""
+        """Of each key in a cluster: the member that owns its partition, and the partition's
+        version."""
         self.busy: dict[tuple[str, int], int] = {}
         """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
         self.exclusive = True
@@ -173,7 +174,9 @@ class Actor:
         ):
             if self.stage.damaged:
                 return
-            raise Violation("damage is told that is none", f"{self.spec.name}: {error}") from error
+            raise Violation(
+                "damage is reported where there is none", f"{self.spec.name}: {error}"
+            ) from error
         if isinstance(error, allowed) or self.process.hurt:
             return
         raise Violation("an error without a cause", f"{self.spec.name}: {error!r}") from error
@@ -190,7 +193,7 @@ class Actor:
                 storage=self.storage(), **settings,
             )  # fmt: skip
         except (ImapWalError, StorageError) as error:
-            if not isinstance(error.__cause__, NotFound):  # another took over meanwhile
+            if not isinstance(error.__cause__, NotFound):  # another process took over
                 self._refused(error, WriterLocked, Fenced, LostRace)
             raise Stop from error
         now = self.world.tick()
@@ -325,7 +328,7 @@ class Actor:
 
     def rewrite_twice(self, kills: bool = True) -> None:
         """With an engine that runs its last step twice, as Spark may; the second is killed when the
-        first is done, or goes on."""
+        first is done, or continues."""
         from tests.simulation.attempts import TwoAttempts
 
         try:

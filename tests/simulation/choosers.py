@@ -1,4 +1,5 @@
-"""Who goes next: by chance, by priorities that change (PCT), after one long pause, or as before."""
+"""Which task runs next: by chance, by priorities that change (PCT), after one long pause, or as
+before."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class RandomWalk:
 
 class Priorities:
     """Probabilistic concurrency testing (Burckhardt and others, ASPLOS 2010): the ready task of the
-    highest priority goes; at `depth - 1` steps, drawn from `steps`, it falls to the lowest. Finds a
+    highest priority runs; at `depth - 1` steps, drawn from `steps`, it falls to the lowest. Finds a
     bug that needs `depth` such orderings with a probability of at least 1 / (n · steps^(depth-1)).
     """
 
@@ -84,7 +85,7 @@ class Pause:
 
 class Replay:
     """The schedule of a former run, as runs of (task, steps). Where the task named cannot go, the
-    one that goes on stays, so that a schedule with a run left out still means something."""
+    one that can still run is kept, so that a schedule with a run left out still means something."""
 
     def __init__(self, runs: list[tuple[int, int]]) -> None:
         self._runs = [list(run) for run in runs]

@@ -76,7 +76,7 @@ others after it."""
 
 
 def orders(tasks: int) -> Iterator[Order]:
-    """All of them in which nobody comes after."""
+    """All of them that have no successor."""
     for paused in range(tasks):
         others = [number for number in range(tasks) if number != paused]
         for size in range(1, len(others) + 1):

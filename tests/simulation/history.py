@@ -99,7 +99,7 @@ class History:
         not in `found` were not asked for."""
         for key, value in found.items():
             if key not in self.writes:
-                raise Violation("a change nobody made", f"{who} has {key!r}: {value!r}")
+                raise Violation("a change that was never made", f"{who} has {key!r}: {value!r}")
         for key, writes in self.writes.items():
             if key in found:
                 self._check_key(writes, found[key], start, end, who)

@@ -32,7 +32,7 @@ _LEFT_OUT = ("spark", "demo", "cluster", "playback", "flights", "picture")
 
 
 class _Secrets:
-    """Tokens that nobody drew before in this run."""
+    """Tokens that were not drawn before in this run."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -136,7 +136,8 @@ class _One:
 
 
 def _remembered(batches: Any) -> Any:
-    """`imap_wal.archive.batches`, which decodes the same bytes once. One call to the store, as ever."""
+    """`imap_wal.archive.batches`, which decodes the same bytes once. One call to the store, as
+    ever."""
     known: dict[tuple[bytes, Any], list[Any]] = {}
 
     def remembered(

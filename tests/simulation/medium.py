@@ -205,7 +205,8 @@ class SimStore:
     def __init__(self, world: World, process: Process, medium: Medium, kind: str) -> None:
         self.world, self.process, self.medium, self.kind = world, process, medium, kind
         self.url = f"sim+{kind}://{process.name}/{next(_numbers)}"
-        """Of this store alone: what a process remembers of one storage is of no use in another run."""
+        """Of this store alone: what a process remembers of one storage is of no use in another
+        run."""
         self.capabilities = _CAPABILITIES[kind]
 
     def do(self, call: str, path: str, effect: Callable[[], T]) -> T:

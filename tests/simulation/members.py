@@ -34,7 +34,7 @@ PATIENCE = 60
 """Steps between two tries: the agent opens a failed log again after a second."""
 
 _here: list[Actor] = []
-"""Who acts where no task runs: before and after a run."""
+"""The actor where no task runs: before and after a run."""
 
 
 def actor() -> Any:
@@ -50,7 +50,7 @@ class Wires:
         self._numbers = itertools.count(1)
 
     def broken(self, process: Process) -> None:
-        """A process died: who waits for its answers is told."""
+        """A process died: wake those who wait for its answers."""
         for router in self.routers.values():
             if router.process is process:
                 for connection in router.connections.values():
@@ -299,8 +299,8 @@ class MemberActor(Actor):
         self._append(number, None)
 
     def put_and_leave(self, number: int) -> None:
-        """Nobody waits for the answer: the member's time is over, the change may still come. (Its
-        partition may migrate now.)"""
+        """The member no longer waits for the answer: its time is over, the change may still come.
+        (Its partition may migrate now.)"""
         place = self.spec.cluster_id, number
         owner, version = self.stage.owners.setdefault(place, (self.spec.name, 0))
         if owner != self.spec.name or (self._connection is None and not self.hello()):
@@ -353,7 +353,7 @@ class MemberActor(Actor):
             self._acknowledged(write)
 
     def _acknowledged(self, write: Write) -> None:
-        """Nothing more to be judged: which agent of a node may acknowledge, its log tells."""
+        """Nothing more is judged: the log itself decides which agent of a node may acknowledge."""
 
     def _send(self, number: int, version: int, value: bytes | None) -> str:
         self._request += 1
@@ -412,7 +412,7 @@ class MemberActor(Actor):
     def _read(
         self, kind: str, *fields: Any, payload: bytes = b""
     ) -> tuple[list[Any], bytes] | None:
-        """The answer, asked for again on a new connection if one broke; None: an error was told."""
+        """The answer, asked for again on a new connection if one broke; None: it was an error."""
         for _ in range(TRIES):
             connection = self._reading.get(getcurrent())
             if connection is None:
@@ -428,7 +428,7 @@ class MemberActor(Actor):
 
 
 class Alone:
-    """An agent before or after a run, when nobody else acts: one request, one turn, one answer.
+    """An agent before or after a run, when no other task runs: one request, one turn, one answer.
     `me` has `process`, `stage`, `spec` and `storage()`, as an actor has."""
 
     def __init__(self, me: Any, node: str, cluster_id: str = "c1") -> None:

@@ -1,4 +1,4 @@
-"""Logs as they may stand when a run begins; each is made once and then copied."""
+"""Logs as they may be when a run begins; each is made once and then copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run: a plan, played under one schedule, judged; and how it is told and shrunk."""
+"""One run: a plan, played under one schedule and judged; and how it is printed and shrunk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plan:
     exclusive: bool = True
     seed: int = 0
     manifests_kept: int = 64
-    """How many manifests stay; with few of them, numbers are cleaned under those that sleep."""
+    """How many manifests are kept; with few, old ones are deleted while another process sleeps."""
 
 
 ROLES: dict[str, type[Actor]] = {"embedded": Actor, "agent": AgentActor, "member": MemberActor}
@@ -117,7 +117,7 @@ def _lose_power(media: Mapping[str, Medium], seed: int) -> None:
 
 
 class Survivor:
-    """Opens and reads when nobody else does any more."""
+    """Opens and reads when all others have ended."""
 
     def __init__(self, stage: Stage, media: dict[str, Medium], seed: int, name: str) -> None:
         world = World(stage.world.chooser)
@@ -168,7 +168,7 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
 
 
 def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, ...]) -> bool:
-    """What somebody does between two runs. Returns whether changes may be gone for good."""
+    """What is done between two runs. Returns whether changes may be gone for good."""
     what, *more = op
     survivor = Survivor(stage, stage.media, plan.seed * 64 + 40, f"the operator's {what}")
     try:

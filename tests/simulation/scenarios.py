@@ -65,7 +65,8 @@ def _faults(rng: Random, plan: Plan) -> Plan:
 
 
 def takeovers(rng: Random) -> Plan:
-    """One node's log, opened by two or three processes, each of which thinks that it is the one."""
+    """One node's log, opened by two or three processes, each of which takes itself for the
+    writer."""
     names = "BC" if rng.random() < 0.3 else "B"
     others = [_writer(rng, name, rng.random() < 0.85) for name in names]
     specs = (_writer(rng, "A", False), *others)
@@ -195,7 +196,7 @@ def agents(rng: Random) -> Plan:
 
 
 def verifying(rng: Random) -> Plan:
-    """`maintenance` with somebody who verifies meanwhile."""
+    """`maintenance` with a `verify` at the same time."""
     plan = maintenance(rng)
     return replace(plan, specs=(*plan.specs, Spec("verifier", ((("verify",),),))))
 

@@ -1,5 +1,5 @@
 """What the code under test finds in place of `threading` and `time`: a task that would block
-lets others go on, and no time passes but that of the world."""
+lets others run, and only the world's time passes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class RLock:
 
 
 class Condition:
-    """As `threading.Condition`. A wait with a timeout lets others go on and then returns False
+    """As `threading.Condition`. A wait with a timeout lets others run and then returns False
     unless it was notified."""
 
     def __init__(self, lock: Any = None) -> None:

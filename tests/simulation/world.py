@@ -2,10 +2,10 @@
 
     Task      a greenlet that runs real code; it stops before every call to the storage
     Process   tasks that live and die together: one clock, one randomness, one view of the storage
-    World     who goes next, at which step, with which fault; the trace of what was done
+    World     which task runs next, at which step, with which fault; the trace of what was done
 
 A step is one call to the storage. At every step the chooser picks one of the tasks that could
-make one. Nothing else switches tasks, so a run is told by its choices and its faults alone.
+make one. Nothing else switches tasks, so a run is determined by its choices and its faults alone.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Violation(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at one call of a process. `kind`: crash (before the call), crash-after,
-    fails (no effect, an error), lost (takes effect, its answer is an error), late (takes effect, the
+    """What happens at one call of a process. `kind`: crash (before the call), crash-after, fails
+    (no effect, an error), lost (takes effect, its answer is an error), late (takes effect, the
     answer comes many steps later), power (everybody dies, unsynced bytes go)."""
 
     kind: str
@@ -113,7 +113,7 @@ class Task(greenlet):
         self.expects: object = None
         """What wakes it before that."""
         self.daemon = False
-        """It may wait for ever: it serves others."""
+        """It may wait without end: it serves others."""
 
     def _work(self) -> None:
         try:
@@ -123,13 +123,13 @@ class Task(greenlet):
             pass
         except Violation as error:
             self.world.violate(error)
-        except Exception as error:  # an error nobody expected ends the run
+        except Exception as error:  # an unexpected error ends the run
             self.world.violate(Violation("unexpected error", f"{self.name}: {error!r}"), error)
         self.world.finished(self)
 
 
 class Chooser(Protocol):
-    """Who goes next."""
+    """Which task runs next."""
 
     def choose(self, world: World, ready: list[Task], current: Task | None) -> Task: ...
 
@@ -249,7 +249,7 @@ class World:
             self.sleep(LATE_STEPS)
 
     def sleep(self, steps: int, until: object = None) -> None:
-        """Let others go on for so many steps, or until nobody else can, or until `wake(until)`."""
+        """Let others run for so many steps, or until no other can, or until `wake(until)`."""
         task = getcurrent()
         if not isinstance(task, Task):
             return
@@ -272,7 +272,7 @@ class World:
         self._switch_away(task)
 
     def wake(self, what: object) -> None:
-        """Those blocked on it may go on."""
+        """Those blocked on it may run."""
         for task in self.tasks:
             if task.waiting is what:
                 task.waiting = None
@@ -298,7 +298,7 @@ class World:
             told(process)
 
     def power_loss(self) -> None:
-        """All processes die, and what was not synced goes."""
+        """All processes die, and what was not synced is lost."""
         for process in self.processes:
             process.hurt = True
             if not process.dead:

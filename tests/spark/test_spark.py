@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 
 def run(log: ClusterLog, engine: Engine, **options: Any) -> RewriteReport:
-    """A rewrite whose clock stands still, over a storage whose clock does not."""
+    """A rewrite whose clock does not run, over a storage whose clock does."""
     return rewrite(log, engine, skew_ms_max=2**60, **options)
 
 
@@ -149,8 +149,8 @@ def test_a_conflict_is_decided_as_the_local_engine_does(spark: Any, tmp_path: Pa
 
 
 def test_a_task_that_runs_twice_takes_nothing_away(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculation, or a stage that is tried again: two attempts at one range write at the same time;
-    Spark takes the answer of one. Here the other one runs to its end after it, and before."""
+    """Speculation, or a stage that is tried again: two attempts at one range write at the same
+    time; Spark takes the answer of one. Here the other one runs to its end after it, and before."""
     from rewrite_cli import spark as module
 
     store = open_store(str(tmp_path))

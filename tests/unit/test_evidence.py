@@ -1,4 +1,5 @@
-"""Files that know more than the manifest beside them: an open, verify and repair ask one function."""
+"""Files that know more than the manifest beside them: an open, verify and repair ask one
+function."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
     with pytest.raises(CorruptLog) as caught:
         node_log(left)
     assert (caught.value.file, caught.value.offset) == (path, at)
-    assert f"first lost position {Position(1, 2, at, 0)}, 5 whole frames with 5 entries stand behind it, up to {Position(1, 3, last, 0)}" in str(
+    assert f"first lost position {Position(1, 2, at, 0)}, 5 whole frames with 5 entries follow it, up to {Position(1, 3, last, 0)}" in str(
         caught.value
     )
 
@@ -241,7 +241,7 @@ def test_the_checksum_carried_from_segment_to_segment_shows_one_that_was_exchang
     assert list(whole.frames()) and whole.tail().status == "clean"
     overwrite(left, path, foreign.read(path))
     for mode in ("absolute", "torn-tail"):
-        with pytest.raises(LogError, match=r"goes on from a later frame|names as the last good one"):
+        with pytest.raises(LogError, match=r"continues from a later frame|names as the last good one"):
             contents(left, recovery_mode=mode)
 
 
@@ -368,7 +368,7 @@ def test_a_refusal_for_a_missing_segment_names_what_is_at_stake(memory: MemorySt
     history(memory)
     left = copy_files(memory)
     left.delete(segments(left)[1])
-    stakes = r"first lost position 00000001\.00000002\..* 4 whole frames with 4 entries stand behind it, up to 00000001\.00000003"
+    stakes = r"first lost position 00000001\.00000002\..* 4 whole frames with 4 entries follow it, up to 00000001\.00000003"
     with pytest.raises(ShortLog, match=stakes):
         node_log(left)
 

@@ -215,7 +215,7 @@ class Counted:
 
 
 def frame_like(length: int, size: int, kind: int = 1) -> bytes:
-    """So many bytes of frame headers that a search cannot tell from real ones without their CRC."""
+    """Frame headers that a search can tell from real ones only by their CRC."""
     return (struct.pack("<IIIQ", length, 1, kind | 1 << 8, 0) * (size // 20 + 1))[:size]
 
 

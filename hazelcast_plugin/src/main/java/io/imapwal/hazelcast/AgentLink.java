@@ -126,8 +126,9 @@ final class AgentLink {
         if (failure == null) {
             for (Change change : changes) {
                 if (!guard.holds(change.stamp)) {
-                    // The partition changed hands meanwhile, and perhaps came back: Hazelcast would take the change, but the log has it
-                    // as one of a former owner, which a rewrite may void. It is repeated, with a stamp of its own.
+                    // The partition moved away during the append, and may have returned: Hazelcast would
+                    // accept the change, but in the log it has a former owner's stamp, and a rewrite may
+                    // void it. Hazelcast repeats the change, which gets a new stamp.
                     changes.forEach(each -> settler.add(this, each, -1, 0));
                     throw OrderGuard.movedMeanwhile(change.stamp.partition());
                 }

@@ -41,7 +41,7 @@ final class AgentReader implements Closeable {
 
     /**
      * @param next  where the next page begins, as msgpack; null at the end
-     * @param total how many keys the agent gave in this listing, with this page
+     * @param total how many keys the agent sent in this listing, this page included
      */
     record Keys(List<Data> keys, byte[] next, long total) {
     }
@@ -50,7 +50,7 @@ final class AgentReader implements Closeable {
         void accept(long schemaId, byte[] bytes) throws IOException;
     }
 
-    /** One page; see {@link KeyListing}, which takes care that none is missing. */
+    /** One page; {@link KeyListing} checks that none is missing. */
     Keys keys(String map, byte[] cursor, int limit) throws IOException {
         try {
             return page(map, cursor, limit);

@@ -20,7 +20,7 @@ final class KeyListing {
         this.limit = limit;
     }
 
-    /** Whether all keys have been had. */
+    /** Whether all keys have been received. */
     boolean ended() {
         return ended;
     }
@@ -30,8 +30,8 @@ final class KeyListing {
         AgentReader.Keys page = reader.keys(map, cursor, limit);
         received += page.keys().size();
         if (received != page.total()) {
-            throw new ListingGone("the agent gave " + page.total() + " keys of map \"" + map + "\" up to this page, " + received
-                    + " have arrived", null);
+            throw new ListingGone("the agent sent " + page.total() + " keys of map \"" + map + "\" up to this page, "
+                    + received + " have arrived", null);
         }
         cursor = page.next();
         ended = cursor == null;

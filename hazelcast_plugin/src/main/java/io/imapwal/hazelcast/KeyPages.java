@@ -10,8 +10,8 @@ import java.util.NoSuchElementException;
 import java.util.function.Function;
 
 /**
- * All keys of a map, fetched page by page as they are asked for. Hazelcast closes it. When a listing cannot go on it begins again:
- * a key may then come twice, which only loads it twice.
+ * All keys of a map, fetched page by page as they are asked for. Hazelcast closes it. When a listing
+ * cannot continue, another is begun: a key may then come twice, and is loaded twice, with no other effect.
  */
 final class KeyPages implements Iterator<Object>, Closeable {
     private static final int LISTINGS_MAX = 8;

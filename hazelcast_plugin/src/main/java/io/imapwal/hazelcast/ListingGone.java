@@ -2,7 +2,7 @@ package io.imapwal.hazelcast;
 
 import java.io.IOException;
 
-/** A listing of keys that cannot go on, or that lacks keys. It must begin again: what it gave so far may not be all. */
+/** A listing of keys cannot continue, or keys are missing from it. The caller must begin a new listing. */
 final class ListingGone extends IOException {
     private static final long serialVersionUID = 1L;
 

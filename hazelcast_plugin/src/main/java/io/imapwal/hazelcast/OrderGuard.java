@@ -68,6 +68,7 @@ final class OrderGuard {
     }
 
     static RetryableHazelcastException movedMeanwhile(int partitionId) {
-        return new RetryableHazelcastException("partition " + partitionId + " changed hands while a change of it was appended; the change is repeated");
+        return new RetryableHazelcastException("partition " + partitionId + " moved to another member while a change of it was appended; "
+                + "Hazelcast repeats the change");
     }
 }
