@@ -646,7 +646,7 @@ class _Run:
         self._store, self._folder, self._node, self._manifests, self._nonce = store, node_folder, node, manifests, nonce
         self._write = write
         self._number, self._manifest = number, manifest
-        self._wal = wal_folder(store, node_folder, manifest.archived)
+        self._wal = wal_folder(store, node_folder, manifest.archived, manifest.begins)
         self._segments = [each for each in self._wal.segments if writing is None or each.number < writing]
 
     def archive(self, scratch: Path | None) -> Archived:

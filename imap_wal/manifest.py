@@ -253,6 +253,9 @@ class NodeManifest:
     newest: int = 0
     """Number of the newest segment that was in `wal/` when this was published, or is archived. A
     folder without it is incomplete."""
+    begins: tuple[int, int] = (0, 0)
+    """(epoch, segment): the first segment of the present epoch. One of an earlier epoch with this number or a higher one was begun by
+    a writer that had been replaced, and is void, whether the present epoch has written a segment yet or not."""
     forgotten: bool = False
     """`imap-wal forget-node` is deleting this log: it cannot be opened again."""
     cluster: Seen = NOTHING_SEEN
@@ -269,7 +272,7 @@ class NodeManifest:
         document = asdict(replace(self, archives=()))
         document["archives"] = [archive.to_json() for archive in self.archives]
         document["requests"] = {str(session): request for session, request in self.requests.items()}
-        for name in ("kind", "removed", "wal_id", "newest", "forgotten", "cluster"):  # written only when set: version 1 had none of them
+        for name in ("kind", "removed", "wal_id", "newest", "begins", "forgotten", "cluster"):  # written only when set: version 1 had none of them
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
@@ -291,6 +294,7 @@ class NodeManifest:
             removed=Position(*data.get("removed", START)),
             wal_id=data.get("wal_id", ""),
             newest=data.get("newest", 0),
+            begins=(data["begins"][0], data["begins"][1]) if "begins" in data else (0, 0),
             forgotten=data.get("forgotten", False),
             cluster=Seen(**data.get("cluster", {})),
         )

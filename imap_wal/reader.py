@@ -59,6 +59,7 @@ class _Place:
     segment: SegmentFile | None = None
     offset: int = 0
     cuts: tuple[tuple[int, Position], ...] = ()
+    begins: tuple[int, int] = (0, 0)
 
 
 class Bound:
@@ -170,7 +171,8 @@ class LogReader:
         current = place.segment
         if current is None:
             return None
-        found = [each for each in wal_folder(self._store, self._log.node_folder(self.node)).segments if each.number >= current.number]
+        wal = wal_folder(self._store, self._log.node_folder(self.node), begins=place.begins)
+        found = [each for each in wal.segments if each.number >= current.number]
         if not found or [each.number for each in found] != list(range(current.number, current.number + len(found))):
             return None
         return found if (found[0].epoch, found[0].number) == (current.epoch, current.number) else None
@@ -182,7 +184,7 @@ class LogReader:
             raise MissingNode(
                 f"in {state.folder} stands log directory {manifest.directory} by now, {place.directory} was being read: its log was replaced"
             )
-        place.directory = manifest.directory
+        place.directory, place.begins = manifest.directory, manifest.begins
         if state.missing:
             raise MissingNode(f"{state.missing}; {MISSING_ADVICE}")
         if START < manifest.removed >= place.wanted:

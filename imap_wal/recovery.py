@@ -111,7 +111,7 @@ class Recoverer:
     ) -> None:
         self._store, self._node, self._manifest, self._mode, self._claim = store, node, manifest, mode, claim
         self._clock, self._randomness = clock, randomness
-        found = wal_folder(store, node.node_folder, manifest.archived)
+        found = wal_folder(store, node.node_folder, manifest.archived, manifest.begins)
         numbers = [each.number for each in found.segments]
         self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
         self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]

@@ -170,7 +170,7 @@ class ClusterLog:
             # Listing first: what is archived in between is then known to the manifest, and never seems to be missing.
             listed = self.store.list(f"{folder}/wal")
             _, manifest = manifests.read()
-            wal = sorted_out(listed, manifest.archived)
+            wal = sorted_out(listed, manifest.archived, manifest.begins)
             if manifest.wal_id and manifest.wal_id not in wal.logs:
                 return NodeState(name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs))
             gap = self._gap(folder, manifest, wal.segments)
@@ -602,7 +602,7 @@ class LiveView:
         log, nodes, moved = self._log, dict(state.nodes), set()
         for name, known in state.nodes.items():
             manifest = known.manifest
-            wal = wal_folder(log.store, known.folder, manifest.archived)
+            wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
             if [each.path for each in wal.segments] != [each.path for each in known.segments] or (
                 manifest.wal_id and manifest.wal_id not in wal.logs
             ):

@@ -46,12 +46,12 @@ class WalFolder:
         return "" if last is None else last.path
 
 
-def wal_folder(store: SegmentStore, node_folder: str, archived: tuple[int, int] = (0, 0)) -> WalFolder:
+def wal_folder(store: SegmentStore, node_folder: str, archived: tuple[int, int] = (0, 0), begins: tuple[int, int] = (0, 0)) -> WalFolder:
     """List a node's `wal/`. `archived`: what the node's manifest says."""
-    return sorted_out(store.list(f"{node_folder}/wal"), archived)
+    return sorted_out(store.list(f"{node_folder}/wal"), archived, begins)
 
 
-def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0)) -> WalFolder:
+def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0), begins: tuple[int, int] = (0, 0)) -> WalFolder:
     """The same from a listing."""
     newest: dict[tuple[int, int], SegmentFile] = {}
     below, copied = [], []
@@ -74,7 +74,8 @@ def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0)) 
             older, younger = sorted((known, found), key=lambda each: layout.recovered_by(each.path))
             newest[name] = younger
             copied.append(older)
-    counting = layout.without_replaced(newest)
+    epoch, first = begins
+    counting = layout.without_replaced(name for name in newest if name[0] >= epoch or name[1] < first)
     void = tuple(each for name, each in newest.items() if name not in counting)
     segments = sorted((newest[name] for name in counting), key=lambda each: each.number)
     return WalFolder(tuple(segments), tuple(below), tuple(copied), void, frozenset(logs), frozenset(writers))

@@ -447,7 +447,7 @@ class _Opening:
             # Not only for a takeover: an open that was stopped between lock and manifest, and
             # replaced meanwhile, finds its successor here.
             self._shut_out(before)
-        wal = wal_folder(self._store, self._folder, before.archived)
+        wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         before = self._check_place(before, wal, cluster)
         _demand_current(self._store, self._folder, before, wal)
         beyond = mark_beyond(self._identity.node, before, wal.segments[-1].name if wal.segments else (0, 0), cluster)
@@ -474,7 +474,7 @@ class _Opening:
             if manifest.epoch != claimed.epoch:
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
             newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
-            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest)
+            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
 
         manifest = self.manifests.update(change)
         self._register(manifest.directory)
@@ -565,7 +565,9 @@ def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wa
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:
     """Create the segment that the old writer would create next: it then fails, and knows. Before the log is scanned, so that whatever it acknowledged is scanned. One
     segment, the last of its epoch, however often this is begun anew: `layout.fences` keeps that for ever."""
-    counting = wal_folder(store, identity.node_folder, manifest.archived).segments  # not those that an opener left which came too late
+    counting = wal_folder(
+        store, identity.node_folder, manifest.archived, manifest.begins
+    ).segments  # not those that an opener left which came too late
     number = max([manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)])
     path = layout.wal_path(identity.node_folder, manifest.epoch, number)
     while not _holds_nothing(store, path):

@@ -241,7 +241,9 @@ class NodeRepair:
         self._manifest = replace(manifest, archives=(*manifest.archives, *found), archived=archived, requests=requests)
 
     def _wal(self) -> WalFolder:
-        return sorted_out((file for file in self.node.files if file.path.startswith(f"{self.node.folder}/wal/")), self._manifest.archived)
+        return sorted_out(
+            (file for file in self.node.files if file.path.startswith(f"{self.node.folder}/wal/")), self._manifest.archived, self._manifest.begins
+        )
 
     # ---- segments ----
 

@@ -136,7 +136,7 @@ def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
     for _ in range(ATTEMPTS):
         files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
         number, manifest = manifests.read()
-        wal = sorted_out((file for file in files if file.path.startswith(f"{folder}/wal/")), manifest.archived)
+        wal = sorted_out((file for file in files if file.path.startswith(f"{folder}/wal/")), manifest.archived, manifest.begins)
         last = max((segment.number for segment in wal.segments), default=manifest.archived[1])
         if max(manifest.newest, manifest.checkpoint.segment) <= last:
             break  # else a segment was begun between the two, or is missing

@@ -23,7 +23,7 @@ from imap_wal.store import Store
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import rewrite
-from storage_backends import NotFound, SegmentStore, open_store
+from storage_backends import NotFound, SegmentStore, Unavailable, open_store
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -361,6 +361,33 @@ def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(memory:
     with embedded(memory, takeover=True) as new:
         assert memory.exists(layout.old_fence_path(NODE, log.epoch))
         assert dict(new.map("m")) == {"a": 1}
+
+
+def test_a_segment_that_a_replaced_writer_begins_late_is_void(memory: MemoryStore) -> None:
+    """Its successor had written nothing, so no segment of it said that this one came too late; and a deletion came back."""
+    slow = Interrupted(memory)
+    first = embedded(slow, "a")
+    first.map("m").update({"k": 1, "other": 1})
+    first.archive()
+    opened: list[Store] = []
+
+    def replace_it() -> None:
+        opened.append(embedded(memory, "b"))
+        del opened[0].map("m")["k"]
+        compact(memory)
+        slow.when = lambda name, path: name == "create" and "/manifest/" in path
+        slow.meanwhile = unavailable
+
+    def unavailable() -> None:
+        raise Unavailable("once")
+
+    slow.when, slow.meanwhile = lambda name, path: name == "open_append", replace_it
+    with pytest.raises(ImapWalError):
+        first.map("m")["k"] = "late"
+    opened[0].close()
+    for node in ("b", "a"):
+        with embedded(memory, node) as again:
+            assert dict(again.map("m")) == {"other": 1}
 
 
 class AppendsByName(LocalStore):
