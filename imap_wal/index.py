@@ -241,7 +241,7 @@ class NewestIndex:
         """Key, deleted flag and expiry of every newest row, without reading values. Otherwise as
         `batches`."""
         if not self._runs:
-            for some in self._pages_of_memory(name, rows_max, ordered=False):
+            for _, some in self._pages_of_memory(name, rows_max, ordered=False):
                 states = [(row[1], row[5], row[7]) for row in some]
                 yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
             return
@@ -260,9 +260,9 @@ class NewestIndex:
         if self._runs:
             yield from self._stored_rows(name, rows_max)
             return
-        for some in self._pages_of_memory(name, rows_max, ordered):
+        for table, some in self._pages_of_memory(name, rows_max, ordered):
             for page in in_pages(some, [len(row[1]) + len(row[3] or b"") for row in some], self.page_bytes):
-                yield self._split(self._tables[name], page)
+                yield self._split(table, page)
 
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
         """What a merge elsewhere must know: the newest row of every key, and of keys in conflict
@@ -317,9 +317,9 @@ class NewestIndex:
 
     # ---- in memory ----
 
-    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool) -> Iterator[list[_Owned]]:
-        """The rows of a map that was all in memory when this began. Those that have gone to scratch
-        since are found there."""
+    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool) -> Iterator[tuple[_Table, list[_Owned]]]:
+        """The rows of a map that was all in memory when this began, with the table that says whose
+        they are. Rows that were moved to scratch since are found there; each names its node."""
         table = self._tables.get(name)
         if table is None:
             return
@@ -328,12 +328,12 @@ class NewestIndex:
             some = keys[start : start + rows_max]
             if self._runs:
                 for rows, nodes in self._pages_of(name, self._find(name, some), rows_max, dict(self._runs)):
-                    yield [(*row, node) for row, node in zip(rows, nodes, strict=True)]
+                    yield table, [(*row, node) for row, node in zip(rows, nodes, strict=True)]
                 continue
             now = self._tables.get(name)
             if now is not None:
                 self._refuse_rivals(name, now, some)
-                yield [row for row in map(now.rows.get, some) if row is not None]
+                yield now, [row for row in map(now.rows.get, some) if row is not None]
 
     def _rows_of(self, name: str, table: _Table, keys: Sequence[bytes]) -> Iterator[Row | None]:
         self._refuse_rivals(name, table, keys)

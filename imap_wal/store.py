@@ -25,7 +25,7 @@ from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, MissingNode, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX
 from imap_wal.keeper import Keeper
-from imap_wal.manifest import ClusterManifest, current_cluster, node_manifests
+from imap_wal.manifest import ClusterManifest, claim_manifests, current_cluster, node_manifests
 from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
@@ -482,18 +482,36 @@ def open(  # the public name: imap_wal.open
     url, wal_dir = location(url), location(wal_dir, "wal_dir")
     try:
         store = storage or open_store(url, wal_dir=wal_dir)
+        all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
+        _demand_ours(all_logs, node, chosen.recovery_policy)
         log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover)
         try:
             incarnation = next_incarnation(log)
             if not shared:
                 _shut_out_others(log, chosen)
-            all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
             return Store(log, all_logs, chosen, incarnation, serializer or MsgpackSerializer(), wal_filter)
         except BaseException:
             log.close(clean=False)
             raise
     except StorageError as error:
         raise StorageUnavailable(f"{url}: {error}") from error
+
+
+def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
+    """Refuse before anything is written: once a node is registered, all others wait for its log. `InvalidSetting` in a cluster of
+    Hazelcast members; `MissingNode` for a new node where another one's log cannot be read."""
+    manifest = logs.manifest()
+    claims = claim_manifests(logs.store, logs.folder, manifest.claims, logs.clock, logs.randomness)
+    if claims.read()[1].newest:
+        raise _of_members(logs.cluster, logs.namespace)
+    if manifest.nodes and node not in manifest.nodes:
+        logs.state().demand(policy)
+
+
+def _of_members(cluster: str, namespace: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"cluster {cluster!r} in namespace {namespace!r} belongs to Hazelcast members; open another cluster name, or read it with `imap-wal export`"
+    )
 
 
 def _shut_out_others(log: NodeLog, settings: Settings) -> None:
@@ -521,10 +539,7 @@ def next_incarnation(log: NodeLog) -> int:
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         if log.claims.read()[1].newest:
-            raise InvalidSetting(
-                f"cluster {log.identity.cluster!r} in namespace {log.identity.namespace!r} belongs to Hazelcast members; open another cluster name, "
-                "or read it with `imap-wal export`"
-            )
+            raise _of_members(log.identity.cluster, log.identity.namespace)
         return replace(manifest, incarnation=manifest.incarnation + 1)
 
     return log.clusters.update(claim).incarnation

@@ -309,6 +309,18 @@ def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_ope
         assert len(store.map("m")) == 0
 
 
+def test_an_open_that_is_refused_leaves_nothing_that_others_wait_for(tmp_path: Path) -> None:
+    """Two machines with one name for their own disks: the second was refused, and by then registered; the first could not open either."""
+    root = LocalStore(str(tmp_path / "root"))
+    here, elsewhere = SplitStore(root, LocalStore(str(tmp_path / "here"))), SplitStore(root, LocalStore(str(tmp_path / "elsewhere")))
+    with embedded(here) as store:
+        store.map("m")["a"] = 1
+    with pytest.raises(MissingNode):
+        embedded(elsewhere, node="n2")
+    with embedded(here) as store:
+        assert dict(store.map("m")) == {"a": 1}
+
+
 def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(tmp_path: Path) -> None:
     root = LocalStore(str(tmp_path / "root"))
     lost, new = SplitStore(root, LocalStore(str(tmp_path / "lost"))), SplitStore(root, LocalStore(str(tmp_path / "new")))

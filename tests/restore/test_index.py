@@ -266,3 +266,18 @@ def test_reading_costs_the_same_whether_one_node_wrote_or_a_hundred(tmp_path: Pa
         calls[nodes] = count
         index.close()
     assert calls[100] < 2 * calls[1], calls
+
+
+def test_a_listing_of_rows_goes_on_when_its_map_is_moved_to_scratch_between_two_pages(tmp_path: Path) -> None:
+    def rows(name: str, count: int, size: int) -> list[Row]:
+        return [(name, b"%03d" % each, "k", bytes(size), "v", False, 1, 0, 0, (1, 0, 1, each + 1)) for each in range(count)]
+
+    index = NewestIndex(200_000, tmp_path)
+    index.add("n1", rows("m", 4, 30_000))
+    listing = index.batches_with_nodes("m")
+    first, nodes = next(listing)
+    index.add("n2", rows("other", 20, 30_000))
+    index.add("n2", rows("m", 1, 10))
+    assert index.overflowed and len(first) < 4
+    found = [(row[1], node) for page, owners in [(first, nodes), *listing] for row, node in zip(page, owners, strict=True)]
+    assert found == [(b"%03d" % each, "n1") for each in range(4)]
