@@ -575,10 +575,6 @@ def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluste
         mark = marks.get(node)
         if mark is not None and mark.directory == manifest.directory and mark.position[:2] > end:
             return f"a snapshot covers node {node!r} up to {mark.position}, its log ends with segment {end[0]}-{end[1]}"
-    if manifest.removed > START and manifest.kind != LOG:  # of a log for its own sake, its owner may remove what nothing covers
-        covered = [each[node].position for each in cluster.distinct_marks if node in each and each[node].directory == manifest.directory]
-        if max(covered, default=START) < manifest.removed:
-            return f"entries of node {node!r} up to {manifest.removed} were removed, and no snapshot covers them"
     return ""
 
 

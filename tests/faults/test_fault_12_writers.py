@@ -321,7 +321,7 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
         life = Life(LocalStore(root), Reference())
         while time.monotonic() < end:
             with suppress(LostRace):
-                rewrite(life.cluster(), LocalEngine(Settings(preallocate=False)))
+                rewrite(life.cluster(), LocalEngine(Settings(preallocate=False)), skew_ms_max=2**60)
                 prune(life.cluster())
                 cases(1)
 
