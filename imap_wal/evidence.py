@@ -33,7 +33,11 @@ def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collect
     archived."""
     named = {archive.path for archive in manifest.archives}
     highest, newer = 0, ""
+    segments = set()
     for file in files:
+        name = layout.parse_wal_path(file.path)
+        if name is not None and "/lost/" not in file.path:
+            segments.add(name)
         epoch, archive = epoch_of(file.path), layout.parse_archive_path(file.path)
         highest = max(highest, epoch)
         why = ""
@@ -44,7 +48,17 @@ def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collect
             what = f"{file.path} holds entries up to {archive.last} that the manifest does not know"
             why = f"{what}; their segments are gone"
         newer = newer or why
-    return Evidence(highest, newer)
+    return Evidence(highest, newer or _another_beginning(manifest, segments))
+
+
+def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, int]]) -> str:
+    """Why the manifest is of another history of this log, with the same epochs: of a copy that was
+    opened, for example. "" where nothing says so."""
+    epoch, begins = manifest.begins
+    first = min((number for each, number in segments if each == epoch), default=0)
+    if any(each < epoch and begins <= number < first for each, number in segments):
+        return f"epoch {epoch} began with segment {first}, the manifest says {begins}"
+    return ""
 
 
 def epoch_of(path: str) -> int:

@@ -95,6 +95,8 @@ class NodeRepair:
         self._evidence = evidence.of_node(self.node, self._manifest, self.view.manifest)
         self._changed = self.older
         if self.older:
+            # Where an epoch of another history of this log began says nothing about these files.
+            self._manifest = replace(self._manifest, begins=(0, 0))
             self._adopt_archives()
         below = self._plan_archives()
         self._plan_segments(given_up=below is not None)

@@ -5,6 +5,7 @@ before."""
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,41 @@ def test_a_folder_of_segments_of_another_log_is_found(run: Run, log: tuple[str, 
     assert ended.code == 3
     (file,) = [file for file in ended.json["files"] if file["status"] != "clean"]
     assert (file["file"], file["kind"]) == (f"{CLUSTER}/nodes/n2/wal", "node")
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_repair_beside_the_manifests_of_a_copy_that_was_opened_keeps_every_acknowledged_entry(tmp_path: Path, run: Run, archived: bool) -> None:
+    """Another history: the copy's epochs began elsewhere, which says nothing about these files."""
+    live, copy = tmp_path / "live", tmp_path / "copy"
+    options: dict[str, Any] = {"node": "n1", "preallocate": False, "segment_bytes": 1000}
+
+    def write(root: Path, clean: bool, **entries: int) -> None:
+        store = imap_wal.open(str(root), **options)
+        for key, value in entries.items():
+            store.map("m")[key] = value
+        if archived and entries:
+            store.archive()
+        for number in range(20 if entries else 0):
+            store.map("m")["n"] = number
+        if clean:
+            store.close()
+        else:
+            store.committer.log.close(clean=False)  # as if it were killed
+
+    write(live, False, first=1)
+    shutil.copytree(live, copy)
+    write(copy, False)
+    write(copy, True)
+    write(live, False, second=2)
+    write(live, True, late=3)
+    with imap_wal.open(str(live), **options) as store:
+        expected = dict(store.map("m"))
+    folder = f"{CLUSTER}/nodes/n1/manifest"
+    shutil.rmtree(live / folder)
+    shutil.copytree(copy / folder, live / folder)
+    with pytest.raises(LogError):
+        imap_wal.open(str(live), **options)
+    run("repair", str(live), "--to", str(tmp_path / "repaired"))
+    assert run("verify", str(tmp_path / "repaired")).code == 0
+    with imap_wal.open(str(tmp_path / "repaired"), **options) as store:
+        assert dict(store.map("m")) == expected
