@@ -79,6 +79,8 @@ class NodeRepair:
     _writes: list[_Write] = field(default_factory=list)
     _moved: dict[tuple[int, int], list[tuple[Position, Position]]] = field(default_factory=dict)
     """Of a rewritten segment: the old and the new places of its kept frames."""
+    _cut: dict[tuple[int, int], Position] = field(default_factory=dict)
+    """Of a segment whose end is missing: its last frame."""
     _end: Position = START
     _newest: int = 0
     """Number of the copy's last segment."""
@@ -128,7 +130,7 @@ class NodeRepair:
         """What a position of this log is in the copy: that of the last kept entry at or below it in the same segment."""
         frames = self._moved.get(place[:2])
         if frames is None:
-            return place
+            return min(place, self._cut.get(place[:2], place))
         below = [pair for pair in frames if pair[0].frame <= place.frame]
         if not below:
             return place._replace(frame=0, index=0)
@@ -312,6 +314,7 @@ class NodeRepair:
             lost = None
             if segment.end_missing is not None:
                 self._changed = True
+                self._cut[place] = segment.last or Position(*place, 0, 0)
                 lost = Extent(str(Position(*place, segment.end, 0)), text(segment.end_missing if segment.end_missing > START else None))
             self.items.append(Item(segment.path, "segment", segment.status, COPIED, all_frames, lost, segment.what))
             self._end = max(self._end, segment.last or START)
@@ -417,6 +420,7 @@ class NodeRepair:
             epoch=max(manifest.epoch + self.lost_manifests, self._evidence.epoch),
             session=max(manifest.session + self.lost_manifests, self.highest.session),
             newest=self._newest,
+            begins=(0, 0),  # the copy holds what counts, and no replaced writer knows of it
             cluster=NOTHING_SEEN,
         )
         what = "made to fit what is kept; the next open reads the log from the checkpoint on"

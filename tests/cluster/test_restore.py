@@ -91,7 +91,7 @@ def test_memory_never_said_less_than_was_acknowledged_while_partitions_moved(now
 def test_all_nodes_took_part_and_all_in_one_incarnation(now: Now) -> None:
     moves = now.written("moves")
     assert set(moves.entries_on_nodes) == {"node-1", "node-2", "node-3"}
-    assert moves.incarnations == {1}
+    assert len(moves.incarnations) == 1
 
 
 def test_partitions_are_spread_over_all_members(now: Now) -> None:
@@ -123,5 +123,6 @@ def test_load_all_by_hand_asks_for_chunks_and_reads_no_log(now: Now) -> None:
 def test_each_lifetime_has_an_incarnation_of_its_own_greater_than_the_one_before(now: Now) -> None:
     lifetimes = now.log().manifest().lifetimes
     assert len({lifetime.cluster_id for lifetime in lifetimes}) == len(lifetimes)
-    assert [lifetime.incarnation for lifetime in lifetimes] == list(range(1, len(lifetimes) + 1))
+    given = [lifetime.incarnation for lifetime in lifetimes]
+    assert given == sorted(set(given)), "one that two agents asked for at the same moment may be left out"
     assert len(lifetimes) == {2: 2, 3: 3}[now.members]
