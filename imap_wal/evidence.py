@@ -55,6 +55,8 @@ def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, i
     """Why the manifest is of another history of this log, with the same epochs: of a copy that was
     opened, for example. "" where nothing says so."""
     epoch, begins = manifest.begins
+    if manifest.archived[1] >= begins:  # its first segments may be archived and gone
+        return ""
     first = min((number for each, number in segments if each == epoch), default=0)
     if any(each < epoch and begins <= number < first for each, number in segments):
         return f"epoch {epoch} began with segment {first}, the manifest says {begins}"

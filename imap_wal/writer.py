@@ -473,8 +473,10 @@ class _Opening:
         def change(manifest: NodeManifest) -> NodeManifest:
             if manifest.epoch != claimed.epoch:
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
+            # Of objects, a replaced writer cannot begin one: its next name is occupied. And openers that came too late leave empty ones.
+            begins = (manifest.epoch, recovered.next_segment) if self._store.capabilities.durable_append else (0, 0)
             newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
-            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
+            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=begins)
 
         manifest = self.manifests.update(change)
         self._register(manifest.directory)
