@@ -662,7 +662,7 @@ class _Run:
         ]
         try:
             with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:
-                known = self._manifest.archives
+                known = tuple(self._manifest.archives)
                 total = sum(each.bytes for each in segments) + absorbable(known)
                 job = ArchiveJob(self._folder, self._node, tuple(pieces), Path(folder), self._manifest.epoch, known, self._nonce, total)
                 work = self._write(self._store, job)

@@ -31,23 +31,23 @@ class Evidence:
 def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]) -> Evidence:
     """`files`: all in a node's folder. `there`: (epoch, number) of its segments that are not
     archived."""
-    named = {archive.path for archive in manifest.archives}
     highest, newer = 0, ""
-    segments = set()
+    segments, late = set(), {}
     for file in files:
         name = layout.parse_wal_path(file.path)
         if name is not None and "/lost/" not in file.path:
             segments.add(name)
         epoch, archive = epoch_of(file.path), layout.parse_archive_path(file.path)
         highest = max(highest, epoch)
-        why = ""
         # Only the permit of an epoch is created before its manifest is published.
         if epoch > manifest.epoch + (layout.parse_writer_path(file.path) is not None):
-            why = f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
-        elif archive is not None and file.path not in named and manifest.archived < archive.last[:2] not in there:
-            what = f"{file.path} holds entries up to {archive.last} that the manifest does not know"
-            why = f"{what}; their segments are gone"
-        newer = newer or why
+            newer = newer or f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
+        elif archive is not None and manifest.archived < archive.last[:2] not in there:
+            late[file.path] = archive
+    # An archive beyond what the manifest says of itself is rare: only then is the list read.
+    for path in late.keys() - {archive.path for archive in manifest.archives} if late else ():
+        what = f"{path} holds entries up to {late[path].last} that the manifest does not know"
+        newer = newer or f"{what}; their segments are gone"
     return Evidence(highest, newer or _another_beginning(manifest, segments))
 
 

@@ -43,7 +43,7 @@ from imap_wal.manifest import (
 )
 from imap_wal.recovery import Recovered, Recoverer, Recovery
 from imap_wal.segment import SegmentWriter
-from imap_wal.segments import WalFolder, wal_folder
+from imap_wal.segments import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryPolicy, Settings
 from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
 
@@ -473,10 +473,8 @@ class _Opening:
         def change(manifest: NodeManifest) -> NodeManifest:
             if manifest.epoch != claimed.epoch:
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
-            # Of objects, a replaced writer cannot begin one: its next name is occupied. And openers that came too late leave empty ones.
-            begins = (manifest.epoch, recovered.next_segment) if self._store.capabilities.durable_append else (0, 0)
             newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
-            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=begins)
+            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
 
         manifest = self.manifests.update(change)
         self._register(manifest.directory)
@@ -565,18 +563,30 @@ def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wa
 
 
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:
-    """Create the segment that the old writer would create next: it then fails, and knows. Before the log is scanned, so that whatever it acknowledged is scanned. One
-    segment, the last of its epoch, however often this is begun anew: `layout.fences` keeps that for ever."""
-    counting = wal_folder(
-        store, identity.node_folder, manifest.archived, manifest.begins
-    ).segments  # not those that an opener left which came too late
-    number = max([manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)])
-    path = layout.wal_path(identity.node_folder, manifest.epoch, number)
+    """Create the segment that the old writer would create next: it then fails, and knows. Before
+    the log is scanned, so that whatever it acknowledged is scanned. One segment, the last of its
+    epoch, however often this is begun anew: `layout.fences` keeps that for ever."""
+    folder, epoch = identity.node_folder, manifest.epoch
+    files = store.list(f"{folder}/wal")
+    began, first = manifest.begins
+    if began == epoch:
+        # The names of an epoch have no gaps. Those of other epochs say nothing about its next one:
+        # an opener that came too late may have left an empty segment with a higher number.
+        names = {layout.parse_wal_path(file.path) for file in files}
+        number = max(first, manifest.archived[1] + 1) - 1
+        while (epoch, number + 1) in names:
+            number += 1
+    elif began:
+        return  # its writer has written nothing: it publishes where its epoch begins first, and this open's manifest makes that fail
+    else:  # opened by a version that does not say where an epoch begins
+        counting = sorted_out(files, manifest.archived).segments
+        number = max([manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)])
+    path = layout.wal_path(folder, epoch, number)
     while not _holds_nothing(store, path):
         number += 1
-        path = layout.wal_path(identity.node_folder, manifest.epoch, number)
+        path = layout.wal_path(folder, epoch, number)
         header = SegmentHeader(
-            randomness.token(), identity.namespace, identity.cluster, identity.node, manifest.epoch, number, 0, clock.now_ms(), manifest.directory
+            randomness.token(), identity.namespace, identity.cluster, identity.node, epoch, number, 0, clock.now_ms(), manifest.directory
         )
         with suppress(AlreadyExists):  # one more commit of the old writer, or an earlier takeover that stopped half-way
             store.create(path, header.encode())

@@ -14,7 +14,8 @@ import pytest
 
 from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
-from imap_wal.manifest import KEEP, ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.format import Position
+from imap_wal.manifest import KEEP, Archive, ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
@@ -190,6 +191,30 @@ def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(memory:
     with pytest.raises(UnsupportedVersion, match="format 2; this imap-wal reads 1"):
         log(memory).update(count)
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
+
+
+def test_a_long_list_of_archives_is_packed_and_carried_on_without_a_look_at_it(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    archives = tuple(Archive("m", f"a/{at}.parquet", Position(1, at, 0, 0), Position(1, at, 9, 9), 10, 1, 100, at) for at in range(1000))
+    wanted = NodeManifest("d", 3, archives=archives)
+    node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).update(lambda _: wanted)
+    document = json.loads(memory.read("n/manifest/0000000001.json"))
+    assert document["format"] == 2
+    assert len(memory.read("n/manifest/0000000001.json")) < 40_000
+
+    read = node_manifests(memory, "n", FakeClock(), SeededRandomness(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(Archive, "from_json", None)
+        patched.setattr(Archive, "to_json", None)
+        read.update(lambda manifest: replace(manifest, session=7))
+    again = node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).read()[1]
+    assert again.session == 7
+    assert again.archives == archives
+    assert (*again.archives,) == archives
+    assert again == replace(wanted, session=7)
+
+    read.update(lambda manifest: replace(manifest, archives=archives[:255]))
+    document = json.loads(memory.read("n/manifest/0000000003.json"))
+    assert (document["format"], len(document["archives"])) == (1, 255)
 
 
 def test_foreign_files_beside_manifests_are_left_alone(memory: MemoryStore) -> None:
