@@ -226,12 +226,12 @@ class AsyncMap(MapReads):
         # event loop.
         store, state = self._store, self._state
         if ttl is not None or store._full or self._durable.closed:
-            return store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
+            return self._enqueue(key, value, ttl)
         serializer = state.serializer
         key_data, data = serializer.dump_key(key), serializer.dump(value)
         size = len(key_data) + len(data)
         if size > self._max_value_bytes:
-            return store.enqueue(lambda: self._inner.changes([(key, value)]))  # which says so
+            return self._enqueue(key, value, None)  # which says so
         run = store._last
         if run is None or run.state is not state:
             run = store.run(state)
@@ -246,6 +246,10 @@ class AsyncMap(MapReads):
         if store._idle:
             store._schedule()
         return future
+
+    def _enqueue(self, key: Any, value: Any, ttl: float | None) -> asyncio.Future[None]:
+        # Not in `set`: a lambda there makes cells of its arguments, which each call would pay for.
+        return self._store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
 
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key; an absent one is fine."""
