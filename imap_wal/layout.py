@@ -26,6 +26,7 @@ from imap_wal.format import Position, SegmentHeader
 from storage_backends import StoredFile
 
 _WAL = re.compile(r"(\d{8,})-(\d{8,})(?:\.(\d{8,}))?\.wal$")
+_CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
 _WRITER = re.compile(r"/wal/(\d{8,})\.writer$")
 _ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
 
@@ -132,6 +133,18 @@ def writer_path(node: str, epoch: int) -> str:
     """The permit of the writer of `epoch`: without this file it acknowledges nothing. For storages
     that cannot append, see `fences`."""
     return f"{node}/wal/{epoch:08d}.writer"
+
+
+def claim_path(cluster: str, incarnation: int) -> str:
+    """The permit of the Hazelcast cluster that has this incarnation: without this file, agents
+    acknowledge nothing for it."""
+    return f"{cluster}/claims/{incarnation:08d}.claim"
+
+
+def parse_claim_path(path: str) -> int | None:
+    """The incarnation of such a file, or None."""
+    found = _CLAIM.search(path)
+    return int(found[1]) if found else None
 
 
 def old_fence_path(node: str, epoch: int) -> str:

@@ -579,6 +579,8 @@ class ClaimManifest:
     the lifetime is published after that, so no acknowledged change is above a cut."""
 
     claims: Mapping[str, int] = field(default_factory=dict)
+    permits: int = 0
+    """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none has."""
 
     @property
     def newest(self) -> int:
@@ -587,14 +589,19 @@ class ClaimManifest:
 
     def with_claim(self, cluster_id: str, incarnation: int) -> ClaimManifest:
         kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[-CLAIMS_KEPT:]
-        return ClaimManifest(dict(kept))
+        return ClaimManifest(dict(kept), self.permits or incarnation)
+
+    @property
+    def permitted(self) -> bool:
+        """Whether the newest claim has a permit."""
+        return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return _without_defaults(asdict(self), ("permits",))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(data["claims"])
+        return cls(data["claims"], data.get("permits", 0))
 
 
 def claim_manifests(

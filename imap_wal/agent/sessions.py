@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from imap_wal import layout
 from imap_wal.committer import Batch
 from imap_wal.errors import ImapWalError, OutcomeUnknown
 from imap_wal.format import Position
 from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
 from imap_wal.restore import ClusterLog, pin_cuts
 from imap_wal.writer import NodeLog
+from storage_backends import AlreadyExists
 
 READ_AGAIN_S = 1.0
-"""The cluster manifest is read again this often even if the next number does not exist: it may have come and been cleaned away."""
+"""Claims without a permit are read again this often even if the next number does not exist: it may
+have come and been cleaned away."""
 
 
 class VoidIncarnation(ImapWalError):
@@ -37,6 +41,7 @@ class Sessions:
 
     def __init__(self, log: NodeLog, view_of: ClusterLog) -> None:
         self._log, self._cluster = log, view_of
+        self._folder = log.identity.cluster_folder
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, str] = {}
@@ -95,15 +100,27 @@ class Sessions:
         return self._by_number[number]
 
     def check_newest(self, batches: Sequence[Batch]) -> None:
-        """Between sync and acknowledgement: did another cluster claim the log meanwhile? Then older batches get an error. One stat on a local file system."""
-        now = self._log.clock.monotonic()
-        if now - self._read_at >= READ_AGAIN_S or self._log.store.exists(self._log.claims.next_path(self._claims_number)):
-            self._read_at = now
-            self._claims_number, self._claims = self._log.claims.read()
-        newest = self._claims.newest
+        """Between sync and acknowledgement: did another cluster claim the log meanwhile? Then older
+        batches get an error. One stat on a local file system."""
+        current = self._newest()
         for batch in batches:
-            if batch.session and self._by_number[batch.session].incarnation != newest:
-                batch.error = OutcomeUnknown(f"another cluster claimed this log (incarnation {newest}); say hello again")
+            own = self._by_number[batch.session].incarnation if batch.session else current
+            if own != current:
+                batch.error = OutcomeUnknown(f"another cluster claimed this log after incarnation {own}; say hello again")
+
+    def _newest(self) -> int:
+        """The incarnation that may write; 0 where the newest one known here has lost its permit."""
+        store, claims, before = self._log.store, self._log.claims, self._claims.newest
+        if self._claims.permitted:
+            if store.exists(layout.claim_path(self._folder, before)):
+                return before
+            self._claims_number, self._claims = claims.read()
+            return self._claims.newest if self._claims.newest != before else 0  # the listing may be older than the removal
+        now = self._log.clock.monotonic()
+        if now - self._read_at >= READ_AGAIN_S or store.exists(claims.next_path(self._claims_number)):
+            self._read_at = now
+            self._claims_number, self._claims = claims.read()
+        return self._claims.newest
 
     def _incarnation(self, cluster_id: str, plugin: str) -> int:
         reserved: int | None = None
@@ -112,8 +129,9 @@ class Sessions:
             nonlocal reserved
             claimed = claims.claims.get(cluster_id)
             if claimed is not None and claimed == claims.newest:
-                return None
-            if claimed is not None and f"{plugin}/{claims.newest}" not in self._log.manifests.read()[1].plugins:
+                if not claims.permitted or self._log.store.exists(layout.claim_path(self._folder, claimed)):
+                    return None  # without it, another cluster is claiming the log now, or this is a copy of a log
+            elif claimed is not None and f"{plugin}/{claims.newest}" not in self._log.manifests.read()[1].plugins:
                 # Only a plug-in that was of the newest cluster may bring an older one back: its cluster was merged into that one.
                 raise VoidIncarnation(f"this cluster's incarnation {claimed} was followed by {claims.newest}: start it anew")
             if reserved is None or reserved <= claims.newest:  # a number of its own, from where all writers of this cluster get theirs
@@ -121,9 +139,14 @@ class Sessions:
                 current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
                 next_one = log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1))
                 reserved = next_one.incarnation
+                with suppress(AlreadyExists):  # sent twice
+                    log.store.create(layout.claim_path(self._folder, reserved), b"")
             return claims.with_claim(cluster_id, reserved)
 
         incarnation = self._log.claims.update(claim).claims[cluster_id]
+        for file in self._log.store.list(f"{self._folder}/claims"):
+            if (layout.parse_claim_path(file.path) or incarnation) < incarnation:
+                self._log.store.delete(file.path)
         cuts: dict[str, Position] | None = None
 
         def publish(manifest: ClusterManifest) -> ClusterManifest | None:
@@ -131,7 +154,7 @@ class Sessions:
             if any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes):
                 return None
             if cuts is None:
-                cuts = pin_cuts(self._cluster)  # after the claim is public: what is acknowledged for an older one lies before
+                cuts = pin_cuts(self._cluster)  # older ones have no permit now: what is acknowledged for them lies before
             return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(cluster_id, incarnation, cuts)))
 
         self._log.clusters.update(publish)
