@@ -5,7 +5,7 @@
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
 {namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says which log these segments belong to
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}.writer            the writer of this epoch acknowledges only while it exists
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{nonce}.writer    the writer of this epoch acknowledges only while it exists
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the recovery of epoch {by} made
 {namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal  what the recovery of an epoch put aside
@@ -27,7 +27,7 @@ from storage_backends import StoredFile
 
 _WAL = re.compile(r"(\d{8,})-(\d{8,})(?:\.(\d{8,}))?\.wal$")
 _CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
-_WRITER = re.compile(r"/wal/(\d{8,})\.writer$")
+_WRITER = re.compile(r"/wal/(\d{8,})(?:-[0-9a-f]+)?\.writer$")
 _ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
 
 
@@ -129,10 +129,12 @@ def log_path(node: str, log_id: str) -> str:
     return f"{node}/wal/{log_id}.log"
 
 
-def writer_path(node: str, epoch: int) -> str:
-    """The permit of the writer of `epoch`: without this file it acknowledges nothing. For storages
-    that cannot append, see `fences`."""
-    return f"{node}/wal/{epoch:08d}.writer"
+def writer_path(node: str, epoch: int, permit: str) -> str:
+    """The permit of the writer of `epoch`: without this file it acknowledges nothing. `permit`: a
+    nonce of the open that created it, which the node's manifest names ("" of an older version).
+    Another open of the same epoch, which came too late, creates another file. For storages that
+    cannot append, see `fences`."""
+    return f"{node}/wal/{epoch:08d}{'-' if permit else ''}{permit}.writer"
 
 
 def claim_path(cluster: str, incarnation: int) -> str:

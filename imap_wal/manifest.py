@@ -314,6 +314,8 @@ class NodeManifest:
     A segment of an earlier epoch with this number or a higher one was begun by a writer that had
     been replaced, and is void, whether the present epoch has written a segment yet or not. Where
     the epoch here is lower than `epoch`, the open that began the latter has not ended."""
+    permit: str = ""
+    """Nonce in the name of this epoch's permit (`layout.writer_path`)."""
     forgotten: bool = False
     """`imap-wal forget-node` is deleting this log: it cannot be opened again."""
     cluster: Seen = NOTHING_SEEN
@@ -337,7 +339,7 @@ class NodeManifest:
         else:
             document["archives"] = [archive.to_json() for archive in self.archives]
         document["requests"] = {str(session): request for session, request in self.requests.items()}
-        for name in ("kind", "removed", "wal_id", "newest", "begins", "forgotten", "cluster"):  # written only when set: version 1 had none of them
+        for name in ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "cluster"):  # written only when set: version 1 had none of them
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
@@ -361,6 +363,7 @@ class NodeManifest:
             wal_id=data.get("wal_id", ""),
             newest=data.get("newest", 0),
             begins=(data["begins"][0], data["begins"][1]) if "begins" in data else (0, 0),
+            permit=data.get("permit", ""),
             forgotten=data.get("forgotten", False),
             cluster=Seen(**data.get("cluster", {})),
         )

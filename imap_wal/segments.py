@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from imap_wal import layout
 from storage_backends import SegmentStore, StoredFile
@@ -29,15 +29,15 @@ class WalFolder:
     """What is in a node's `wal/`. `segments`: those that count and are not archived, in order of
     their numbers. `archived`: files of archived segments. `copied`: files of which a recovery made
     a copy, which counts instead. `void`: files that a writer began after it had been replaced.
-    `logs`: ids of the logs to which the folder belongs. `writers`: epochs that have a permit
-    file."""
+    `logs`: ids of the logs to which the folder belongs. `permits`: path of each permit → its
+    epoch."""
 
     segments: tuple[SegmentFile, ...]
     archived: tuple[SegmentFile, ...] = ()
     copied: tuple[SegmentFile, ...] = ()
     void: tuple[SegmentFile, ...] = ()
     logs: frozenset[str] = frozenset()
-    writers: frozenset[int] = frozenset()
+    permits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def newest(self) -> str:
@@ -55,13 +55,14 @@ def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0), 
     """The same from a listing."""
     newest: dict[tuple[int, int], SegmentFile] = {}
     below, copied = [], []
-    logs, writers = set(), set()
+    logs: set[str] = set()
+    permits: dict[str, int] = {}
     for file in files:
         name = layout.parse_wal_path(file.path)
         if name is None:
             epoch = layout.parse_writer_path(file.path)
             if epoch is not None:
-                writers.add(epoch)
+                permits[file.path] = epoch
             elif file.path.endswith(".log"):
                 logs.add(file.path.rpartition("/")[2].removesuffix(".log"))
             continue
@@ -78,4 +79,4 @@ def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0), 
     counting = layout.without_replaced(name for name in newest if name[0] >= epoch or name[1] < first)
     void = tuple(each for name, each in newest.items() if name not in counting)
     segments = sorted((newest[name] for name in counting), key=lambda each: each.number)
-    return WalFolder(tuple(segments), tuple(below), tuple(copied), void, frozenset(logs), frozenset(writers))
+    return WalFolder(tuple(segments), tuple(below), tuple(copied), void, frozenset(logs), permits)

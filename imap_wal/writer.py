@@ -129,7 +129,7 @@ class NodeLog:
         self.end = manifest.checkpoint
         """Position of the last frame written."""
         self._folder = identity.node_folder
-        self._permit = layout.writer_path(self._folder, self.epoch)
+        self._permit = layout.writer_path(self._folder, self.epoch, manifest.permit)
         """While this file exists, the epoch may acknowledge."""
         self._process = os.getpid()
         self._next_segment, self._checksum = next_segment, checksum
@@ -460,6 +460,7 @@ class _Opening:
             directory=before.directory or self._randomness.name(),
             session=before.session if before.directory else self._first_session(cluster, cluster_number),
             wal_id=before.wal_id or self._randomness.name(),
+            permit=self._randomness.token().hex() if self._store.capabilities.durable_append else "",
         )
 
         def claim() -> None:
@@ -490,7 +491,7 @@ class _Opening:
     def _shut_out(self, before: NodeManifest) -> None:
         """After this, the writer of that epoch acknowledges nothing more."""
         if self._store.capabilities.durable_append:
-            self._store.delete(layout.writer_path(self._folder, before.epoch))
+            self._store.delete(layout.writer_path(self._folder, before.epoch, before.permit))
             if not before.wal_id:  # the log was last opened by a version that looks for a fence
                 with suppress(AlreadyExists):
                     self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
@@ -500,19 +501,20 @@ class _Opening:
     def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
         """Publish the new epoch as the successor of what was read. The permit that its writer needs
         to acknowledge is created first: a successor sees the epoch in the manifest, and deletes the
-        permit."""
+        permit. Its name is this open's own: if the epoch was given, and ended, meanwhile, a file of
+        the same name would be the permit of a writer that was replaced."""
         if not before.wal_id:
             with suppress(AlreadyExists):
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
         if self._store.capabilities.durable_append:
-            with suppress(AlreadyExists):  # an open died before it published this epoch; or two run now, and one will publish
-                self._store.create(layout.writer_path(self._folder, claimed.epoch), b"")
+            with suppress(AlreadyExists):  # our own create, whose answer was lost
+                self._store.create(layout.writer_path(self._folder, claimed.epoch, claimed.permit), b"")
         if not self.manifests.publish(number, claimed):
             raise _Moved
         self._published = True
-        for epoch in wal.writers:
+        for path, epoch in wal.permits.items():
             if epoch < claimed.epoch:
-                self._store.delete(layout.writer_path(self._folder, epoch))
+                self._store.delete(path)
 
     def _check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:
         """The manifest, if the segments beside it are this log's. If they are not, and the recovery

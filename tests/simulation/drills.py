@@ -50,6 +50,14 @@ DRILLS: dict[str, Plan] = {
     "a takeover of objects": Plan(
         OBJECTS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
     ),
+    "an open that comes after two others": Plan(
+        APPEND, "some",
+        (
+            _spec("late", _TAKE),
+            Spec("A", ((_TAKE, ("put", 0)), (("put", 2),))),
+            _spec("B", _TAKE, ("put", 1)),
+        ),
+    ),
     "a takeover of a file that is appended by path": Plan(
         HDFS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
     ),
@@ -115,6 +123,7 @@ DRILLS: dict[str, Plan] = {
 
 _MOVED = "a change that comes after its partition has moved"
 ORDERS: dict[str, tuple[Order, ...]] = {
+    "an open that comes after two others": (((), 0, (1, 3)),),
     _MOVED: (((1,), 0, (2, 3, 4)), ((2, 1), 0, (3, 4))),
     "a takeover of objects beside an archive": (
         ((0,), 3, (1,)),

@@ -99,7 +99,7 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
                 raise writer.WriterLocked("n1", "a process that opened it at the same moment")
             return replace(
                 manifest, epoch=content.epoch, clean=False, directory=content.directory,
-                wal_id=content.wal_id,
+                wal_id=content.wal_id, permit=content.permit,
             )  # fmt: skip
 
         self.manifests.update(change)
@@ -159,6 +159,11 @@ def _segments_of_anybody(put: Put) -> None:
 
 def _others_are_left_alone(put: Put) -> None:
     put(store, "_shut_out_others", lambda *_: None)
+
+
+def _permits_named_by_their_epoch(put: Put) -> None:
+    path = layout.writer_path
+    put(layout, "writer_path", lambda node, epoch, permit: path(node, epoch, ""))
 
 
 def _recovered_under_the_same_name(put: Put) -> None:
@@ -261,6 +266,10 @@ MUTATIONS = (
     Mutation(
         "C7", "stores under other node names are left alone", _others_are_left_alone,
         ("two host names", "two host names, append"), "hosts",
+    ),
+    Mutation(
+        "C3", "a permit has the same name for all opens of an epoch", _permits_named_by_their_epoch,
+        ("an open that comes after two others",), "takeovers",
     ),
     Mutation(
         "C8", "the recovered copy has the old name", _recovered_under_the_same_name,
