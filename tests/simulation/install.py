@@ -5,24 +5,24 @@ manifests are written without the indent that keeps Python from its quick JSON e
 from __future__ import annotations
 
 import importlib
-import io
 import itertools
 import json
 import logging
 import pkgutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
+import google_crc32c
 import pyarrow as pa
 from greenlet import getcurrent
 
-from imap_wal import manifest
+from imap_wal import evidence, layout, manifest
 from imap_wal.clock import SeededRandomness
+from imap_wal.settings import Settings
 from tests.simulation.threads import Threading, Time
 from tests.simulation.world import BASE_MS, Task
 
@@ -72,89 +72,76 @@ class _Clock:
         return float(task.process.clock.monotonic()) if isinstance(task, Task) else 0.0
 
 
-class _Parsed(dict[str, Any]):
-    """A manifest as it was read, with what its checksum must be."""
-
-    crc = ""
-
-
-class _Json:
-    """The module, without indents; the same text is parsed once."""
-
-    JSONDecodeError = json.JSONDecodeError
-    known: ClassVar[dict[bytes, tuple[dict[str, Any], str]]] = {}
-
-    @classmethod
-    def loads(cls, text: bytes) -> Any:
-        found = cls.known.get(text)
-        if found is None:
-            value = json.loads(text)
-            if not isinstance(value, dict):
-                return value
-            body = {name: value[name] for name in value if name != "checksum"}
-            if len(cls.known) > 10_000:
-                cls.known.clear()
-            found = cls.known[bytes(text)] = value, _real_checksum(body)
-        parsed = _Parsed(found[0])
-        parsed.crc = found[1]
-        return parsed
-
-    @staticmethod
-    def dumps(value: Any, *, indent: int | None = None, **more: Any) -> str:
-        return json.dumps(value, **more)
-
-
-_real_checksum = manifest._checksum
+def _text(document: Any) -> bytes:
+    """Without the indent, which keeps Python from its quick encoder."""
+    return json.dumps(document).encode()
 
 
 def _checksum(body: Any) -> str:
-    return body.crc if isinstance(body, _Parsed) else _real_checksum(body)
+    """Of the nonce alone. Nothing is damaged in a simulation; `tests/faults` does that."""
+    return f"{google_crc32c.value(body['nonce'].encode()):08x}"
+
+
+def _read_once(decode: Any) -> Any:
+    """`ManifestLog._decode`, which parses the same text once."""
+    known: dict[tuple[bytes, type], Any] = {}
+
+    def decoded(self: Any, number: int) -> Any:
+        text = self._store.read(self._path(number))
+        found = known.get((text, self._kind))
+        if found is None:
+            if len(known) >= 10_000:
+                known.clear()
+            found = known[text, self._kind] = decode(_At(self, text), number)
+        return found
+
+    return decoded
+
+
+class _At:
+    """A manifest log whose text is at hand."""
+
+    def __init__(self, log: Any, text: bytes) -> None:
+        self._kind, self._path, self._store = log._kind, log._path, self
+        self.read = lambda path: text
+
+
+def _files(self: Any) -> dict[int, Any]:
+    """`ManifestLog._files`: names are parsed once."""
+    files = self._store.list(self.folder)
+    return {number: file for file in files if (number := _number(file.path)) is not None}
+
+
+@cache
+def _number(path: str) -> int | None:
+    name = path.rpartition("/")[2]
+    return int(name[:-5]) if name.endswith(".json") and name[:-5].isdigit() else None
+
+
+_PLAIN = frozenset((int, str, bool, bytes, float, type(None)))
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(getattr(kind, "__dataclass_fields__", ()))
 
 
 def _asdict(value: Any) -> Any:
     """`dataclasses.asdict` without its deep copies."""
     kind = type(value)
-    if kind in (int, str, bool, bytes, float, type(None)):
+    if kind in _PLAIN:
         return value
-    if hasattr(kind, "__dataclass_fields__"):
-        return {name: _asdict(getattr(value, name)) for name in kind.__dataclass_fields__}
-    if kind in (tuple, list):
-        return [_asdict(each) for each in value]
+    if kind is tuple or kind is list:
+        return [each if type(each) in _PLAIN else _asdict(each) for each in value]
     if kind is dict:
         return {name: _asdict(each) for name, each in value.items()}
-    return value  # a position
-
-
-class _One:
-    """A store of one file whose bytes are at hand."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def open_input(self, path: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-
-def _remembered(batches: Any) -> Any:
-    """`imap_wal.archive.batches`, which decodes the same bytes once. One call to the store, as
-    ever."""
-    known: dict[tuple[bytes, Any], list[Any]] = {}
-
-    def remembered(
-        store: Any, path: str, columns: list[str] | None = None, rows_max: int = 8192, **more: Any
-    ) -> Iterator[Any]:
-        with store.open_input(path) as source:
-            data = source.read()
-        key = (data, (tuple(columns or ()), rows_max, tuple(more.items())))
-        found = known.get(key)
-        if found is None:
-            found = list(batches(_One(data), path, columns, rows_max, **more))
-            if len(known) > 5000:
-                known.clear()
-            known[key] = found
-        yield from found
-
-    return remembered
+    if not _fields(kind):
+        return value  # a position
+    found = {}
+    for name in _fields(kind):
+        each = getattr(value, name)
+        found[name] = each if type(each) in _PLAIN else _asdict(each)
+    return found
 
 
 def modules() -> list[ModuleType]:
@@ -190,18 +177,24 @@ def installed() -> Iterator[None]:
         for name, fake in real.items():
             if isinstance(getattr(module, name, None), ModuleType):
                 put(module, name, fake)
-    archive = sys.modules["imap_wal.archive"]
-    remembered = _remembered(archive.batches)
-    for module in modules():
-        if getattr(module, "batches", None) is archive.batches and module is not archive:
-            put(module, "batches", remembered)
-    put(archive, "batches", remembered)
-    put(manifest, "json", _Json)
+    put(sys.modules["imap_wal.store"], "Settings", lru_cache(1000)(Settings))
+    put(manifest, "_text", _text)
     put(manifest, "_checksum", _checksum)
     put(manifest, "asdict", _asdict)
-    from tests.simulation.members import patches
+    put(manifest.ManifestLog, "_decode", _read_once(manifest.ManifestLog._decode))
+    put(manifest.ManifestLog, "_files", _files)
+    for name in (
+        "parse_wal_path",
+        "parse_writer_path",
+        "parse_archive_path",
+        "recovered_by",
+        "original_path",
+    ):
+        put(layout, name, lru_cache(100_000)(getattr(layout, name)))
+    put(evidence, "epoch_of", lru_cache(100_000)(evidence.epoch_of))
+    from tests.simulation import members, parquet
 
-    for where, name, value in patches():
+    for where, name, value in (*members.patches(), *parquet.patches()):
         put(where, name, value)
     pa.set_cpu_count(1)
     writer = sys.modules["imap_wal.writer"]
@@ -209,8 +202,6 @@ def installed() -> Iterator[None]:
     put(
         sys.modules["imap_wal.segment"], "READERS", 1
     )  # a thread of its own would not wait for its turn
-    memory = Path("/dev/shm")
-    put(tempfile, "tempdir", str(memory) if memory.is_dir() else tempfile.gettempdir())
     logger = logging.getLogger("imap_wal")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

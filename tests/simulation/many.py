@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from tests.simulation.explore import Failure, failure_of, run_seed
@@ -51,9 +52,14 @@ def chunk(job: tuple[str, int, int]) -> Tally:
     return tally
 
 
-def _chunk(job: tuple[str, int, int]) -> Tally:
-    with installed():
-        return chunk(job)
+_worker = ExitStack()
+
+
+def _begin() -> None:
+    """A process of the pool, once."""
+    _worker.enter_context(installed())
+    gc.collect()
+    gc.freeze()  # what was loaded is not garbage, and takes longer to look at than all that runs make
 
 
 def jobs(scenarios: Sequence[str], first: int, runs: int) -> Iterator[tuple[str, int, int]]:
@@ -72,8 +78,8 @@ def explore(
     workers = workers or os.cpu_count() or 1
     work = list(jobs(scenarios, first, runs))
     context = multiprocessing.get_context("spawn")
-    with context.Pool(workers) as pool:
-        results: Iterable[Tally] = pool.imap_unordered(_chunk, work)
+    with context.Pool(workers, _begin) as pool:
+        results: Iterable[Tally] = pool.imap_unordered(chunk, work)
         for tally in results:
             total.add(tally)
             if len(total.failures) >= failures_max:

@@ -14,6 +14,7 @@ import io
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import lru_cache
 from random import Random
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
@@ -24,6 +25,7 @@ from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import acquire
 from storage_backends.paths import check_path, folder_prefix, one_line
 from storage_backends.split import SplitStore
+from tests.simulation import parquet
 from tests.simulation.world import BASE_MS, Process, World
 
 APPEND, OBJECTS, HDFS, NFS, SPLIT = "append", "objects", "hdfs", "nfs", "split"
@@ -38,6 +40,7 @@ _CAPABILITIES = {
     HDFS: Capabilities(True, True, True, True, False, False),
 }
 
+_check, _prefix = lru_cache(100_000)(check_path), lru_cache(10_000)(folder_prefix)
 T = TypeVar("T")
 _numbers = itertools.count(1)
 
@@ -63,18 +66,38 @@ class File:
 
 
 class Files(dict[str, File]):
-    """Path → file; `under` gives the paths of a folder in order."""
+    """Path → file; `under` gives the paths of a folder in order. `listings`: what was listed of a
+    folder since anything in it changed."""
 
     _sorted: list[str] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listings: dict[str, list[StoredFile]] = {}
 
     def __setitem__(self, path: str, file: File) -> None:
         if path not in self:
             self._sorted = None
         super().__setitem__(path, file)
+        self.changed(path)
 
     def __delitem__(self, path: str) -> None:
         super().__delitem__(path)
         self._sorted = None
+        self.changed(path)
+
+    def changed(self, path: str) -> None:
+        """This file is not as it was listed."""
+        for prefix in [prefix for prefix in self.listings if path.startswith(prefix)]:
+            del self.listings[prefix]
+
+    def listing(self, prefix: str) -> list[StoredFile]:
+        found = self.listings.get(prefix)
+        if found is None:
+            found = self.listings[prefix] = [
+                self[path].as_listed(path) for path in self.under(prefix)
+            ]
+        return found
 
     def under(self, prefix: str) -> list[str]:
         paths = self._sorted
@@ -111,6 +134,7 @@ class Medium:
                     file.data[hole:kept] = bytes(kept - hole)
                 del file.data[kept:]
                 file.synced = len(file.data)
+        self.files.listings.clear()
         self.locks.clear()
 
 
@@ -138,6 +162,7 @@ class SimAppender:
             else:
                 file.data[self.size : self.size + len(data)] = data
             file.modified_ms = self._store.storage_ms()
+            self._store.medium.files.changed(self.path)
 
         self._check()
         self._store.do("append", self.path, effect)
@@ -156,6 +181,7 @@ class SimAppender:
             file = self._target()
             del file.data[size:]
             file.synced = len(file.data)
+            self._store.medium.files.changed(self.path)
 
         self._check()
         if size > self.size:
@@ -229,22 +255,18 @@ class SimStore:
     # reading
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        prefix = folder_prefix(folder)
-
-        def effect() -> builtins.list[StoredFile]:
-            files, hidden = self.medium.files, self._unseen()
-            if hidden:
-                return [
-                    files[path].as_listed(path)
-                    for path in files.under(prefix)
-                    if path not in hidden
-                ]
-            return [files[path].as_listed(path) for path in files.under(prefix)]
-
-        return self.do("list", folder, effect)
+        # Half of all calls are listings: as `do`, without a function of their own.
+        prefix, world, process = _prefix(folder), self.world, self.process
+        fault = world.enter(process, "list", folder)
+        found = self.medium.files.listing(prefix).copy()
+        if self.kind == NFS and (hidden := self._unseen()):
+            found = [file for file in found if file.path not in hidden]
+        if fault is not None:
+            world.leave(process, fault, folder)
+        return found
 
     def folders(self, folder: str) -> builtins.list[str]:
-        prefix = folder_prefix(folder)
+        prefix = _prefix(folder)
 
         def effect() -> builtins.list[str]:
             below = [path[len(prefix) :] for path in self.medium.files.under(prefix)]
@@ -276,12 +298,12 @@ class SimStore:
         self.do("create", path, lambda: self._add(path, data))
 
     def create_from(self, path: str, local_file: str) -> None:
-        data = read_local(local_file)
+        data = parquet.taken(local_file) or read_local(local_file)
         self.do("create_from", path, lambda: self._add(path, data))
 
     def replace(self, path: str, data: bytes) -> None:
         def effect() -> None:
-            known = check_path(path) in self.medium.files
+            known = _check(path) in self.medium.files
             self.medium.files[path] = File(data, self.storage_ms())
             if not known:
                 self._changed(path, True)
@@ -302,35 +324,24 @@ class SimStore:
                 raise StorageError(f"cannot cut {len(file.data)} bytes to {size}", path)
             del file.data[size:]
             file.synced = len(file.data)
+            self.medium.files.changed(path)
 
         self.do("truncate", path, effect)
 
     def delete(self, path: str) -> None:
         def effect() -> None:
-            if check_path(path) in self.medium.files:
+            if _check(path) in self.medium.files:
                 del self.medium.files[path]
                 self._changed(path, False)
 
         self.do("delete", path, effect)
-
-    def rename(self, path: str, to: str) -> None:
-        def effect() -> None:
-            if to in self.medium.files:
-                raise AlreadyExists("there is one already", to)
-            moved = self.medium.files[to] = self.file(path)
-            moved.listed = None
-            del self.medium.files[path]
-            self._changed(path, False)
-            self._changed(to, True)
-
-        self.do("rename", path, effect)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         if not self.capabilities.locks:
             return acquire(self, path, holder, take=take, clock_ms=self.process.clock.now_ms)
 
         def effect() -> Lock:
-            present = self.medium.locks.get(check_path(path))
+            present = self.medium.locks.get(_check(path))
             if present is not None and not take:
                 raise Locked(path, present[0])
             token = object()
@@ -345,7 +356,7 @@ class SimStore:
     # parts
 
     def _add(self, path: str, data: bytes) -> None:
-        if check_path(path) in self.medium.files:
+        if _check(path) in self.medium.files:
             raise AlreadyExists("there is one already", path)
         self.medium.files[path] = File(data, self.storage_ms())
         self._changed(path, True)
