@@ -662,7 +662,7 @@ class LiveView:
                 self._metadata.setdefault(from_manifest(item))
             for piece in self._log.node_pieces(state, node, since=cursor.position if cursor.position > START else None):
                 start = cursor.next_offset if piece.path == cursor.path else 0
-                pieces.append((replace(piece, start=start), True))
+                pieces.append((replace(piece, start=start) if start else piece, True))
         self._read(pieces, again)
         for node, log in logs.items():
             # Only when all of a node's archives are merged: they are a file a map, side by side in position.

@@ -39,6 +39,8 @@ class SplitStore:
     def list(self, folder: str) -> builtins.list[StoredFile]:
         if _is_wal(folder):
             return self._wal.list(folder)
+        if not _above_wal(folder):
+            return self._root.list(folder)
         found = [file for file in self._root.list(folder) if not _is_wal(file.path)]
         found += [file for file in self._wal.list(folder) if _is_wal(file.path)]
         return sorted(found, key=lambda file: file.path)
@@ -46,6 +48,8 @@ class SplitStore:
     def folders(self, folder: str) -> builtins.list[str]:
         if _is_wal(folder):
             return self._wal.folders(folder)
+        if not _above_wal(folder):
+            return self._root.folders(folder)
         return sorted({*self._root.folders(folder), *self._wal.folders(folder)})
 
     def exists(self, path: str) -> bool:
@@ -120,3 +124,9 @@ def record(root: SegmentStore, wal_dir: str) -> None:
 def _is_wal(path: str) -> bool:
     parts = path.split("/", 5)
     return len(parts) >= 5 and parts[2] == "nodes" and parts[4] == "wal"
+
+
+def _above_wal(folder: str) -> bool:
+    """Whether a folder of segments can be somewhere below this one."""
+    parts = folder.rstrip("/").split("/", 5)
+    return len(parts) < 3 or (len(parts) < 5 and parts[2] == "nodes")

@@ -3,6 +3,7 @@ before."""
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import Any
 
@@ -35,10 +36,13 @@ class Priorities:
 
     def choose(self, world: World, ready: list[Task], current: Task | None) -> Task:
         priority = self._priority
+        best, highest = ready[0], -inf
         for task in ready:
-            if task.number not in priority:
-                priority[task.number] = 1 + self._random.random()
-        best = max(ready, key=lambda task: priority[task.number])
+            number = task.number
+            if number not in priority:
+                priority[number] = 1 + self._random.random()
+            if priority[number] > highest:
+                best, highest = task, priority[number]
         while self._points and world.step >= self._points[0]:
             self._points.pop(0)
             self._lowest -= 1

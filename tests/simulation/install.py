@@ -178,6 +178,7 @@ def installed() -> Iterator[None]:
             if isinstance(getattr(module, name, None), ModuleType):
                 put(module, name, fake)
     put(sys.modules["imap_wal.store"], "Settings", lru_cache(1000)(Settings))
+    put(sys.modules["rewrite_cli.rewriter"], "memory_max_bytes", lambda: 0)
     put(manifest, "_text", _text)
     put(manifest, "_checksum", _checksum)
     put(manifest, "asdict", _asdict)

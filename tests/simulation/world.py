@@ -216,26 +216,31 @@ class World:
         task.following = call
         if self.late or len(self.ready) > 1 or not self.ready:
             self._give_way(task)
-        self.step += 1
-        if self.step > self._steps_max:
+        self.step = step = self.step + 1
+        if step > self._steps_max:
             self.violate(Violation("an actor never ends", f"more than {self._steps_max} steps"))
             self.hub.switch()
         process.calls += 1
         task.calls += 1
-        task.changes += call in CHANGES
-        self.trace.append(Step(self.step, task.name, call, path))
-        fault = process.faults.get(process.calls)
-        if fault is not None:
-            self.trace[-1].note = fault.kind
-            process.hurt = True
-            if fault.kind == "crash":
-                self.kill(process)
-                raise Killed
-            if fault.kind == "power":
-                self.power_loss()
-                raise Killed
-            if fault.kind == "fails":
-                raise Unavailable("the storage did not answer (injected)", path)
+        if call in CHANGES:
+            task.changes += 1
+        self.trace.append(Step(step, task.name, call, path))
+        if process.faults and process.calls in process.faults:
+            return self._fault(process, process.faults[process.calls], path)
+        return None
+
+    def _fault(self, process: Process, fault: Fault, path: str) -> Fault:
+        """What happens to this call, before it takes effect."""
+        self.trace[-1].note = fault.kind
+        process.hurt = True
+        if fault.kind == "crash":
+            self.kill(process)
+            raise Killed
+        if fault.kind == "power":
+            self.power_loss()
+            raise Killed
+        if fault.kind == "fails":
+            raise Unavailable("the storage did not answer (injected)", path)
         return fault
 
     def leave(self, process: Process, fault: Fault, path: str) -> None:
