@@ -39,6 +39,23 @@ def encode(name: str) -> str:
     return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
 
 
+NAME_BYTES_MAX = 255
+"""What file systems allow as one path component."""
+
+
+def check_name(name: str, what: str) -> None:
+    """`InvalidSetting` for the name of a namespace, cluster, node or map that could not be a folder
+    of every storage. Call it where a name enters: a log that has a longer one is read."""
+    if type(name) is not str:
+        raise InvalidSetting(f"the name of a {what} is {name!r}; it takes text")
+    size = len(encode(name))
+    if size > NAME_BYTES_MAX:
+        raise InvalidSetting(
+            f"the name of a {what} takes {size} bytes as a folder, at most {NAME_BYTES_MAX} are possible; every character but letters, digits, _ and - takes "
+            f"3 or more: {name[:40]!r}…"
+        )
+
+
 @lru_cache(10_000)
 def decode(component: str) -> str:
     """The name a path component stands for."""
@@ -66,6 +83,12 @@ class Identity:
     namespace: str
     cluster: str
     node: str
+
+    def check(self) -> None:
+        """`InvalidSetting` where a storage could refuse one of the names."""
+        check_name(self.namespace, "namespace")
+        check_name(self.cluster, "cluster")
+        check_name(self.node, "node")
 
     @property
     def cluster_folder(self) -> str:

@@ -32,7 +32,7 @@ from imap_wal.pieces import END
 from imap_wal.reader import Bound, LogReader, Record, storage_errors
 from imap_wal.restore import ClusterLog
 from imap_wal.ring import RingBuffer
-from imap_wal.settings import Durability, Settings, location
+from imap_wal.settings import Durability, Settings, choose, location
 from imap_wal.store import next_incarnation
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
@@ -84,7 +84,7 @@ class Log:
         if len(given) > COUNT_MAX:
             raise TooLarge(f"one commit of {len(given)} changes; it takes at most {COUNT_MAX}, append in parts")
         for name in {each.map for each in given}:
-            layout.encode(name)
+            layout.check_name(name, "map")
         for each in given:
             self._check(each)
         incarnation, session = self._incarnation, self._session
@@ -304,6 +304,7 @@ def create(
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
+    identity.check()
     url, wal_dir = location(url), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = storage or open_store(url, wal_dir=wal_dir)
@@ -343,6 +344,7 @@ def open(  # the public name: imap_wal.log.open
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
+    identity.check()
     url, wal_dir = location(url), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = storage or open_store(url, wal_dir=wal_dir)
@@ -365,10 +367,7 @@ def _open(url: str, store: SegmentStore, identity: Identity, settings: Settings,
 
 
 def _settings(settings: dict[str, Any]) -> Settings:
-    try:
-        chosen = Settings(**settings)
-    except TypeError as error:
-        raise InvalidSetting(f"no such setting: {error}") from error
+    chosen = choose(settings, ("namespace", "cluster", "node", "takeover", "exist_ok", "wal_dir"))
     if chosen.acknowledges_early:
         raise InvalidSetting(
             "durability is 'async', or manual_wal_flush is true; a log returns positions, which are known only once they are written: choose 'always', 'interval' or 'os'"

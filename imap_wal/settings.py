@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -51,13 +53,23 @@ _MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s", "w
 
 
 def location(url: str | os.PathLike[str], name: str = "url") -> str:
-    """A folder or URL that a user gave, as text. `InvalidSetting` for an empty url."""
-    text = os.fspath(url)
+    """A folder or URL that a user gave, as text. `InvalidSetting` for anything else, and for an
+    empty url."""
+    text = os.fspath(url) if isinstance(url, os.PathLike) else url
     if type(text) is not str:
         raise InvalidSetting(f"{name} is {text!r}; it takes text or a pathlib.Path")
-    if not text and name == "url":
-        raise InvalidSetting('url is empty; pass a folder or a URL, as in "/var/lib/maps", "~/maps", "file:///var/lib/maps" or "s3://bucket/maps"')
+    if not text.strip() and (text or name == "url"):
+        given = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"
+        raise InvalidSetting(f'{given}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", "file:///var/lib/maps" or "s3://bucket/maps"')
     return text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to add to the refusal of a name that is not known: the one that was probably meant, or
+    all there are."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
 def refuse_wrong_types(settings: Any) -> None:
@@ -134,3 +146,13 @@ class Settings:
     def acknowledges_early(self) -> bool:
         """Whether a change is acknowledged, and in memory, before it is in the log."""
         return self.durability is Durability.ASYNC or self.manual_wal_flush
+
+
+def choose(given: Mapping[str, Any], others: Iterable[str] = ()) -> Settings:
+    """The settings with the keywords that a caller gave. `InvalidSetting` for one that does not
+    exist, with the nearest name; `others` are the caller's own options."""
+    known = {field.name for field in fields(Settings)}
+    for name in given:
+        if name not in known:
+            raise InvalidSetting(f"there is no setting {name!r}; {nearest(name, known | {*others})}")
+    return Settings(**given)

@@ -29,11 +29,15 @@ from imap_wal.manifest import ClusterManifest, claim_manifests, current_cluster,
 from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
-from imap_wal.settings import RecoveryPolicy, Settings, location
+from imap_wal.settings import RecoveryPolicy, Settings, choose, location
 from imap_wal.views import MapReads
 from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
+
+
+TTL_S_MAX = 100 * 366 * 86_400
+"""A lifetime of 100 years: what is meant to last longer has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Store:
         A map is read with the serializer it was written with; asking for another raises InvalidSetting. `disable_wal=True`: a map that lives in memory only and is
         gone when the store is closed; InvalidSetting where the log holds one of that name."""
         self.check_open()
-        layout.encode(name)
+        layout.check_name(name, "map")
         wanted = RawSerializer() if raw else serializer
         with self._order_lock:
             state = self._maps.get(name)
@@ -375,8 +379,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             changes.keys.append(key_data)
             changes.values.append(data)
         if ttl is not None:
-            if ttl <= 0:
-                raise InvalidSetting(f"ttl is {ttl}; it takes more than 0 seconds, or None")
+            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl <= TTL_S_MAX:
+                raise InvalidSetting(f"ttl is {ttl!r}; it takes a number of seconds above 0 and up to {TTL_S_MAX:,}, or None: without end")
             now = self._store.now_ms()
             state.purge(now)  # whoever only puts and gets must not keep what expired
             changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
@@ -444,6 +448,10 @@ def pairs(other: Any) -> Iterable[tuple[Any, Any]]:
     return given
 
 
+_OPTIONS = ("namespace", "cluster", "node", "takeover", "serializer", "clock", "randomness", "storage", "wal_dir", "wal_filter", "shared")
+"""What `open` takes besides settings."""
+
+
 def open(  # the public name: imap_wal.open
     url: str | os.PathLike[str],
     *,
@@ -474,11 +482,9 @@ def open(  # the public name: imap_wal.open
     `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
     `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
-    try:
-        chosen = Settings(**settings)
-    except TypeError as error:
-        raise InvalidSetting(f"no such setting: {error}") from error
+    chosen = choose(settings, _OPTIONS)
     identity = Identity(namespace, cluster, node)
+    identity.check()
     url, wal_dir = location(url), location(wal_dir, "wal_dir")
     try:
         store = storage or open_store(url, wal_dir=wal_dir)

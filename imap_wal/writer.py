@@ -372,6 +372,7 @@ def open_node_log(
     takeover: bool = False,
 ) -> NodeLog:
     """Become the writer of a node's log. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    identity.check()
     can = store.capabilities
     if settings.durability is Durability.ALWAYS and can.durable_append and not can.durable_sync:
         raise InvalidSetting(

@@ -64,13 +64,13 @@ def _at_home(url: str) -> str:
 def _open(url: str, storage_options: Mapping[str, Any] | None, clock_ms: Callable[[], int]) -> SegmentStore:
     protocol, separator, rest = url.partition("://")
     if not separator:
-        return LocalStore(url)  # a plain path may hold a question mark
+        return _local(url)  # a plain path may hold a question mark
     rest, _, query = rest.partition("?")
     options = {**_query_options(query), **(storage_options or {})}
     if protocol in ("file", "local", "memory", "objects+file") and options:
         raise StorageError(f"{protocol}:// takes no options, found {', '.join(sorted(options))}")
     if protocol in ("file", "local"):
-        return LocalStore(_local_path(url, rest))
+        return _local(_local_path(url, rest))
     if protocol == "memory":
         return MemoryStore(rest.strip("/"))
     # The rest is imported when it is asked for: fsspec and its drivers cost more than all of the log.
@@ -85,6 +85,17 @@ def _open(url: str, storage_options: Mapping[str, Any] | None, clock_ms: Callabl
     from storage_backends.objects import ObjectStore
 
     return ObjectStore(f"{protocol}://{rest}", options, clock_ms=clock_ms)
+
+
+def _local(path: str) -> LocalStore:
+    """The folder, there or not. `StorageError` where there is, or would have to be, a file."""
+    store = LocalStore(path)
+    above = store.root
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise StorageError(f"{above} is not a folder; the root of the logs is one, or a path where one can be made")
+    return store
 
 
 def _query_options(query: str) -> dict[str, Any]:

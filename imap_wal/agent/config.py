@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.settings import Settings, refuse_wrong_types
+from imap_wal.settings import Settings, nearest, refuse_wrong_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,4 +69,4 @@ class AgentConfig:
 def _refuse_unknown(table: Mapping[str, Any], known: set[str], file: str, prefix: str) -> None:
     for key in table:
         if key not in known:
-            raise InvalidSetting(f"{file}: unknown setting {prefix}{key}; known are {', '.join(sorted(known))}")
+            raise InvalidSetting(f"{file}: unknown setting {prefix}{key}; {nearest(key, known)}")

@@ -9,11 +9,12 @@ from typing import Any
 import msgpack
 import structlog
 
+from imap_wal import layout
 from imap_wal.agent.listings import ListingGone, Listings
 from imap_wal.agent.transport import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, values
-from imap_wal.errors import ImapWalError
+from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.restore import LiveView
 from imap_wal.worker import Worker
 from storage_backends import StorageError
@@ -146,6 +147,8 @@ class Reads:
         except StorageError as error:
             _log.error("read failed", kind=kind, error=str(error))
             return ["error", number, "storage", str(error)], b""
+        except InvalidSetting as error:
+            return ["error", number, "bad-request", f"{kind}: {error}"], b""
         except ImapWalError as error:
             _log.error("read failed", kind=kind, error=str(error))
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
@@ -156,6 +159,7 @@ class Reads:
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
     def _keys(self, number: int, arrived: int, name: str, cursor: list[str | int] | None, limit: int) -> tuple[list[Any], bytes]:
+        layout.check_name(name, "map")
         if cursor is None:
             self._catch_up(arrived)
         page = self._listings.page(name, cursor, limit)

@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 import structlog
 
+from imap_wal import layout
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
@@ -162,7 +163,7 @@ class Agent:
         except VoidIncarnation as error:
             self._refuse(message, "void-incarnation", str(error), pending)
         except MALFORMED as error:
-            self._refuse(message, "bad-request", f"{kind}: {error!r}", pending)
+            self._refuse(message, "bad-request", f"{kind}: {error if isinstance(error, ImapWalError) else repr(error)}", pending)
         except (ImapWalError, StorageError) as error:
             _log.error("request failed", kind=kind, error=str(error))
             self._refuse(message, "not-ready", str(error), pending)
@@ -322,10 +323,14 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
 def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int) -> None:
     """Every value is a DataEntry, of this incarnation and session, numbered from the request on: what is in the log must be readable for ever."""
     incarnation, session, request = first
+    name = ""
     for entry in _values(payload, count):
         kinds = tuple(map(type, entry))  # in one go: this is done for every entry of every commit
         if (kinds != _UPSERT and kinds != _TOMBSTONE) or entry[5] is not (entry[3] is None) or not entry[0]:
             raise ValueError(f"request {request} is not a DataEntry")
+        if entry[0] != name:
+            name = entry[0]
+            layout.check_name(name, "map")
         order = entry[9]
         if order != (incarnation, order[1], session, request) or type(order[1]) is not int:
             raise ValueError(f"an entry has order {order} where ({incarnation}, partition version, {session}, {request}) belongs")

@@ -131,3 +131,81 @@ def test_a_disk_with_less_room_than_a_segment_takes_puts_and_gives_all_back_at_t
     assert used < 9 * 1024 * 1024, "what was reserved and not written is free again"
     with imap_wal.open(small_disk / "log") as store:
         assert store.map("m", raw=True)[b"first"] == b"1"
+
+
+@pytest.mark.parametrize("url", [None, 5, "  ", "\t", b"maps"])
+def test_what_is_no_folder_or_url_is_refused_and_makes_nothing(home: Path, url: Any) -> None:
+    for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open, LogReader):
+        with pytest.raises(InvalidSetting, match="url is"):
+            use(url)
+    assert not list(home.parent.iterdir())
+
+
+@pytest.mark.parametrize("below", ["", "/maps"])
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_file_in_the_place_of_the_root_is_named(tmp_path: Path, below: str, scheme: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageUnavailable, match=rf"{tmp_path}/file is not a folder"):
+        imap_wal.open(f"{scheme}{tmp_path}/file{below}")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"durabilty": "os"}, "did you mean durability?"),
+        ({"namspace": "x"}, "did you mean namespace?"),
+        ({"segment_size": 1}, "did you mean segment_bytes?"),
+        ({"zzz": 1}, "there are archive_interval_s, "),
+    ],
+)
+def test_a_mistyped_setting_is_answered_with_the_nearest_name(memory: MemoryStore, given: dict[str, Any], meant: str) -> None:
+    for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open):
+        with pytest.raises(InvalidSetting) as refused:
+            use(memory.url, storage=memory, **given)
+        assert f"there is no setting {next(iter(given))!r}; {meant}" in str(refused.value)
+
+
+@pytest.mark.parametrize("ttl", ["5", True, 0, -1, float("nan"), float("inf"), 1e20, b"5"])
+def test_a_lifetime_that_is_none_is_refused_and_nothing_changes(memory: MemoryStore, ttl: Any) -> None:
+    with imap_wal.open(memory.url, storage=memory, preallocate=False) as store:
+        m = store.map("m")
+        for change in (lambda: m.put("a", 1, ttl=ttl), lambda: m.update({"a": 1}, ttl=ttl)):
+            with pytest.raises(InvalidSetting, match="it takes a number of seconds above 0"):
+                change()
+        assert dict(m) == {}
+
+
+LONG = {"letters": "m" * 256, "dots": "a.b" * 52, "emoji": "🙂" * 22}
+
+
+@pytest.mark.parametrize("name", LONG.values(), ids=LONG)
+def test_a_name_that_could_not_be_a_folder_is_refused_where_it_enters(memory: MemoryStore, tmp_path: Path, name: str) -> None:
+    with imap_wal.open(tmp_path) as store:
+        with pytest.raises(InvalidSetting, match="the name of a map takes .* bytes as a folder, at most 255"):
+            store.map(name)
+        assert store.maps() == []
+    for what in ("namespace", "cluster", "node"):
+        for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open):
+            with pytest.raises(InvalidSetting, match=f"the name of a {what} takes"):
+                use(memory.url, storage=memory, **{what: name})
+    with imap_wal.log.create(memory.url, storage=memory) as log, pytest.raises(InvalidSetting, match="the name of a map"):
+        log.append(name, (b"k", b"v"))
+
+
+def test_the_longest_names_are_archived_and_read_again(tmp_path: Path) -> None:
+    names = ["m" * 255, "." * 85, "🙂" * 21]
+    for _ in range(2):
+        with imap_wal.open(tmp_path, namespace="n" * 255, cluster="c" * 255, node="o" * 255) as store:
+            for name in names:
+                m = store.map(name)
+                m["count"] = m.get("count", 0) + 1
+            assert store.archive() == 3
+    with imap_wal.open(tmp_path, namespace="n" * 255, cluster="c" * 255, node="o" * 255) as store:
+        assert [store.map(name)["count"] for name in names] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", [5, b"m", ("m",)])
+def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -> None:
+    with imap_wal.open(memory.url, storage=memory, preallocate=False) as store:
+        with pytest.raises(InvalidSetting, match="it takes text"):
+            store.map(name)

@@ -134,7 +134,7 @@ def test_a_durability_that_cannot_keep_the_promise_is_refused_and_nothing_is_cre
         log.create(f"file://{tmp_path}/log", manual_wal_flush=True)
     with pytest.raises(InvalidSetting, match="before any reader can see it"):
         log.create(f"objects+file://{tmp_path}/log", durability="interval")
-    with pytest.raises(InvalidSetting, match="no such setting"):
+    with pytest.raises(InvalidSetting, match="there is no setting"):
         log.create(f"file://{tmp_path}/log", segment_size=1)
     assert not (tmp_path / "log").exists()
 

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import java.nio.charset.StandardCharsets;
 import java.util.Properties;
 import java.util.Set;
 import java.util.TreeSet;
@@ -28,8 +29,15 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, i
     private static final Set<String> KNOWN = new TreeSet<>(
             Set.of(AGENT, TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK));
 
+    private static final int FOLDER_BYTES_MAX = 255;
+
     /** @throws IllegalArgumentException naming the property and the map */
     static AgentSettings of(String map, Properties properties) {
+        int bytes = folderBytes(map);
+        if (bytes > FOLDER_BYTES_MAX) {
+            throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes + " bytes as a folder of the log, at most "
+                    + FOLDER_BYTES_MAX + " are possible; every character but letters, digits, _ and - takes 3 or more");
+        }
         for (String name : properties.stringPropertyNames()) {
             if (!KNOWN.contains(name)) {
                 throw new IllegalArgumentException(where(name, map) + " is unknown; known are " + String.join(", ", KNOWN));
@@ -52,6 +60,16 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, i
                 number(map, properties, RESTORE_TIMEOUT_MS, 300_000, 1, 86_400_000),
                 flag(map, properties, READ_THROUGH),
                 number(map, properties, RESTORE_CHUNK, 10_000, 1, 1_000_000));
+    }
+
+    /** How long the name is in the log's storage, where it is percent-encoded. */
+    private static int folderBytes(String map) {
+        int bytes = 0;
+        for (byte each : map.getBytes(StandardCharsets.UTF_8)) {
+            boolean plain = each >= '0' && each <= '9' || each >= 'A' && each <= 'Z' || each >= 'a' && each <= 'z' || each == '_' || each == '-';
+            bytes += plain ? 1 : 3;
+        }
+        return bytes;
     }
 
     private static int number(String map, Properties properties, String name, int otherwise, int least, int most) {

@@ -53,6 +53,15 @@ class AgentSettingsTest {
         assertTrue(message.contains("\"" + name + "\"") && message.contains("\"orders\""), message);
     }
 
+    @ParameterizedTest
+    @CsvSource({"m, 255", "., 85", "é, 42", "🙂, 21"})
+    void aMapNameThatCouldNotBeAFolderIsRefused(String part, int most) {
+        AgentSettings.of(part.repeat(most), properties("agent", "ipc:///run/a.sock"));
+        String message = assertThrows(IllegalArgumentException.class,
+                () -> AgentSettings.of(part.repeat(most + 1), properties("agent", "ipc:///run/a.sock"))).getMessage();
+        assertTrue(message.contains("at most 255") && message.contains("\"" + part), message);
+    }
+
     @Test
     void aMissingAgentIsNamed() {
         String message = assertThrows(IllegalArgumentException.class, () -> AgentSettings.of("orders", properties())).getMessage();
