@@ -18,10 +18,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from imap_wal import decisions
 from imap_wal import store as embedded
 from imap_wal.changes import Changes, MapState, split
+from imap_wal.decisions import Decision
 from imap_wal.serializer import Serializer
-from imap_wal.store import DurableMap, Store, StoreStatistics, pairs
+from imap_wal.store import _RAISE, DurableMap, Store, StoreStatistics, pairs
 from imap_wal.views import MapReads
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
@@ -59,6 +61,8 @@ class AsyncStore:
         """A new operation is put at the end of `_later`."""
         self._idle = True
         """No commit is under way, and none is scheduled."""
+        self._decides = False
+        """A decision was asked for at least once: commits are looked through for them."""
 
     def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False, disable_wal: bool = False) -> AsyncMap:
         """The durable map of that name; see `Store.map`."""
@@ -114,8 +118,26 @@ class AsyncStore:
                 self._schedule()
         return future
 
+    async def decided(self, make: Callable[[], Decision]) -> Decision:
+        """Have the decision made when all that was asked before it is in the log; it is durable
+        then."""
+        decision: Decision | None = None
+
+        def remember() -> Decision:
+            nonlocal decision
+            decision = make()
+            return decision
+
+        await self.enqueue(remember)
+        assert decision is not None
+        return decision
+
     def _add(self, changes: Changes, future: asyncio.Future[None]) -> None:
-        self.run(changes.state).add(changes)
+        if isinstance(changes, Decision):
+            self._waiting.append(changes)
+            self._last, self._decides = None, True
+        else:
+            self.run(changes.state).add(changes)
         self._futures.append(future)
         if len(changes) != 1:
             self._many[future] = len(changes)
@@ -181,7 +203,10 @@ class AsyncStore:
             runs, futures = commit
             error: BaseException | None = None
             try:
-                self._store.change(runs)
+                if self._decides and any(isinstance(run, Decision) for run in runs):
+                    self._store.settle(runs)
+                else:
+                    self._store.change(runs)
             except BaseException as caught:  # carried to the callers, whatever it is
                 error = caught
             self._loop.call_soon_threadsafe(self._finish, futures, error)
@@ -207,8 +232,14 @@ class AsyncStore:
 
 
 class AsyncMap(MapReads):
-    """One map of an AsyncStore. `set`, `delete` and `update` return awaitables that end when the
-    change is durable; reads are plain calls, as of a dict.
+    """One map of an AsyncStore. A change is awaited until it is durable; reads are plain calls, as
+    of a dict.
+
+    `put`, `pop`, `popitem`, `setdefault` and `clear` are coroutine functions: pass what they return
+    to `asyncio.create_task` or `TaskGroup.create_task`. `set`, `delete` and `update` are quicker:
+    they begin at the call, and return a future, for `await`, `gather`, `wait_for`, `shield` and
+    `wait`. `create_task` takes no futures, only coroutines; where a task is wanted, use `put`, or
+    `asyncio.ensure_future(m.set(...))`, which returns the future.
 
     When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: leave
     its value alone until it has ended, and expect NotSerializable and TooLarge from the awaitable
@@ -221,7 +252,8 @@ class AsyncMap(MapReads):
         self._max_value_bytes = self._durable.max_value_bytes
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
-        """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at once."""
+        """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at
+        once. For `asyncio.create_task`, which takes no future: `put`."""
         # What `enqueue` does with one change, spelt out: this is what every operation costs the
         # event loop.
         store, state = self._store, self._state
@@ -251,13 +283,38 @@ class AsyncMap(MapReads):
         # Not in `set`: a lambda there makes cells of its arguments, which each call would pay for.
         return self._store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
 
+    async def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
+        """`set` as a coroutine: it begins when it is awaited, or when its task runs."""
+        await self.set(key, value, ttl)
+
+    async def pop(self, key: Any, default: Any = _RAISE) -> Any:
+        """Delete the key and return its value: of several tasks one gets it. KeyError, or
+        `default`, where there is none."""
+        decision = await self._store.decided(lambda: decisions.pop(self._state, self._state.serializer.dump_key(key)))
+        return self._inner.popped(decision, key, default)
+
+    async def popitem(self) -> tuple[Any, Any]:
+        """Delete the key that was added last; returns it with its value. KeyError where there is
+        none."""
+        return self._inner.popped_item(await self._store.decided(lambda: decisions.pop_last(self._state)))
+
+    async def setdefault(self, key: Any, default: Any = None) -> Any:
+        """The value of the key; where there is none, `default` is set first."""
+        decision = await self._store.decided(lambda: decisions.set_default(self._inner.changes([(key, default)])))
+        return self._state.serializer.load(decision.answer)
+
+    async def clear(self) -> None:
+        """Delete all keys, in one commit."""
+        await self._store.decided(lambda: decisions.clear(self._state))
+
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key; an absent one is fine."""
         return self._store.enqueue(lambda: self._inner.deletion(key))
 
-    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]], *, ttl: float | None = None) -> asyncio.Future[None]:
-        """All of them in one commit, with a lifetime of `ttl` seconds or without limit."""
-        given = list(pairs(other))
+    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, *, ttl: float | None = None, **more: Any) -> asyncio.Future[None]:
+        """All of them in one commit, with a lifetime of `ttl` seconds or without limit; see
+        `DurableMap.update`."""
+        given = [*pairs(other), *more.items()]
         if not given:
             self._durable.check_open()
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

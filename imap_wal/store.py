@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,6 +21,7 @@ from imap_wal import layout
 from imap_wal.changes import Changes, MapState, apply
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
+from imap_wal.decisions import Decision, Outlook, Unsettled, clear, made, pop, pop_last, set_default
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, MissingNode, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX
@@ -34,7 +35,6 @@ from imap_wal.views import MapReads
 from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
-
 
 TTL_S_MAX = 100 * 366 * 86_400
 """A lifetime of 100 years: what is meant to last longer has none."""
@@ -204,12 +204,9 @@ class Store:
                 with self._order_lock:
                     apply(unlogged)
                 return
-        if self._settings.acknowledges_early:
-            if self.committer.failure is not None:
-                raise self.committer.failure
-            self.submit(runs)
-            return
-        self._await(self.submit(runs))
+        batch = self.submit(runs)
+        if not self._settings.acknowledges_early:
+            self._await(batch)
 
     def submit(self, runs: Sequence[Changes]) -> Batch:
         """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
@@ -217,39 +214,35 @@ class Store:
         with self._order_lock:
             return self._publish(runs)
 
-    def decide(self, state: MapState, key: bytes, choose: Callable[[bytes | None], Changes | None]) -> bytes | None:
-        """Read the key, and log and apply what `choose` makes of its value: one step, in which no
-        other thread changes the key. Returns the value that was read."""
-        while True:
-            self.check_open()
-            with self._order_lock:
-                if not any(key in run.keys for run in self._pending(state)):
-                    value = state.get(key, self.now_ms())
-                    changes = choose(value)
-                    batch = self._settle(changes) if changes is not None else None
-                    break
-            self.committer.commit_ready()  # commit the pending change of this key first; others share its commit
-        self._await(batch)
-        return value
+    def settle(self, steps: Sequence[Changes]) -> None:
+        """Log and apply the steps in one commit, with decisions among them: each is made by all
+        that is published before it, and no other change comes in between."""
+        for logged in (True, False):
+            of_kind = [step for step in steps if step.state.logged is logged]
+            if of_kind:
+                self._settle(of_kind, logged)
 
-    def take_last(self, state: MapState) -> tuple[bytes, bytes] | None:
-        """Delete the key that was added last, and return it with its value; None where there is
-        none. Two callers never get the same."""
+    def _settle(self, steps: Sequence[Changes], logged: bool) -> None:
         while True:
             self.check_open()
             with self._order_lock:
-                pending = {key for run in self._pending(state) for key in run.keys}
-                found = state.last(self.now_ms(), besides=pending)
-                if found is not None:
-                    batch = self._settle(Changes(state, [found[0]], [None]))
+                try:
+                    runs = made(steps, self._outlook)
+                except Unsettled:
+                    pass
+                else:
+                    if not logged:
+                        apply(runs)
+                    batch = self._publish(runs) if logged and runs else None
                     break
-                if not pending:
-                    return None
-            self.committer.commit_ready()
-        self._await(batch)
-        return found
+            self.committer.commit_ready()  # commit what decides it; others share its commit
+        if batch is not None and not self._settings.acknowledges_early:
+            self._await(batch)
 
     # With the order lock held, so that nothing is published at the same time.
+
+    def _outlook(self, state: MapState) -> Outlook:
+        return Outlook(state, self.now_ms(), self._pending(state))
 
     def _pending(self, state: MapState) -> list[Changes]:
         """What is published of this map and not yet in memory."""
@@ -258,17 +251,9 @@ class Store:
         batches = [batch for batch in self.ring.waiting() if not batch.done]
         return [run for batch in batches for run in cast("Sequence[Changes]", batch.content) if run.state is state]
 
-    def _settle(self, changes: Changes) -> Batch | None:
-        """Publish, or apply what is not logged. None: it is acknowledged."""
-        if not changes.state.logged:
-            apply([changes])
-            return None
+    def _publish(self, runs: Sequence[Changes]) -> Batch:
         if self._settings.acknowledges_early and self.committer.failure is not None:
             raise self.committer.failure
-        batch = self._publish([changes])
-        return None if self._settings.acknowledges_early else batch
-
-    def _publish(self, runs: Sequence[Changes]) -> Batch:
         count = sum(map(len, runs))
         if count > COUNT_MAX:
             raise TooLarge(f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update")
@@ -287,11 +272,10 @@ class Store:
             apply(runs)
         return batch
 
-    def _await(self, batch: Batch | None) -> None:
-        if batch is not None:
-            self.committer.wait(batch)
-            if batch.error is not None:
-                raise batch.error
+    def _await(self, batch: Batch) -> None:
+        self.committer.wait(batch)
+        if batch.error is not None:
+            raise batch.error
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -379,8 +363,8 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             changes.keys.append(key_data)
             changes.values.append(data)
         if ttl is not None:
-            if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl <= TTL_S_MAX:
-                raise InvalidSetting(f"ttl is {ttl!r}; it takes a number of seconds above 0 and up to {TTL_S_MAX:,}, or None: without end")
+            if not _is_number(ttl) or not 0 < ttl <= TTL_S_MAX:
+                raise InvalidSetting(f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to {TTL_S_MAX:,}, or None: without end")
             now = self._store.now_ms()
             state.purge(now)  # whoever only puts and gets must not keep what expired
             changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
@@ -392,10 +376,14 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
     def pop(self, key: Any, default: Any = _RAISE) -> Any:
         """Delete the key and return its value: of several threads one gets it. KeyError, or
         `default`, where there is none."""
-        deletion = self.deletion(key)
-        value = self._store.decide(self._state, deletion.keys[0], lambda present: None if present is None else deletion)
-        if value is not None:
-            return self._state.serializer.load(value)
+        decision = pop(self._state, self._state.serializer.dump_key(key))
+        self._store.settle([decision])
+        return self.popped(decision, key, default)
+
+    def popped(self, decision: Decision, key: Any, default: Any) -> Any:
+        """What a `pop` that was made returns."""
+        if decision.answer is not None:
+            return self._state.serializer.load(decision.answer)
         if default is _RAISE:
             raise KeyError(key)
         return default
@@ -403,17 +391,23 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
     def popitem(self) -> tuple[Any, Any]:
         """Delete the key that was added last; returns it with its value. Each is given to one
         thread. KeyError where there is none."""
-        found = self._store.take_last(self._state)
-        if found is None:
+        decision = pop_last(self._state)
+        self._store.settle([decision])
+        return self.popped_item(decision)
+
+    def popped_item(self, decision: Decision) -> tuple[Any, Any]:
+        """What a `popitem` that was made returns."""
+        if decision.answer is None:
             raise KeyError("popitem(): the map is empty")
-        return self._state.serializer.load_key(found[0]), self._state.serializer.load(found[1])
+        key, value = decision.answer
+        return self._state.serializer.load_key(key), self._state.serializer.load(value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """The value of the key; where there is none, `default` is set first. Several threads all
         get the value of the one that came first."""
-        changes = self.changes([(key, default)])
-        value = self._store.decide(self._state, changes.keys[0], lambda present: changes if present is None else None)
-        return self._state.serializer.load(changes.values[0] if value is None else value)  # type: ignore[arg-type]  # an upsert
+        decision = set_default(self.changes([(key, default)]))
+        self._store.settle([decision])
+        return self._state.serializer.load(decision.answer)
 
     def deletion(self, key: Any) -> Changes:
         """The change that deletes the key."""
@@ -429,13 +423,14 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
 
     def clear(self) -> None:
         """Delete all keys, in one commit."""
-        self._store.check_open()
-        keys = self._state.keys(self._store.now_ms())
-        if keys:
-            self._store.change([Changes(self._state, keys, [None] * len(keys))])
+        self._store.settle([clear(self._state)])
 
     def __repr__(self) -> str:
         return f"<DurableMap {self.name!r} {'closed' if self._store.closed else f'of {len(self)}'}>"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def pairs(other: Any) -> Iterable[tuple[Any, Any]]:

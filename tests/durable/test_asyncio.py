@@ -269,3 +269,127 @@ def test_walks_of_an_asyncio_map_show_one_moment_while_entries_expire(memory: Me
                     assert len(copied) in (0, 40)
 
     run(work)
+
+
+def test_changes_are_passed_to_whatever_asyncio_has_for_awaitables(memory: MemoryStore) -> None:
+    async def work() -> None:
+        async with await aopen(memory) as store:
+            m = store.map("m")
+            await asyncio.create_task(m.put("task", 1))
+            await asyncio.ensure_future(m.set("future", 1))
+            for name, change in (("set", m.set), ("put", m.put)):
+                await asyncio.gather(change(f"gather {name}", 1), change(f"both {name}", 1))
+                await asyncio.wait_for(change(f"wait_for {name}", 1), 30)
+                await asyncio.shield(change(f"shield {name}", 1))
+            done, pending = await asyncio.wait([m.set("wait", 1), asyncio.create_task(m.put("wait task", 1))])
+            assert len(done) == 2
+            assert not pending
+            async with asyncio.TaskGroup() as group:
+                group.create_task(m.put("group", 1, ttl=1000))
+                popped = group.create_task(m.pop("task"))
+                default = group.create_task(m.setdefault("default", 2))
+            assert (popped.result(), default.result()) == (1, 2)
+            await asyncio.create_task(m.clear())
+            assert dict(m) == {}
+        assert contents(memory) == {}
+
+    run(work)
+
+
+def test_the_docstring_of_set_names_what_a_task_is_made_of() -> None:
+    assert "create_task" in (imap_wal.aio.AsyncMap.set.__doc__ or "")
+    assert "ensure_future" in (imap_wal.aio.AsyncMap.__doc__ or "")
+
+
+def test_an_asyncio_map_has_the_changes_of_a_map() -> None:
+    names = {"put", "pop", "popitem", "setdefault", "update", "clear"}
+    assert names <= vars(imap_wal.DurableMap).keys() & vars(imap_wal.aio.AsyncMap).keys()
+
+
+@pytest.mark.parametrize("options", [{}, {"durability": "async"}, {"manual_wal_flush": True}, {"ring_slots": 2}], ids=str)
+@pytest.mark.parametrize("logged", [True, False])
+def test_of_many_tasks_and_threads_that_pop_one_key_one_gets_it(memory: MemoryStore, options: dict[str, Any], logged: bool) -> None:
+    async def work() -> None:
+        async with await aopen(memory, **options) as store:
+            m = store.map("m", disable_wal=not logged)
+            plain = store._store.map("m", disable_wal=not logged)
+            put: list[Any] = []
+            got: list[Any] = []
+
+            async def change(task: int) -> None:
+                for number in range(20):
+                    if task < 2:
+                        put.append([task, number])
+                        await m.set("k", [task, number])
+                    for popped in (await m.pop("k", None), await asyncio.get_running_loop().run_in_executor(None, plain.pop, "k", None)):
+                        if popped is not None:
+                            got.append(tuple(popped))
+                    try:
+                        got.append(tuple((await m.popitem())[1]))
+                    except KeyError:
+                        pass
+
+            await asyncio.gather(*[change(task) for task in range(6)])
+            assert len(got) == len(set(got)), "one value was given to two"
+            assert {*got} <= {tuple(each) for each in put}
+            left = dict(m)
+        if logged:
+            assert contents(memory) == left
+
+    run(work)
+
+
+def test_decisions_see_what_was_asked_before_them_and_share_its_commit(memory: MemoryStore) -> None:
+    async def work() -> None:
+        gate = Gate(memory)
+        async with await aopen(gate) as store:
+            m, other = store.map("m"), store.map("other")
+            await m.update({"old": 1, "older": 0})
+            commits = store.statistics.commits.commits
+            gate.open.clear()
+            blocker = m.set("blocker", 1)
+            await asyncio.sleep(0)
+            waiting = asyncio.gather(
+                m.set("new", 2),
+                m.pop("new"),
+                m.pop("new", "none"),
+                m.setdefault("new", 3),
+                m.setdefault("new", 4),
+                other.setdefault("new", 5),
+                m.put("old", 6),
+                m.popitem(),
+                m.popitem(),
+                m.popitem(),
+                m.pop("older"),
+                m.delete("x"),
+                return_exceptions=True,
+            )
+            await asyncio.sleep(0)
+            gate.open.set()
+            answers = await waiting
+            await blocker
+            assert answers[:7] == [None, 2, "none", 3, 3, 5, None]
+            assert answers[7:10] == [("new", 3), ("blocker", 1), ("older", 0)]
+            assert isinstance(answers[10], KeyError)
+            assert dict(m) == {"old": 6}
+            assert store.statistics.commits.commits <= commits + 2
+        assert contents(memory, "m") == {"old": 6}
+
+    run(work)
+
+
+def test_a_decision_that_could_not_be_logged_fails_and_changes_nothing(memory: MemoryStore) -> None:
+    async def work() -> None:
+        faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="append", path="*/wal/*", times=0),)))
+        store = await aopen(faulty)
+        m = store.map("m")
+        await m.set("k", 1)
+        for change in (lambda: m.pop("k"), m.popitem, lambda: m.setdefault("new", 1), m.clear):
+            with pytest.raises((NotAppended, OutcomeUnknown)):
+                await change()
+        assert dict(m) == {"k": 1}
+        await store.close()
+        with pytest.raises(Closed):
+            await m.pop("k")
+
+    run(work)
