@@ -321,9 +321,8 @@ def test_of_many_tasks_and_threads_that_pop_one_key_one_gets_it(memory: MemorySt
                     if task < 2:
                         put.append([task, number])
                         await m.set("k", [task, number])
-                    for popped in (await m.pop("k", None), await asyncio.get_running_loop().run_in_executor(None, plain.pop, "k", None)):
-                        if popped is not None:
-                            got.append(tuple(popped))
+                    in_thread = asyncio.get_running_loop().run_in_executor(None, plain.pop, "k", None)
+                    got.extend(tuple(popped) for popped in (await m.pop("k", None), await in_thread) if popped is not None)
                     try:
                         got.append(tuple((await m.popitem())[1]))
                     except KeyError:

@@ -181,7 +181,7 @@ LONG = {"letters": "m" * 256, "dots": "a.b" * 52, "emoji": "🙂" * 22}
 @pytest.mark.parametrize("name", LONG.values(), ids=LONG)
 def test_a_name_that_could_not_be_a_folder_is_refused_where_it_enters(memory: MemoryStore, tmp_path: Path, name: str) -> None:
     with imap_wal.open(tmp_path) as store:
-        with pytest.raises(InvalidSetting, match="the name of a map takes .* bytes as a folder, at most 255"):
+        with pytest.raises(InvalidSetting, match=r"the name of a map takes \d+ bytes as a folder, at most 255"):
             store.map(name)
         assert store.maps() == []
     for what in ("namespace", "cluster", "node"):
