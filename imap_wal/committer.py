@@ -314,7 +314,7 @@ class Committer:
             )
         if not commit.safe and self._failure is not None:
             for batch in commit.batches:
-                batch.error = batch.error or OutcomeUnknown(f"the change may be in the log: {self._failure}")
+                batch.error = batch.error or _caused(OutcomeUnknown, f"the change may be in the log: {self._failure}", self._failure)
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
@@ -325,7 +325,7 @@ class Committer:
             self._commit(commit)
         elif not commit.safe:
             for batch in batches:
-                batch.error = batch.error or NotAppended(f"nothing more is appended: {self._failure}")
+                batch.error = batch.error or _refusal(self._failure)
         applies = not self._settings.acknowledges_early
         for batch in batches:
             if batch.error is None and applies and batch.apply is not None and not batch.done:
@@ -346,8 +346,9 @@ class Committer:
             self._make_safe()
         except Fenced as error:
             self._failure = error
+            certain = not commit.written and self.log.bytes_written == commit.mark.bytes_written
             for batch in batches:
-                batch.error = OutcomeUnknown(str(error))
+                batch.error = _refusal(error) if certain else _caused(OutcomeUnknown, f"the change may be in the log: {error}", error)
             return
         except Exception as error:  # noqa: BLE001  # whatever a driver raises: half a frame may be there, and callers wait
             known = isinstance(error, StorageError | TooLarge) and not commit.written
@@ -355,7 +356,7 @@ class Committer:
             self._poison(error, "sync" if commit.written else "write")
             for batch in batches:
                 kind = NotAppended if certain else OutcomeUnknown
-                batch.error = kind(f"{'nothing was appended' if certain else 'the change may be in the log'}: {self._failure}")
+                batch.error = _caused(kind, f"{'nothing was appended' if certain else 'the change may be in the log'}: {self._failure}", error)
             return
         for batch in batches:
             if batch.session:
@@ -438,3 +439,18 @@ class Committer:
         self._failure = NotAppended(
             f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing more is acknowledged until it is opened again"
         )
+
+
+def _caused(kind: type[ImapWalError], text: str, cause: BaseException | None) -> ImapWalError:
+    error = kind(text)
+    error.__cause__ = cause
+    return error
+
+
+def _refusal(failure: ImapWalError | None) -> ImapWalError:
+    """What a change gets that came after the failure: it is not in the log."""
+    if isinstance(failure, Fenced):
+        error: ImapWalError = Fenced(str(failure), failure.holder)
+        error.__cause__ = failure
+        return error
+    return _caused(NotAppended, f"nothing more is appended: {failure}", failure)

@@ -6,7 +6,7 @@ ImapWalError
 │   └── TooLarge          your key or value: also a ValueError
 ├── OutcomeUnknown        the change may be in the log: read before you try again
 ├── WriterLocked          somebody else writes this node's log
-├── Fenced                somebody else took this node's log over
+├── Fenced                somebody else took this node's log over: the change is not in the log
 ├── Closed                you closed it
 ├── LogError              a file of the log is not what it should be; names file and position
 │   ├── CorruptLog        bytes changed
@@ -47,7 +47,8 @@ class TooLarge(NotAppended, ValueError):
 
 
 class OutcomeUnknown(ImapWalError):
-    """A write or sync failed half-way: after the next open the change may be there or not. Reopen, read the key, decide."""
+    """A write or sync failed half-way: after the next open the change may be there or not. Reopen,
+    read the key, decide. `__cause__` is what failed: `Fenced` when another process took over."""
 
 
 class WriterLocked(ImapWalError):
@@ -60,7 +61,13 @@ class WriterLocked(ImapWalError):
 
 
 class Fenced(ImapWalError):
-    """Another process took this node's log over with a higher epoch; nothing more is acknowledged here. Close this one."""
+    """Another process took this node's log over; `holder` names it, where it is known. Nothing more
+    is acknowledged here, and the change that gets this error is certainly not in the log. Close
+    this one."""
+
+    def __init__(self, what: str, holder: str = "") -> None:
+        super().__init__(what)
+        self.holder = holder
 
 
 class Closed(ImapWalError):

@@ -33,7 +33,7 @@ from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.settings import RecoveryPolicy, Settings, choose, location
 from imap_wal.views import MapReads
 from imap_wal.wal_filter import WalFilter, filtered
-from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
+from imap_wal.writer import OTHER_NODE, Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
 
 TTL_S_MAX = 100 * 366 * 86_400
@@ -524,7 +524,7 @@ def _shut_out_others(log: NodeLog, settings: Settings) -> None:
         other = Identity(who.namespace, who.cluster, node)
         if node == who.node or node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].clean:
             continue
-        what = f"node {who.node!r}, which was opened later"
+        what = f"{OTHER_NODE}, under node name {who.node!r}"
         try:
             open_node_log(log.store, other, settings, log.clock, log.randomness, what=what, takeover=True).close()
         except MissingNode:

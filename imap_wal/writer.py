@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -25,7 +25,7 @@ import msgpack
 
 from imap_wal import evidence, format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import Fenced, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
+from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import (
@@ -45,7 +45,7 @@ from imap_wal.recovery import Recovered, Recoverer, Recovery
 from imap_wal.segment import SegmentWriter
 from imap_wal.segments import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryPolicy, Settings
-from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError
+from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError, lock_holder
 
 _log = logging.getLogger("imap_wal")
 
@@ -57,11 +57,15 @@ PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
 
 
+OTHER_NODE = "a store that was opened later"
+"""So does an open name itself in the lock of another node, whose writer it shuts out."""
+
+
 class ObjectSegment:
     """A segment for storages that cannot append: collects frames, and `sync` publishes them as one object. Same surface as `SegmentWriter`."""
 
-    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader) -> None:
-        self._store, self.path, self.header = store, path, header
+    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced]) -> None:
+        self._store, self.path, self.header, self._fenced = store, path, header, fenced
         self._seed = header.checksum_seed
         self._chunks = [header.encode()]
         self.size = len(self._chunks[0])
@@ -80,7 +84,7 @@ class ObjectSegment:
             self._store.create(self.path, data)
         except AlreadyExists as error:
             if self._store.read(self.path) != data:  # else: our own create, whose answer was lost
-                raise Fenced(f"{self.path} exists already: another process took this log over; close this one") from error
+                raise self._fenced() from error
 
     def rewind(self, size: int) -> None:
         raise StorageUnavailable(f"{self.path}: it is not known whether the object was created")
@@ -167,10 +171,22 @@ class NodeLog:
     def check_fence(self) -> None:
         """`Fenced` if the epoch was raised by another process. One stat on a local file system."""
         if self._appends and not self.store.exists(self._permit):
-            raise Fenced(
-                f"another process took over the log of node {self.identity.node!r}: {self._permit} is gone; "
-                "changes that were not acknowledged may be in the log or not; close this one"
-            )
+            raise self._fenced()
+
+    def _fenced(self) -> Fenced:
+        """Who shut this writer out: the holder of this node's lock, or those of other nodes, whose
+        open has taken this log over and closed it."""
+        who, by_other_node = "", False
+        with suppress(StorageError, ImapWalError):
+            who = lock_holder(self.store, f"{self._folder}/writer.lock")
+            by_other_node = who.startswith(OTHER_NODE)
+            if not who:
+                folders = {node: layout.node_folder(self.identity.cluster_folder, node) for node in sorted(self.clusters.read()[1].nodes)}
+                holders = {node: lock_holder(self.store, f"{folder}/writer.lock") for node, folder in folders.items()}
+                who = ", ".join(f"node {node!r}, {holder}" for node, holder in holders.items() if holder)
+                by_other_node = bool(who)
+        advice = "; processes that write different keys at the same time are opened with shared=True" if by_other_node else ""
+        return Fenced(f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}; close this one{advice}", who)
 
     def mark(self) -> Mark:
         """Where the log is now, for `rewind`."""
@@ -237,7 +253,7 @@ class NodeLog:
                 segment.close()
                 raise
         else:
-            segment = ObjectSegment(self.store, path, header)
+            segment = ObjectSegment(self.store, path, header, self._fenced)
         began = self.clock.monotonic()
         self._segment, self._began, self._next_segment, self._making = segment, began, number + 1, False
         return segment
@@ -289,7 +305,7 @@ class NodeLog:
         try:
             self._lock.renew()
         except Locked as error:
-            raise Fenced(f"the lease on the log of node {self.identity.node!r} is now held by {error.holder}") from error
+            raise self._fenced() from error
 
     # ---- sessions ----
 
@@ -330,7 +346,7 @@ class NodeLog:
 
     def _own(self, manifest: NodeManifest) -> None:
         if manifest.epoch != self.epoch:
-            raise Fenced(f"node {self.identity.node!r} is at epoch {manifest.epoch}, this writer at {self.epoch}: another process took over")
+            raise self._fenced()
 
     # ---- the end ----
 

@@ -19,6 +19,7 @@ The log is the only caller. fsspec is imported in this package and nowhere else.
 from storage_backends.errors import AlreadyExists, Locked, NoSpace, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.factory import open_store
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
+from storage_backends.lease import holder as lock_holder
 
 __all__ = [
     "AlreadyExists",
@@ -33,5 +34,6 @@ __all__ = [
     "StoredFile",
     "Unavailable",
     "Unsupported",
+    "lock_holder",
     "open_store",
 ]

@@ -119,6 +119,18 @@ def acquire(
     raise Unavailable("the lease changes hands without end", path)
 
 
+def holder(store: SegmentStore, path: str) -> str:
+    """How the holder of the lock at `path`, a lease or not, names itself; "" where nobody holds it,
+    or the storage does not tell."""
+    numbers = _numbers(store, path)
+    if numbers:
+        return str(_read(store, path, numbers[-1])["holder"])
+    try:
+        return store.read(path, 0, 4096).partition(b"\n")[0].decode(errors="replace")
+    except NotFound:
+        return ""
+
+
 def _object(path: str, number: int) -> str:
     return f"{path}/{number:08d}.json"
 

@@ -248,7 +248,7 @@ class Agent:
                 self._router.send(each.sender, ["ack", each.number, each.first, each.count])
             else:
                 self._sessions.shut(each.sender)
-                self._error(each.sender, each.number, "full" if isinstance(error, NotAppended) else "outcome-unknown", str(error))
+                self._error(each.sender, each.number, "full" if isinstance(error, NotAppended | Fenced) else "outcome-unknown", str(error))
 
     def _refuse(self, message: Message, code: str, text: str, pending: list[Pending]) -> None:
         """Answer an error, behind what is answered before it. Of the changes of a session the log has a prefix, always: after an append was refused nothing more comes

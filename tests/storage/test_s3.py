@@ -13,7 +13,7 @@ import pytest
 from services import free_port, go_program, running
 
 import imap_wal
-from imap_wal.errors import NotAppended, OutcomeUnknown
+from imap_wal.errors import Fenced, OutcomeUnknown
 from storage_backends import AlreadyExists, Locked, SegmentStore, StorageError, Unavailable, Unsupported, open_store
 from storage_backends.lease import Lease
 from storage_backends.objects import ObjectStore
@@ -197,7 +197,7 @@ def test_a_writer_replaced_on_s3_acknowledges_nothing_also_after_an_archive(s3: 
     second.map("m")["b"] = 2
     second.archive()
     for number in range(3):
-        with pytest.raises((OutcomeUnknown, NotAppended)):
+        with pytest.raises((OutcomeUnknown, Fenced)):
             first.map("m")[f"zombie{number}"] = 1
     second.close()
     with embedded() as third:

@@ -1,0 +1,113 @@
+"""A writer that another process shut out: what it gets says so, who did it, and what is certain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal.errors import Fenced, OutcomeUnknown
+from storage_backends.memory import MemoryStore
+
+URLS = ["file://{}/maps", "objects+file://{}/maps"]
+
+
+def changes(m: Any) -> list[Callable[[], Any]]:
+    return [lambda: m.put("new", 1), lambda: m.update({"new": 1}), lambda: m.pop("a"), m.popitem, m.clear, lambda: m.setdefault("new", 1)]
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("takeover", [True, False])
+def test_who_was_shut_out_is_told_by_whom_at_the_first_change_and_at_each_after_it(tmp_path: Path, url: str, takeover: bool) -> None:
+    url = url.format(tmp_path)
+    old = imap_wal.open(url)
+    m = old.map("m")
+    m["a"] = 1
+    other: dict[str, Any] = {"takeover": True} if takeover else {"node": "other"}
+    with imap_wal.open(url, **other) as new:
+        new.map("m")["b"] = 2
+        with pytest.raises(OutcomeUnknown) as first:
+            m["a"] = 2
+        assert isinstance(first.value.__cause__, Fenced)
+        named = f"process {os.getpid()} on "
+        assert named in first.value.__cause__.holder
+        assert named in str(first.value)
+        for change in [*changes(m), old.sync]:
+            with pytest.raises(Fenced, match="close this one") as refused:
+                change()
+            assert named in str(refused.value)
+            assert ("shared=True" in str(refused.value)) is not takeover
+            assert ("'other'" in str(refused.value)) is not takeover
+        old.close()
+    with imap_wal.open(url, **{**other, "takeover": False}) as new:
+        assert new.map("m")["b"] == 2
+        assert "new" not in new.map("m")
+
+
+def test_a_successor_that_is_gone_is_not_named(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path) as old:
+        m = old.map("m")
+        m["a"] = 1
+        imap_wal.open(tmp_path, takeover=True).close()
+        with pytest.raises(OutcomeUnknown, match="was taken over by another process; close this one"):
+            m["a"] = 2
+        with pytest.raises(Fenced):
+            m["a"] = 2
+
+
+def test_an_asyncio_store_and_a_log_say_it_alike(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with imap_wal.aopen(tmp_path / "maps") as store:
+            m = store.map("m")
+            await m.set("a", 1)
+            with imap_wal.open(tmp_path / "maps", takeover=True):
+                with pytest.raises(OutcomeUnknown, match=f"process {os.getpid()}"):
+                    await m.set("a", 2)
+                for change in (lambda: m.set("a", 2), lambda: m.pop("a"), lambda: m.update({"a": 3})):
+                    with pytest.raises(Fenced, match=f"process {os.getpid()}"):
+                        await change()
+
+    asyncio.run(work())
+    with imap_wal.log.create(tmp_path / "log") as old:
+        old.append("m", (b"k", b"v"))
+        with imap_wal.log.open(tmp_path / "log", takeover=True):
+            with pytest.raises(OutcomeUnknown):
+                old.append("m", (b"k", b"v"))
+            with pytest.raises(Fenced, match=r"imap_wal\.log\.open"):
+                old.append("m", (b"k", b"v"))
+
+
+def test_what_was_certainly_not_written_is_fenced_at_once(memory: MemoryStore) -> None:
+    """The change that would begin a segment: the manifest says that it is another's before
+    anything is written."""
+    old = imap_wal.open(memory.url, storage=memory, preallocate=False)
+    m = old.map("m")
+    with imap_wal.open(memory.url, storage=memory, preallocate=False, takeover=True) as new:
+        with pytest.raises(Fenced, match="was taken over by"):
+            m["a"] = 1
+        assert dict(new.map("m")) == {}
+    old.close()
+
+
+def test_a_forked_child_is_fenced_at_its_first_change(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path) as store:
+        m = store.map("m")
+        m["a"] = 1
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                m["a"] = 2
+            except Fenced as error:
+                code = 0 if "forked child" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        m["a"] = 3
+    with imap_wal.open(tmp_path) as store:
+        assert store.map("m")["a"] == 3
