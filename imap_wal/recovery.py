@@ -34,6 +34,7 @@ from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import NodeManifest
+from imap_wal.progress import Progress
 from imap_wal.segment import SegmentReader, held
 from imap_wal.segments import wal_folder
 from imap_wal.settings import RecoveryMode
@@ -121,6 +122,7 @@ class Recoverer:
         self._checksum = self._frames = self._records = 0
         self._whole = 0
         """Where the whole frames of the file scanned last end."""
+        self._progress = Progress(clock, f"recovering the log of node {node.node!r}")
         self._loose: list[tuple[str, int]] = []
         """Sealed files with reserved space behind their frames."""
 
@@ -132,6 +134,7 @@ class Recoverer:
             if checksum is not None:
                 return Recovered(Recovery(True), manifest.requests, manifest.checkpoint, self._next_segment, checksum)
         damage = self._scan()
+        self._progress.over(self._records)
         if damage is None:
             self._trim()
             self._settle_newest(self._whole)
@@ -222,6 +225,7 @@ class Recoverer:
                     what = f"the checksum of this frame is right, but its content is not entries ({error!r})"
                     return _Damage(index, Verdict(CORRUPT, place, frame.offset, store.size(file.path), what))
                 self._records += frame.count
+                self._progress.reached(self._records)
             self._frames += 1
             self._checksum = frame.checksum
             self._end = end

@@ -430,6 +430,14 @@ class MergeProgress:
     bytes_total: int
     records: int
 
+    @property
+    def part(self) -> float:
+        """From 0 to 1, by bytes."""
+        return self.bytes / self.bytes_total if self.bytes_total else 1.0
+
+    def __str__(self) -> str:
+        return f"{self.part:.0%}, {self.files} of {self.files_total} files, {self.records:,} records"
+
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatistics:
@@ -675,6 +683,7 @@ class LiveView:
         total = sum(piece.bytes for piece, _ in pieces)
         done = 0
         for count, (piece, forward) in enumerate(pieces):
+            of_piece = 0
             for changes in read_piece(self._log.store, piece, None if forward else again):
                 if self._closed:
                     raise Closed("this view was closed while it merged the logs")
@@ -687,6 +696,9 @@ class LiveView:
                     cursor = self._cursors[piece.node]
                     self._cursors[piece.node] = _Cursor(cursor.directory, changes.last, piece.path, changes.next_offset)
                     self._bytes += changes.bytes
+                if self._progress is not None:
+                    of_piece = min(of_piece + changes.bytes, piece.bytes)
+                    self._progress(MergeProgress(count, len(pieces), done + of_piece, total, self._records))
             if forward and piece.kind == SEGMENT and self._cursors[piece.node].path != piece.path:
                 # no frame in it yet: remember to look there
                 self._cursors[piece.node] = replace(self._cursors[piece.node], path=piece.path, next_offset=0)

@@ -27,6 +27,7 @@ from imap_wal.errors import Closed, InvalidSetting, MissingNode, NotAppended, St
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX
 from imap_wal.keeper import Keeper
 from imap_wal.manifest import ClusterManifest, claim_manifests, current_cluster, node_manifests
+from imap_wal.progress import Progress
 from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
 from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
@@ -36,6 +37,7 @@ from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import OTHER_NODE, Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
 
+REWRITE_ADVICE = "a restore reads every change that no snapshot covers, and `imap-wal rewrite` makes snapshots"
 TTL_S_MAX = 100 * 366 * 86_400
 """A lifetime of 100 years: what is meant to last longer has none."""
 
@@ -293,8 +295,10 @@ class Store:
             for name, newest in filtered(cluster, wal_filter, self._settings.recovery_policy).items():
                 self._fill(name, live(list(newest.values()), now))
             return
-        with closing(LiveView(cluster, self._settings)) as view:
+        progress = Progress(self._clock, f"opening the maps of cluster {cluster.cluster!r}")
+        with closing(LiveView(cluster, self._settings, lambda done: progress.reached(done.records, done.part))) as view:
             view.catch_up()
+            progress.over(view.statistics.records, REWRITE_ADVICE)
             for name in view.maps():
                 for rows in view.rows(name):
                     self._fill(name, rows)

@@ -44,18 +44,25 @@ def partial_option(command: F) -> F:
     return click.option("--partial", is_flag=True, help="Go on without the logs of missing nodes; what only they hold is left out.")(command)
 
 
+def load_parquet() -> None:
+    """Import the Parquet library. Before a merge is timed: the forecast of a restart is of the
+    merge, and the first Parquet file would count the import too, a second or so."""
+    import imap_wal.archive  # noqa: F401
+
+
 def merge(
     store: SegmentStore, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, *, partial: bool, as_of_ms: int | None = None
 ) -> LiveCluster:
     """Merge everything once. `stack` lets go of memory and scratch. `MissingNode` unless `partial`; `Failed` when the time asked for is no longer told."""
     settings = Settings(recovery_policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL)
+    load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)
     return _as_of(log, view, scope, stack, tell, settings, as_of_ms) if as_of_ms is not None else _now(log, view, scope, stack, tell, settings)
 
 
 def _now(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, settings: Settings) -> LiveCluster:
     def progress(done: MergeProgress) -> None:
-        tell(f"{view}: {done.files} of {done.files_total} files, {done.records:,} records")
+        tell(f"{view}: {done}")
 
     newest = stack.enter_context(closing(LiveView(log, settings, progress)))
     newest.catch_up()

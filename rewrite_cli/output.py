@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -17,8 +19,11 @@ from rich.table import Table
 F = TypeVar("F", bound=Callable[..., Any])
 
 TABLE, JSON = "table", "json"
-_LONG = ("what", "file", "detail", "what to do")
+_PROSE = ("what", "detail", "what to do")
+_LONG = (*_PROSE, "file")
 """Columns whose text may take several lines."""
+WIDTH = 100
+"""Of prose outside a terminal."""
 
 
 def output_option(command: F) -> F:
@@ -32,11 +37,6 @@ def output_option(command: F) -> F:
         envvar="IMAP_WAL_OUTPUT",
         help="How results are printed.",
     )(command)
-
-
-def console() -> Console:
-    """For stdout; outside a terminal as wide as a row needs, so that nothing is cut."""
-    return Console(width=None if sys.stdout.isatty() else 4000, soft_wrap=False, highlight=False)
 
 
 def errors() -> Console:
@@ -64,21 +64,51 @@ def jsonable(value: Any) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Numbers to the right, text to the left. A column called `… bytes` shows KiB, MiB, GiB."""
-    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    """Numbers to the right, text to the left. A column called `… bytes` shows KiB, MiB, GiB.
+    Outside a terminal, plain text: each row is one line, whatever the width, and what it says in
+    sentences follows in lines of its own."""
     kept = [list(row) for row in rows]
-    for index, column in enumerate(columns):
-        numeric = any(isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in kept)
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=column not in _LONG, overflow="fold")
-    for row in kept:
-        table.add_row(*(_cell(column, value) for column, value in zip(columns, row, strict=True)))
-    console().print(table)
+    numeric = [any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in kept) for at in range(len(columns))]
+    cells = [[_cell(column, value) for column, value in zip(columns, row, strict=True)] for row in kept]
+    if not sys.stdout.isatty():
+        for line in _plain(columns, cells, numeric, title):
+            click.echo(line)
+        return
+    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    for column, right in zip(columns, numeric, strict=True):
+        table.add_column(column, justify="right" if right else "left", no_wrap=column not in _LONG, overflow="fold")
+    for row in cells:
+        table.add_row(*(text.replace("[", r"\[") for text in row))
+    Console(highlight=False).print(table)
+
+
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], title: str) -> Iterator[str]:
+    rows = [[text.replace("\n", "\\n") for text in row] for row in rows]
+    short = [at for at, column in enumerate(columns) if column not in _PROSE]
+    widths = {at: max(len(row[at]) for row in [columns, *rows]) for at in short}
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(row[at].rjust(widths[at]) if numeric[at] else row[at].ljust(widths[at]) for at in short).rstrip()
+
+    if title:
+        yield title
+    yield line(columns)
+    for row in rows:
+        yield line(row)
+        for at, text in enumerate(row):
+            if at not in widths and text != NOTHING:
+                yield textwrap.fill(
+                    f"{columns[at]}: {text}", WIDTH, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+                )
+
+
+NOTHING = "–"
 
 
 def _cell(column: str, value: Any) -> str:
     match value:
         case None | "":
-            return "–"
+            return NOTHING
         case bool():
             return "yes" if value else "no"
         case int() if column.endswith("bytes"):
@@ -88,7 +118,7 @@ def _cell(column: str, value: Any) -> str:
         case float():
             return f"{value:,.2f}"
         case _:
-            return str(value).replace("[", r"\[")
+            return str(value)
 
 
 def size(count: float) -> str:
@@ -114,12 +144,35 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
-def progress() -> AbstractContextManager[Progress]:
-    """A spinner with a text on stderr; silent outside a terminal."""
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A spinner with a text on stderr; silent outside a terminal. What the library logs while it
+    works long (`imap_wal.progress`) is that text too."""
     shown = errors()
-    return Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=shown, transient=True, disable=not shown.is_terminal
-    )
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    log = logging.getLogger("imap_wal")
+    level = log.level
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as spinner:
+        handler = _Describing(spinner)
+        log.addHandler(handler)
+        log.setLevel(min(logging.INFO, log.getEffectiveLevel()))
+        try:
+            yield spinner
+        finally:
+            log.setLevel(level)
+            log.removeHandler(handler)
+
+
+class _Describing(logging.Handler):
+    """What is logged for information becomes the text of the spinner."""
+
+    def __init__(self, spinner: Progress) -> None:
+        super().__init__(logging.INFO)
+        self._spinner = spinner
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.INFO and self._spinner.task_ids:
+            self._spinner.update(self._spinner.task_ids[-1], description=record.getMessage())
 
 
 def agree(question: str, yes: bool) -> None:

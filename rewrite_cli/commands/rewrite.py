@@ -139,7 +139,7 @@ def make_engine(name: str, about: str, tell: Tell | None) -> Engine:
 
     def progress(done: MergeProgress) -> None:
         if tell is not None:
-            tell(f"{about}: {done.files} of {done.files_total} files, {done.records:,} records")
+            tell(f"{about}: {done}")
 
     return LocalEngine(progress=progress)
 

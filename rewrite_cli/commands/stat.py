@@ -18,6 +18,7 @@ from rewrite_cli import conflicts
 from rewrite_cli import output as out
 from rewrite_cli.conflicts import UNDECIDED, Decisions, Resolution
 from rewrite_cli.failures import FINDINGS
+from rewrite_cli.live import load_parquet
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.survey import ClusterView
 from storage_backends import SegmentStore
@@ -88,6 +89,7 @@ def _count(
     tell: Callable[[str], None],
     decisions: Decisions,
 ) -> tuple[list[Count], Forecast]:
+    load_parquet()
     clock = SystemClock()
     index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
     counts: dict[tuple[str, str], Count] = {}

@@ -1,0 +1,71 @@
+"""What is printed where no person looks at a terminal, and while one waits."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from rewrite_cli import output as out
+from tests.cli.conftest import Run
+
+
+def test_outside_a_terminal_a_row_is_one_plain_line_and_its_prose_follows_in_lines_of_bounded_width(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = "default/embedded/nodes/n1/" + "x" * 150
+    rows = [
+        ("corrupt", path, 386, 1536, "[red] bytes have changed, " * 9 + "and more", "bring the\nfile back"),
+        ("clean", "short", 1, 20, "", "–"),
+    ]
+    out.print_table(("status", "file", "offset", "left bytes", "what", "what to do"), rows, title="prod/eu")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "prod/eu"
+    assert lines[1].split() == ["status", "file", "offset", "left", "bytes"]
+    assert lines[2] == f"corrupt  {path}     386     1.5 KiB"
+    assert lines[-1].split() == ["clean", "short", "1", "20", "B"]
+    prose = lines[3:-1]
+    assert prose[0].startswith("    what: [red] bytes have changed, [red]")
+    assert prose[-1] == "    what to do: bring the\\nfile back"
+    assert all(len(line) <= 100 and line.startswith("    ") for line in prose)
+    assert all(line == line.rstrip() and line for line in lines)
+
+
+def test_piped_output_has_no_frames_and_no_line_wider_than_its_row(run: Run, url: str) -> None:
+    for command in ("ls", "stat", "verify", "archive --dry-run", "prune --dry-run", "rewrite --dry-run", "restore"):
+        words = command.split()
+        ended = run(words[0], url, *words[1:])
+        assert ended.code == 0, ended.err
+        assert all(len(line) < 160 and "─" not in line and line == line.rstrip() for line in ended.out.splitlines()), ended.out
+
+
+@pytest.mark.parametrize("command", ["stat", "restore"])
+def test_the_forecast_does_not_count_the_import_of_the_parquet_library(url: str, command: str) -> None:
+    program = f"""
+import sys
+from imap_wal import clock
+looked = clock.SystemClock.monotonic
+def look(self):
+    assert "pyarrow.parquet" in sys.modules, "the clock runs, and the library is not imported"
+    return looked(self)
+clock.SystemClock.monotonic = look
+from rewrite_cli.cli import main
+main([{command!r}, {url!r}])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "entries" in ended.stdout
+
+
+def test_what_the_library_logs_while_it_works_long_is_the_text_of_the_spinner() -> None:
+    log = logging.getLogger("imap_wal")
+    before = (log.level, list(log.handlers))
+    with out.progress() as progress:
+        progress.add_task("opening")
+        log.info("12 changes in 5 s")
+        assert progress.tasks[-1].description == "12 changes in 5 s"
+        log.warning("a warning is not for the spinner")
+        assert progress.tasks[-1].description == "12 changes in 5 s"
+    assert (log.level, list(log.handlers)) == before

@@ -1,0 +1,40 @@
+"""An open that takes long says how far it is."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import imap_wal
+from storage_backends.memory import MemoryStore
+from tests.support import FakeClock, copy_files, embedded
+
+
+class Slow(FakeClock):
+    """A second passes at every look."""
+
+    def monotonic(self) -> float:
+        self.advance(1)
+        return super().monotonic()
+
+
+def test_an_open_of_a_log_that_was_never_archived_says_how_far_it_is(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "imap_wal")
+    with embedded(memory) as store:
+        for number in range(40):
+            store.map("m")[number] = "x" * 5_000
+        killed = copy_files(memory)
+    assert caplog.messages == [], "nothing took long"
+    with imap_wal.open(killed.url, storage=killed, node="n1", clock=Slow(), preallocate=False) as store:
+        assert len(store.map("m")) == 40
+    recovering = [text for text in caplog.messages if text.startswith("recovering the log of node 'n1': ")]
+    opening = [text for text in caplog.messages if text.startswith("opening the maps of cluster 'embedded': ")]
+    for lines in (recovering, opening):
+        assert len(lines) >= 2
+        assert "changes in" in lines[0]
+        assert "a second" in lines[0]
+        assert ": done, 40 changes in" in lines[-1]
+    assert "%" in opening[0]
+    assert "imap-wal rewrite" in opening[-1]
+    assert len(caplog.messages) < 40, "one line in five seconds"
