@@ -450,7 +450,7 @@ def _caused(kind: type[ImapWalError], text: str, cause: BaseException | None) ->
 def _refusal(failure: ImapWalError | None) -> ImapWalError:
     """What a change gets that came after the failure: it is not in the log."""
     if isinstance(failure, Fenced):
-        error: ImapWalError = Fenced(str(failure), failure.holder)
+        error: ImapWalError = Fenced(failure.told, failure.holder, failure.advice)
         error.__cause__ = failure
         return error
     return _caused(NotAppended, f"nothing more is appended: {failure}", failure)

@@ -31,7 +31,15 @@ SEGMENT_ADVICE = (
 
 
 class ImapWalError(Exception):
-    """Base of all errors that imap-wal raises on purpose."""
+    """Base of all errors that imap-wal raises on purpose. Its text says what happened, and ends
+    with `advice`: what a Python program can do. The command line gives advice of its own."""
+
+    advice: str = ""
+
+    @property
+    def told(self) -> str:
+        """The text without the advice."""
+        return str(self).removesuffix(f"; {self.advice}")
 
 
 class NotAppended(ImapWalError):
@@ -55,8 +63,10 @@ class WriterLocked(ImapWalError):
     """Another process holds this node's log; `holder` names it. Stop it, or take over: it
     acknowledges nothing more then."""
 
+    advice = "stop that process, or shut it out with takeover=True"
+
     def __init__(self, node: str, holder: str) -> None:
-        super().__init__(f"the log of node {node!r} is being written by {holder}; stop that process, or shut it out with takeover=True")
+        super().__init__(f"the log of node {node!r} is being written by {holder}; {self.advice}")
         self.node, self.holder = node, holder
 
 
@@ -65,9 +75,9 @@ class Fenced(ImapWalError):
     is acknowledged here, and the change that gets this error is certainly not in the log. Close
     this one."""
 
-    def __init__(self, what: str, holder: str = "") -> None:
-        super().__init__(what)
-        self.holder = holder
+    def __init__(self, what: str, holder: str = "", advice: str = "") -> None:
+        super().__init__(f"{what}; {advice}" if advice else what)
+        self.holder, self.advice = holder, advice
 
 
 class Closed(ImapWalError):
@@ -85,7 +95,7 @@ class LogError(ImapWalError):
         advice: str = "run `imap-wal verify` on the log, and restore the file from a copy",
     ) -> None:
         super().__init__(f"{file} at byte {offset}: {what}; {advice}")
-        self.file, self.offset, self.what = file, offset, what
+        self.file, self.offset, self.what, self.advice = file, offset, what, advice
 
 
 class CorruptLog(LogError):
@@ -108,6 +118,10 @@ class OrderConflict(ImapWalError):
 
 class MissingNode(ImapWalError):
     """A node registered in the cluster manifest has no log, or another disk stands under its name. Bring it back, or restore with recovery_policy="partial"."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(f"{what}; {advice}" if advice else what)
+        self.advice = advice
 
 
 class NoSuchLog(ImapWalError):

@@ -186,7 +186,7 @@ class LogReader:
             )
         place.directory, place.begins = manifest.directory, manifest.begins
         if state.missing:
-            raise MissingNode(f"{state.missing}; {MISSING_ADVICE}")
+            raise MissingNode(state.missing, MISSING_ADVICE)
         if START < manifest.removed >= place.wanted:
             raise PositionGone(str(place.wanted), str(manifest.removed.after()))
         if manifest.kind != LOG:  # a log that is only a log has no cluster lifetimes, and can do without the cluster's manifest

@@ -23,6 +23,7 @@ from imap_wal.errors import Closed, ImapWalError, MissingNode, OrderConflict, Sh
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.index import KeyConflict, NewestIndex
 from imap_wal.manifest import (
+    MISSING_ADVICE,
     ClusterManifest,
     NodeManifest,
     Seen,
@@ -95,10 +96,7 @@ class ClusterState:
     def demand(self, policy: RecoveryPolicy) -> None:
         """`MissingNode` unless all registered nodes are there, or the policy does without them."""
         if self.missing and policy is RecoveryPolicy.FULL:
-            raise MissingNode(
-                "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items())
-                + "; bring the log back, or continue without what only it holds: recovery_policy='partial'"
-            )
+            raise MissingNode("; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()), MISSING_ADVICE)
 
 
 class ClusterLog:

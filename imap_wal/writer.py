@@ -185,8 +185,8 @@ class NodeLog:
                 holders = {node: lock_holder(self.store, f"{folder}/writer.lock") for node, folder in folders.items()}
                 who = ", ".join(f"node {node!r}, {holder}" for node, holder in holders.items() if holder)
                 by_other_node = bool(who)
-        advice = "; processes that write different keys at the same time are opened with shared=True" if by_other_node else ""
-        return Fenced(f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}; close this one{advice}", who)
+        advice = "close this one" + by_other_node * "; processes that write different keys at the same time are opened with shared=True"
+        return Fenced(f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}", who, advice)
 
     def mark(self) -> Mark:
         """Where the log is now, for `rewind`."""
@@ -541,7 +541,7 @@ class _Opening:
             return before
         what = f"node {self._identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
         if self._settings.recovery_policy is RecoveryPolicy.FULL:
-            raise MissingNode(f"{what}; {MISSING_ADVICE}")
+            raise MissingNode(what, MISSING_ADVICE)
         _log.warning("%s; this node continues without the entries that only those segments held", what)
         marks = (snapshot.marks.get(self._identity.node) for snapshot in cluster.snapshots.values())
         numbers = [mark.position.segment for mark in marks if mark is not None]
@@ -558,7 +558,8 @@ class _Opening:
         if known not in (None, directory) and self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(
                 f"node {self._identity.node!r} was known with log directory {known}, in {self._folder} is {directory or 'none'}: "
-                f"its log was lost or replaced; {MISSING_ADVICE}"
+                "its log was lost or replaced",
+                MISSING_ADVICE,
             )
 
     def _register(self, directory: str) -> None:

@@ -141,7 +141,12 @@ def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
             "use a storage with conditional creates, or one that enforces them",
         )
     if not can.locks:
-        yield Check("locks", WARNING, "no: a second writer of a node is only found by fencing", "start each node's agent once")
+        yield Check(
+            "locks",
+            WARNING,
+            "no: a second writer of a node is only found by fencing",
+            "start one writer for each node, an agent or an embedded store",
+        )
 
 
 def _writable(store: SegmentStore) -> Iterator[Check]:
@@ -150,7 +155,9 @@ def _writable(store: SegmentStore) -> Iterator[Check]:
         store.create(path, b"imap-wal doctor")
         store.delete(path)
     except StorageError as error:
-        yield Check("writing", PROBLEM, str(error), "the agent needs to write here; run doctor as the agent's user")
+        yield Check(
+            "writing", PROBLEM, str(error), "whoever writes the log must be able to write here: run doctor as the user of the agent or program"
+        )
     else:
         yield Check("writing", OK, "a file was created, synced and deleted")
 

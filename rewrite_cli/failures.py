@@ -7,7 +7,8 @@ import traceback
 
 import click
 
-from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, StorageUnavailable, WriterLocked
+from imap_wal.errors import SEGMENT_ADVICE, Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
+from imap_wal.manifest import MISSING_ADVICE
 from storage_backends import Locked, NoSpace, NotFound, StorageError
 
 CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
@@ -35,6 +36,24 @@ def exit_code(error: BaseException) -> int:
             return FAILED
 
 
+MISSING = "bring its log back, or leave out what only it holds: export, restore and rewrite take --partial"
+
+
+def advice(error: ImapWalError) -> str:
+    """What to do, in words of the command line: the error's own are for Python programs."""
+    match error:
+        case WriterLocked():
+            return "stop that process and run the command again (an agent shuts out another one with --takeover)"
+        case Fenced():
+            return "run the command again, while no other process writes this log"
+        case MissingNode() if error.advice == MISSING_ADVICE:
+            return MISSING
+        case LogError() if error.advice == SEGMENT_ADVICE:
+            return "`imap-wal verify` shows the whole picture; bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+        case _:
+            return error.advice
+
+
 def message(error: BaseException) -> str:
     """One line for people."""
     match error:
@@ -42,8 +61,8 @@ def message(error: BaseException) -> str:
             return error.format_message()
         case KeyboardInterrupt() | click.Abort():
             return "stopped"
-        case StorageUnavailable() | ImapWalError():
-            return str(error)
+        case ImapWalError():
+            return "; ".join(filter(None, (error.told, advice(error))))
         case NoSpace():
             return f"{error}; the storage is full: make room, then run the command again"
         case NotFound():

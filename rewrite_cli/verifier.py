@@ -27,11 +27,12 @@ from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
 from imap_wal.errors import LogError, UnsupportedVersion
 from imap_wal.format import ENTRIES, START, Frame, Position
-from imap_wal.manifest import MISSING_ADVICE, cluster_manifests, node_manifests
+from imap_wal.manifest import cluster_manifests, node_manifests
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
 from imap_wal.segments import SegmentFile
 from imap_wal.verdict import FOREIGN, SHORT, UNBORN, Place, judge, said_by
 from rewrite_cli import evidence
+from rewrite_cli.failures import MISSING, advice
 from rewrite_cli.salvage import survey_file
 from rewrite_cli.scan import Scan, last_lost, scan_segment
 from rewrite_cli.survey import ClusterView, NodeView
@@ -125,8 +126,7 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
     for name in view.missing_nodes:
         if wants_node(name):
             what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here"
-            advice = "bring its disk back, or restore with recovery_policy='partial'"
-            findings.append(Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=advice))
+            findings.append(Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=MISSING))
     for node in view.nodes:
         if wants_node(node.name):
             findings += _plan_node(store, view, node, units)
@@ -162,7 +162,7 @@ def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: li
         units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
     misplaced = evidence.misplaced_wal(node)
     if misplaced:
-        yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING_ADVICE)
+        yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING)
         return
     for segment in node.wal.void:
         yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="begun by a writer that had been replaced: nothing in it counts")
@@ -306,5 +306,4 @@ def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | 
 def damaged(file: str, kind: str, size: int, error: LogError, lost: str | None) -> Finding:
     """From what a reader raised."""
     status = UNSUPPORTED if isinstance(error, UnsupportedVersion) else CORRUPT
-    advice = str(error).removeprefix(f"{error.file} at byte {error.offset}: {error.what}; ")
-    return Finding(file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice)
+    return Finding(file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice(error))

@@ -133,3 +133,30 @@ def test_a_command_in_a_group_has_its_own_table(run: Run, tmp_path: Path) -> Non
 def test_yes_is_never_taken_from_a_file(run: Run, url: str, tmp_path: Path) -> None:
     (tmp_path / "imap-wal.toml").write_text("[prune]\nyes = true\n")
     assert run("prune", url).code == 2
+
+
+def test_errors_of_the_library_are_told_with_advice_for_the_command_line(run: Run, url: str, root: Path, newest_segment: Path) -> None:
+    """`takeover=True` and its like are for programs."""
+    with imap_wal.open(url, namespace="prod", cluster="eu", node="n1"):
+        locked = run("archive", url, "--node", "n1")
+    assert "stop that process and run the command again" in locked.err
+    hidden = root / "prod/eu/nodes/n2"
+    hidden.rename(root.parent / "n2")
+    missing = run("export", url)
+    assert "export, restore and rewrite take --partial" in missing.err
+    assert any("--partial" in each["advice"] for each in run("verify", url, "-o", "json").json["files"])
+    assert run("export", url, "--partial").code == 0
+    (root.parent / "n2").rename(hidden)
+    data = bytearray(newest_segment.read_bytes())
+    data[150] ^= 1
+    newest_segment.write_bytes(data)
+    damaged = run("export", url)
+    assert "`imap-wal repair`" in damaged.err
+    for ended in (locked, missing, damaged):
+        assert ended.code in (1, 4)
+        assert "=True" not in ended.err
+        assert "='" not in ended.err
+
+
+def test_a_place_without_a_log_speaks_to_users_of_embedded_stores_too(run: Run, tmp_path: Path) -> None:
+    assert "imap_wal.open was given" in run("ls", tmp_path).err
