@@ -107,6 +107,7 @@ class Store:
 
     def maps(self) -> list[str]:
         """Names of all maps that were asked for or are in the log."""
+        self.check_open()
         return sorted(self._maps)
 
     # ---- the log ----
@@ -421,6 +422,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """All of them in one commit: after a crash all are there or none. `other` is what a dict's
         `update` takes. `ttl`: all of them for that many seconds; a key named "ttl" is given in the
         mapping: `update({"ttl": 5})`."""
+        self._store.check_open()
         changes = self.changes(chain(pairs(other), more.items()), ttl)
         if changes:
             self._store.change([changes])

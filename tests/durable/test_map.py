@@ -423,6 +423,7 @@ def test_reads_of_a_closed_store_are_refused_and_give_no_old_value(memory: Memor
     reads: list[Callable[[], Any]] = [
         lambda: m["a"], lambda: m.get("a"), lambda: "a" in m, lambda: len(m), lambda: iter(m), lambda: list(m.keys()), lambda: list(m.items()),
         lambda: list(m.values()), lambda: dict(m), lambda: m == {"a": 1}, lambda: m.ttl("a"), lambda: m.pop("a"), m.popitem, lambda: m.setdefault("a"),
+        lambda: m.update({}), store.maps,
     ]  # fmt: skip
     for read in reads:
         with pytest.raises(Closed, match="open it again"):
