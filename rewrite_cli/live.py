@@ -47,7 +47,9 @@ def partial_option(command: F) -> F:
 def load_parquet() -> None:
     """Import the Parquet library. Before a merge is timed: the forecast of a restart is of the
     merge, and the first Parquet file would count the import too, a second or so."""
-    import imap_wal.archive  # noqa: F401
+    from imap_wal.archive import prepare
+
+    prepare()
 
 
 def merge(

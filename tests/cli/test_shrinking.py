@@ -80,3 +80,15 @@ def test_both_engines_are_reached_from_the_command_line(url: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert '"engine": "spark"' in ended.stdout
+
+
+def test_maps_with_the_longest_names_are_rewritten_and_pruned(run: Run, tmp_path: Path) -> None:
+    names = ["m" * 255, "." * 85, "🙂" * 21]
+    with imap_wal.open(tmp_path / "maps") as store:
+        for name in names:
+            store.map(name)["a"] = 1
+        store.archive()
+    assert run("rewrite", tmp_path / "maps").code == 0
+    assert run("prune", tmp_path / "maps", "--yes").code == 0
+    with imap_wal.open(tmp_path / "maps") as store:
+        assert {name: dict(store.map(name)) for name in store.maps()} == {name: {"a": 1} for name in names}
