@@ -185,7 +185,9 @@ class NodeLog:
                 holders = {node: lock_holder(self.store, f"{folder}/writer.lock") for node, folder in folders.items()}
                 who = ", ".join(f"node {node!r}, {holder}" for node, holder in holders.items() if holder)
                 by_other_node = bool(who)
-        advice = "close this one" + by_other_node * "; processes that write different keys at the same time are opened with shared=True"
+        advice = "close this one"
+        if by_other_node:
+            advice += "; processes that write different keys at the same time are opened with shared=True"
         return Fenced(f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}", who, advice)
 
     def mark(self) -> Mark:
