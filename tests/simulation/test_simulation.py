@@ -21,7 +21,7 @@ from tests.simulation.scenarios import OPEN, SCENARIOS
 
 Cases = Callable[[int], None]
 
-SCHEDULES = 12_800
+SCHEDULES = 20_000
 SCHEDULES_LONG = int(os.environ.get("IMAP_WAL_SCHEDULES", "5000000"))
 FIRST = int(os.environ.get("IMAP_WAL_SEED", "1"))
 
@@ -89,7 +89,7 @@ def check(runs: int, cases: Cases) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_of_twelve_thousand_schedules_of_several_actors_none_loses_or_serves_old_what_was_acknowledged(
+def test_of_twenty_thousand_schedules_of_several_actors_none_loses_or_serves_old_what_was_acknowledged(
     cases: Cases,
 ) -> None:
     check(SCHEDULES, cases)
