@@ -119,12 +119,7 @@ def main() -> int:
                 record.write(json.dumps(asdict(piece)) + "\n")
             pieces.append(piece)
             first, left = piece.last + 1, left - (piece.last - piece.first + 1)
-            print(
-                list(sums(pieces))[-1]
-                if len({p.commit for p in pieces}) == 1
-                else "\n".join(sums(pieces)),
-                flush=True,
-            )
+            print(*sums(each for each in pieces if each.commit == commit), flush=True)
     else:
         print("\n".join(sums(pieces)) or f"nothing is recorded in {chosen.record}")
     return 1 if any(piece.failed for piece in pieces) else 0
