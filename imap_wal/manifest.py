@@ -569,6 +569,11 @@ class ClusterManifest:
     def with_snapshot(self, name: str, snapshot: Snapshot) -> ClusterManifest:
         return replace(self, snapshots={**self.snapshots, name: snapshot}, generation=max(self.generation, snapshot.generation))
 
+    def without_unused_tables(self) -> ClusterManifest:
+        """Without tables of partitions that no snapshot names."""
+        used = {snapshot.versions for snapshot in self.snapshots.values()}
+        return replace(self, versions={number: table for number, table in self.versions.items() if number in used})
+
 
 CLAIMS_KEPT = 1000
 """Clusters that are remembered as followed by another one."""

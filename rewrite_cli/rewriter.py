@@ -27,7 +27,7 @@ from typing import Protocol
 from imap_wal import layout
 from imap_wal.archive import batches
 from imap_wal.entry import Row
-from imap_wal.errors import InvalidSetting, LostRace, OrderConflict, ShortLog
+from imap_wal.errors import InvalidSetting, LogError, LostRace, OrderConflict, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.index import KeyConflict
 from imap_wal.manifest import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
@@ -179,14 +179,23 @@ class Tally:
             if count_bytes:
                 totals.bytes += changes.bytes * count // len(rows)
         if settled:
-            return
-        if changes.last > self._settled.get(changes.node, START):
+            # A tombstone that an earlier rewrite kept may go now, and is in no log any more.
+            self._learn([row for row in rows if row[5] or row[7]])
+        elif changes.last > self._settled.get(changes.node, START):
             self.late.update((row[0], row[1]) for row in rows if row[5] or row[7])
-        elif self._pairs_wanted:
-            pairs = self.pairs
-            for partition, incarnation, version in {(row[8], row[9][0], row[9][1]) for row in rows}:
-                if pairs.get(partition, (-1, -1)) < (incarnation, version):
-                    pairs[partition] = incarnation, version
+        else:
+            self._learn(rows)
+
+    def _learn(self, rows: Iterable[Row]) -> None:
+        """The pairs of rows that were there before the first look."""
+        if self._pairs_wanted:
+            _raise(self.pairs, rows)
+
+
+def _raise(pairs: dict[int, tuple[int, int]], rows: Iterable[Row]) -> None:
+    for partition, incarnation, version in {(row[8], row[9][0], row[9][1]) for row in rows}:
+        if pairs.get(partition, (-1, -1)) < (incarnation, version):
+            pairs[partition] = incarnation, version
 
 
 def prepare(
@@ -211,7 +220,7 @@ def prepare(
         settled = until
         now_ms = as_of_ms
         complete = False  # the cuts were not made at one moment, and what was known of partitions is newer than they are
-    members = bool(state.manifest.claims or state.manifest.lifetimes)
+    members = is_of_members(state.manifest)
     generation = 0
     if not dry_run:
         generation = log.manifests.update(lambda manifest: replace(manifest, generation=manifest.generation + 1)).generation
@@ -249,6 +258,11 @@ def _look_twice(log: ClusterLog) -> tuple[ClusterManifest, dict[str, Position], 
         if state.manifest.snapshots == before.snapshots:
             return before, settled, until, state
     raise LostRace(f"other rewrites were published {ATTEMPTS} times while this one looked at the logs; run it again when they are done")
+
+
+def is_of_members(manifest: ClusterManifest) -> bool:
+    """Whether Hazelcast members write this log: only their changes know of partition versions."""
+    return bool(manifest.claims or manifest.lifetimes)
 
 
 def _known_versions(manifest: ClusterManifest) -> PartitionVersions:
@@ -418,15 +432,16 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
             raise LostRace("nodes joined or left the log while this rewrite read; run it again")
         demand_former(manifest, job, snapshots)
         left = {**manifest.snapshots, **snapshots}
-        used = {snapshot.versions for snapshot in left.values()}
-        return replace(manifest, snapshots=left, versions={key: each for key, each in versions.items() if key in used})
+        return replace(manifest, snapshots=left, versions=versions).without_unused_tables()
 
     return log.manifests.update(change)
 
 
 def _with_table(manifest: ClusterManifest, generation: int, table: PartitionVersions) -> tuple[int, dict[int, PartitionVersions]]:
-    """The number of a table, and all tables; an equal one is not kept twice."""
+    """The number of a table (0: of an empty one), and all tables; an equal one is not kept twice."""
     versions = dict(manifest.versions)
+    if not table.pairs:
+        return 0, versions
     for number, known in versions.items():
         if known == table:
             return number, versions
@@ -513,10 +528,19 @@ def _report(job: Job, item: Merged) -> MapRewrite:
 
 
 def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> DropReport:
-    """Forget a map: everything that all logs hold of it now. What is written to it later counts again. Space comes back with `prune`."""
-    ends = log.ends()
-    state = log.state()
-    state.demand(policy)
+    """Forget a map: everything that all logs hold of it now. What is written to it later counts
+    again, unless its owner had been replaced before. Space comes back with `prune`."""
+    for attempt in range(ATTEMPTS):
+        before = log.manifest()
+        ends = log.ends()
+        state = log.state()
+        state.demand(policy)
+        try:
+            table = _versions_of(log, state, name, ends, before)
+            break
+        except NotFound:  # another rewrite, and a prune
+            if attempt == ATTEMPTS - 1:
+                raise
     generation = 0
 
     def change(manifest: ClusterManifest) -> ClusterManifest:
@@ -527,9 +551,22 @@ def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPol
             covered[node] = Mark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
         generation = manifest.generation + 1
         now_ms = log.clock.now_ms()
-        versions = former.versions if former is not None else 0
-        snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms, versions=versions)
-        return manifest.with_snapshot(name, snapshot)
+        number, versions = _with_table(manifest, generation, table.raised(manifest.versions_of(name).pairs.items()))
+        snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms, versions=number)
+        return replace(manifest.with_snapshot(name, snapshot), versions=versions).without_unused_tables()
 
     log.manifests.update(change)
     return DropReport(name, generation, ends)
+
+
+def _versions_of(log: ClusterLog, state: ClusterState, name: str, ends: Mapping[str, Position], before: ClusterManifest) -> PartitionVersions:
+    """What holds of partitions above `ends`. `before` was read before these. A file that is damaged
+    or gone is passed over: that may be why the map is dropped."""
+    if state.missing or not is_of_members(state.manifest):
+        return NO_VERSIONS
+    pairs: dict[int, tuple[int, int]] = {}
+    for piece in log.pieces(state, until=ends, maps=(name,)):
+        with suppress(LogError):
+            for changes in log.read_on(piece, (name,)):
+                _raise(pairs, changes.rows)
+    return _known_versions(before).raised(pairs.items())

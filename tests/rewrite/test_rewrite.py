@@ -223,6 +223,75 @@ def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_old
     assert len(cluster(memory).manifest().versions) <= 2, "old tables go"
 
 
+@pytest.mark.parametrize("kept_because", ["a node is missing", "as of a time", "it came late"])
+def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older(memory: MemoryStore, kept_because: str) -> None:
+    """The second rewrite finds the tombstone in the first one's snapshot and in no log: what it
+    knows of the partition comes from there."""
+    first, second, clock = node(memory), node(memory, "n2"), FakeClock()
+    node(memory, "n3").close()
+    members(memory)
+    deletion = put("a", None, (1, 2, 1, 1), timestamp_ms=clock.now_ms())
+    if kept_because == "it came late":
+        job = prepare(cluster(memory, clock))
+        append(second, deletion)
+        now = cluster(memory, clock).ends()
+        job = replace(job, until=now, state=cluster(memory, clock).state())
+        publish(cluster(memory, clock), job, ENGINE.run(job, cluster(memory, clock)))
+    elif kept_because == "as of a time":
+        append(second, deletion)
+        clock.advance(2)
+        run(memory, clock, as_of_ms=clock.now_ms() - 1000)
+    else:
+        append(second, deletion)
+        hidden = {file.path: memory.read(file.path) for file in memory.list("ns/c/nodes/n3")}
+        for path in hidden:
+            memory.delete(path)
+        run(memory, clock, policy=RecoveryPolicy.PARTIAL)
+        for path, data in hidden.items():
+            memory.create(path, data)
+    assert snapshot(memory).tombstones == 1
+    prune(cluster(memory, clock))
+    run(memory, clock)
+    assert snapshot(memory).tombstones == 0
+    prune(cluster(memory, clock))
+    append(first, put("a", "late", (1, 1, 1, 1)))
+    assert values(view(memory, clock)) == {}
+
+
+@pytest.mark.parametrize("found_in", ["a log", "an archive", "a snapshot"])
+def test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop(memory: MemoryStore, found_in: str) -> None:
+    """A drop covers what hid that change, so it keeps what is known of the partition."""
+    first, second = node(memory), node(memory, "n2")
+    members(memory)
+    append(second, put("a", None, (1, 2, 1, 1)), put("b", "newer", (1, 2, 1, 2)))
+    if found_in == "an archive":
+        archive(memory, second)
+    elif found_in == "a snapshot":
+        job = prepare(cluster(memory))  # one that knows nothing of partitions
+        late = replace(job, settled=dict.fromkeys(job.settled, START), versions=None)
+        publish(cluster(memory), late, ENGINE.run(late, cluster(memory)))
+        assert snapshot(memory).tombstones == 1 and cluster(memory).manifest().versions == {}
+    drop_map(cluster(memory), "orders")
+    prune(cluster(memory))
+    append(first, put("a", "late", (1, 1, 1, 1)), put("b", "late", (1, 1, 1, 2)))
+    assert values(view(memory)) == {}
+    append(second, put("b", "after the drop", (1, 2, 1, 3)))
+    assert values(view(memory)) == {"b": "after the drop"}
+    run(memory)
+    assert values(view(memory)) == {"b": "after the drop"}
+
+
+def test_a_map_of_which_a_file_is_damaged_can_be_dropped(memory: MemoryStore) -> None:
+    first = node(memory)
+    members(memory)
+    append(first, put("a", "1", (1, 1, 1, 1)))
+    archive(memory, first)
+    (path,) = [file.path for file in memory.list("ns/c/nodes/n1/archive")]
+    overwrite(memory, path, bytes(memory.size(path)))
+    drop_map(cluster(memory), "orders")
+    assert values(view(memory)) == {}
+
+
 def test_a_map_without_a_snapshot_keeps_what_owners_of_lower_versions_wrote(
     memory: MemoryStore,
 ) -> None:
