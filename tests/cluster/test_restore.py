@@ -5,6 +5,7 @@ What was acknowledged is there after a restart with two members, and again after
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,13 @@ def big(scene: Scene) -> dict[Any, Any]:
     entries = {f"key-{number}": f"{number}" * 20 for number in range(20_000)}
     scene.map("chunked-big").put_all(entries)
     return entries
+
+
+@written
+def many(scene: Scene) -> None:
+    """So many maps that reading the logs once for each of them would show."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: scene.map(f"many-{number}").put("key", number), range(40)))
 
 
 @written(last=True)
@@ -107,6 +115,7 @@ def test_big_map_is_whole(now: Now) -> None:
 
 def test_logs_are_read_once_however_many_maps_and_chunks_are_loaded(now: Now) -> None:
     """All maps, one of them in twenty chunks, were loaded when the agents had read this much, Python's and Parquet's own files included."""
+    now.written("many")
     loads = len(now.history.names) + 20
     assert loads > 50
     assert max(now.bytes_read) < min(3 * now.history.log_bytes + 20 * 2**20, loads / 3 * now.history.log_bytes)

@@ -1,0 +1,437 @@
+"""H2, H3, H5, H6 and H7: actors that bring their histories about, and each mend taken back.
+
+H1 is about memory and H8 about sizes: the simulation sees neither.
+
+python -m tests.simulation.high        how many schedules each takes
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from greenlet import getcurrent
+
+from imap_wal import archive, layout, pieces, restore
+from imap_wal.agent import reads
+from imap_wal.clock import SeededRandomness
+from imap_wal.errors import ImapWalError, LostRace, OrderConflict
+from imap_wal.manifest import NO_VERSIONS
+from imap_wal.restore import ClusterLog
+from imap_wal.worker import Worker
+from rewrite_cli import conflicts, local, rewriter, spark
+from rewrite_cli.conflicts import Resolution
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.rewriter import Job, Result, drop_map, rewrite
+from storage_backends import AlreadyExists, NotFound, StorageError
+from tests.simulation import runs, threads
+from tests.simulation.actors import MAP, MEMORY, Actor, Op, Spec, Stage, key_of
+from tests.simulation.attempts import TwoAttempts
+from tests.simulation.drills import DRILLS, ORDERS, _spec
+from tests.simulation.explore import Order, chooser_of
+from tests.simulation.history import ACKED
+from tests.simulation.install import installed
+from tests.simulation.medium import APPEND, open_sim
+from tests.simulation.members import AgentActor, MemberActor
+from tests.simulation.mutations import (
+    Mutation,
+    Put,
+    _parts_are_believed,
+    caught_by_drills,
+    taken_back,
+)
+from tests.simulation.runs import Plan, Survivor, play
+from tests.simulation.runs import Result as Played
+from tests.simulation.threads import Event
+from tests.simulation.world import Violation
+
+# ---- actors --------------------------------------------------------------------------------------
+
+
+class Maintainer(Actor):
+    def rewrite_once(self) -> None:
+        """Nobody else covers or removes anything: a rewrite need not begin again."""
+        begun = 0
+
+        class Counting(LocalEngine):
+            def run(self, job: Job, log: ClusterLog) -> Result:
+                nonlocal begun
+                begun += 1
+                return super().run(job, log)
+
+        try:
+            rewrite(self.cluster(), Counting(MEMORY))
+        except (ImapWalError, StorageError) as error:
+            raise Violation("a rewrite gives up", repr(error)) from error
+        if begun > 1:
+            raise Violation("a rewrite begins again", "because of an archive run")
+
+    def rewrite_in_ranges(self) -> None:
+        """Two ranges of keys, each row a part of its own."""
+        kept = local.PART_ROWS_MAX, local.GROUP_BYTES_MAX
+        local.PART_ROWS_MAX = local.GROUP_BYTES_MAX = 1
+        try:
+            rewrite(self.cluster(), TwoRanges(self, kills=False))
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, *self._rewrite_errors())
+        finally:
+            local.PART_ROWS_MAX, local.GROUP_BYTES_MAX = kept
+
+    def rewrite_until_now(self) -> None:
+        """With `--as-of`: it may drop no tombstone."""
+        try:
+            rewrite(self.cluster(), LocalEngine(MEMORY), as_of_ms=self.process.clock.now_ms() - 1)
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, LostRace, NotFound)
+
+    def drop(self) -> None:
+        """Once nothing that was acknowledged is in the map: so nothing may be there afterwards."""
+        newest = [
+            max(
+                (write for write in writes if write.outcome == ACKED), key=lambda write: write.start
+            )
+            for writes in self.past.writes.values()
+            if any(write.outcome == ACKED for write in writes)
+        ]
+        if newest and all(write.value is None for write in newest):
+            drop_map(self.cluster(), MAP)
+
+
+class TwoRanges(TwoAttempts):
+    """As `TwoAttempts`, with one task for each of two ranges of keys."""
+
+    def _write(self, job: Job, batches: list[Any]) -> list[dict[str, Any]]:
+        actor, done = self._actor, Event()
+        answers: dict[int, list[dict[str, Any]]] = {}
+        ranges: dict[Any, int] = {}
+
+        def task(number: int) -> None:
+            mine = [batch.slice(2 * number, None if number else 2) for batch in batches]
+            answers[number] = next(iter(spark._write(job)(iter(mine)))).to_pylist()
+            if len(answers) == 2:
+                done.set()
+
+        with _workers(actor, ranges):
+            for number in (0, 1):
+                name = f"{actor.spec.name}/range {number}"
+                executor = actor.world.process(name, actor.spec.machine, 0, number)
+                ranges[executor] = number
+                actor.world.spawn(executor, name, partial(task, number))
+            done.wait()
+        return [row for number in sorted(answers) for row in answers[number]]
+
+
+@contextmanager
+def _workers(actor: Any, ranges: dict[Any, int]) -> Iterator[None]:
+    """What Spark gives to a task, by the process that it runs in."""
+
+    class Context:
+        @staticmethod
+        def get() -> Any:
+            return SimpleNamespace(partitionId=lambda: ranges[getcurrent().process])
+
+    given = {
+        "open_store": lambda *_, **__: open_sim(
+            actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
+        ),
+        "SystemRandomness": lambda: SeededRandomness(ranges[getcurrent().process]),
+        "TaskContext": Context,
+    }
+    before = {name: getattr(spark, name) for name in given}
+    for name, value in given.items():
+        setattr(spark, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(spark, name, value)
+
+
+class FullAgent(AgentActor):
+    def scratch_is_full(self, times: int) -> None:
+        """The next merges of this agent's reads fail with an error that is none of ours."""
+        index = self.agent._reads._view._index
+        add, left = index.add, [times]
+
+        def fails(*arguments: Any) -> None:
+            if left[0]:
+                left[0] -= 1
+                raise OSError(errno.ENOSPC, "No space left on device", "the scratch file")
+            add(*arguments)
+
+        index.add = fails  # type: ignore[method-assign]
+
+
+class Member(MemberActor):
+    def put_and_leave(self, number: int) -> None:
+        """As ever; but the process lives until its agent has answered or is gone. So the run does
+        not end before the change is in the log."""
+        try:
+            super().put_and_leave(number)
+        finally:
+            connection = self._connection
+            while connection is not None and not connection.answers and not connection.gone:
+                threads._block(connection)
+
+    def put_also(self, number: int) -> None:
+        """In the other half of a split network: this member too takes itself for the owner, at the
+        same version of the partition."""
+        self._count += 1
+        self._append_own(number, 0, b"%s.%d" % (self.spec.name.encode(), self._count))
+
+    def expect(self, number: int) -> None:
+        """A listing that is not answered with an error, and has this key."""
+        for _ in range(4):
+            answer = self._read("keys", "m", None, 100)
+            if answer is not None:
+                if key_of(number) not in answer[1]:
+                    raise Violation("an acknowledged change is lost", f"{key_of(number)!r}")
+                return
+            threads._pause()
+        raise Violation("a read is never answered", "there is room again")
+
+
+def _operate(plan: Plan, stage: Stage, older: Any, op: Op) -> bool:
+    if op[0] != "resolve":
+        return _operate_as_ever(plan, stage, older, op)
+    survivor = Survivor(stage, stage.media, plan.seed * 64 + 41, "the operator's resolve")
+    log = survivor.cluster()
+    try:
+        survivor.listing()
+    except OrderConflict as error:
+        if not conflicts.found(log):
+            raise Violation("verify is silent where a restore refuses", str(error)) from error
+        rewrite(log, LocalEngine(MEMORY), resolve=Resolution())
+        for key, value in survivor.listing().items():  # who lost is aside, for people
+            writes = stage.past.writes[key]
+            stage.past.writes[key] = [write for write in writes if write.value == value]
+    else:
+        if conflicts.found(log):
+            raise Violation("verify names a conflict that is none", str(conflicts.found(log)))
+    return False
+
+
+_operate_as_ever, runs._operate = runs._operate, _operate
+runs.ROLES |= {"maintainer": Maintainer, "agent": FullAgent, "a member": Member}
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def _member(name: str, node: str, *ops: Op) -> Spec:
+    return Spec(name, (ops,), node, role="a member")
+
+
+def _agent(name: str, node: str = "n1") -> Spec:
+    return Spec(name, ((("serve",),),), node, role="agent")
+
+
+_LATE = (
+    _agent("agent 1"),
+    _member("member 1", "n1", ("put", 0), ("put_and_leave", 0)),
+    _agent("agent 2", "n2"),
+    _member("member 2", "n2", ("take", 0), ("delete", 0)),
+)
+_ONCE = "a change that comes after a rewrite has dropped the tombstone"
+_LATER = "a change that comes after a second rewrite has dropped the tombstone"
+_DROPPED = "a change that comes after its map was dropped"
+_SPLIT = "both halves of a split network change a key"
+_ARCHIVES = "a rewrite beside archive runs"
+_FULL = "an agent whose scratch is full"
+_RANGES = "a rewrite in ranges"
+
+
+def _late(*ops: Op) -> Plan:
+    return Plan(APPEND, "empty", (*_LATE, Spec("keeper", (ops,), role="maintainer")))
+
+
+PLANS: dict[str, Plan] = {
+    _ARCHIVES: Plan(
+        APPEND, "some",
+        (
+            _spec("A", ("open", False), ("put", 0), ("archive",), ("put", 1), ("archive",)),
+            Spec("keeper", ((("rewrite_once",),),), role="maintainer"),
+        ),
+    ),
+    _FULL: Plan(
+        APPEND, "members",
+        (
+            Spec("agent", ((("serve",),), (("scratch_is_full", 1),)), role="agent"),
+            _member("member", "n1", ("put", 0), ("list",), ("expect", 0)),
+        ),
+    ),
+    _RANGES: Plan(
+        APPEND, "archived",
+        (Spec("keeper", ((("rewrite_in_ranges",), ("prune",)),), role="maintainer"),),
+        after=(("prune",),),
+    ),
+    _ONCE: _late(("rewrite",), ("prune",)),
+    _LATER: _late(("rewrite_until_now",), ("rewrite",), ("prune",)),
+    _DROPPED: _late(("drop",), ("prune",)),
+    _SPLIT: Plan(
+        APPEND, "empty",
+        (
+            _agent("agent 1"), _member("member 1", "n1", ("put", 0), ("put", 1)),
+            _agent("agent 2", "n2"), _member("member 2", "n2", ("put_also", 0)),
+        ),
+        after=(("resolve",),),
+    ),
+}  # fmt: skip
+"""Each for one long pause of every actor at every call."""
+
+_AFTER_ALL: tuple[Order, ...] = (((1,), 0, (2, 3, 4)), ((2, 1), 0, (3, 4)))
+CHOSEN: dict[str, tuple[Order, ...]] = {
+    _FULL: (((), 0, (1, 2)), ((1,), 0, (2,))),
+    _ONCE: _AFTER_ALL,
+    _LATER: _AFTER_ALL,
+    _DROPPED: _AFTER_ALL,
+    _SPLIT: (((1,), 0, (2, 3)), ((3,), 2, (0, 1))),
+}
+
+DRILLS |= PLANS
+ORDERS |= CHOSEN
+
+# ---- what was before -----------------------------------------------------------------------------
+
+
+def _a_rewrite_does_not_go_on(put: Put) -> None:
+    def read_on(self: Any, piece: Any, maps: Any = None, attempts: int = 0) -> Any:
+        return pieces.read_piece(self.store, piece, maps)
+
+    put(restore.ClusterLog, "read_on", read_on)
+
+
+def _a_thread_dies_unseen(put: Put) -> None:
+    def run(self: Any) -> None:
+        try:
+            while not self.stopping.is_set():
+                self._turn(self)
+        except Exception:  # as a thread of Python dies
+            pass
+
+    def answer(self: Any, arrived: int, message: Any) -> Any:
+        try:
+            return real_answer(self, arrived, message)
+        finally:
+            if foreign:
+                raise foreign.pop()
+
+    foreign: list[BaseException] = []
+    real_answer, failed = reads.Reads._answer, Worker.failed
+
+    def failed_and_kept(self: Any, error: BaseException, **more: Any) -> None:
+        failed(self, error, **more)
+        foreign.append(error)
+
+    put(Worker, "failed", failed_and_kept)
+    put(Worker, "_run", run)
+    put(reads.Reads, "_answer", answer)
+    put(reads.Reads, "unanswered", lambda self: [])
+
+
+def _ranges_share_their_names(put: Put) -> None:
+    def part_path(self: Any, name: str, partition: int, number: int, token: str) -> str:
+        folder = layout.snapshot_folder(self.folder, name, self.generation)
+        return f"{folder}/part-{partition + number:05d}.parquet"  # a thousand of each, then
+
+    def publish(self: Any, store: Any, path: str) -> Any:
+        self._close()
+        try:
+            store.create_from(path, str(self.local))
+        except AlreadyExists:
+            store.delete(path)
+            store.create_from(path, str(self.local))
+        return self.discard()
+
+    put(rewriter.Job, "part_path", part_path)
+    put(archive.ParquetFile, "publish", publish)
+    _parts_are_believed(put)
+
+
+def _owners_are_not_compared(put: Put) -> None:
+    def all_count(rows: Any, places: Any, overtaken: Any) -> Any:
+        return rows, places
+
+    put(pieces, "without_overtaken", all_count)
+    put(archive, "without_overtaken", all_count)
+
+
+def _a_snapshot_teaches_nothing(put: Put) -> None:
+    add = rewriter.Tally.add
+
+    def without(self: Any, changes: Any, *, count_bytes: bool, settled: bool = False) -> None:
+        wanted = self._pairs_wanted
+        self._pairs_wanted = wanted and not settled
+        add(self, changes, count_bytes=count_bytes, settled=settled)
+        self._pairs_wanted = wanted
+
+    put(rewriter.Tally, "add", without)
+
+
+def _a_drop_keeps_nothing(put: Put) -> None:
+    put(rewriter, "_versions_of", lambda *_: NO_VERSIONS)
+
+
+def _nobody_looks_for_conflicts(put: Put) -> None:
+    put(conflicts, "find", lambda *_, **__: iter(()))
+
+
+MUTATIONS = (
+    Mutation(
+        "H2", "a rewrite begins again when a segment is archived", _a_rewrite_does_not_go_on,
+        (_ARCHIVES,), _ARCHIVES,
+    ),
+    Mutation(
+        "H3", "a thread of the agent dies of a foreign error", _a_thread_dies_unseen,
+        (_FULL,), _FULL,
+    ),
+    Mutation(
+        "H5", "a range of many parts runs into the names of the next", _ranges_share_their_names,
+        (_RANGES,), _RANGES,
+    ),
+    Mutation(
+        "H6", "changes of owners that were replaced count", _owners_are_not_compared,
+        (_ONCE,), _ONCE,
+    ),
+    Mutation(
+        "H6", "tombstones of a snapshot teach nothing", _a_snapshot_teaches_nothing,
+        (_LATER,), _LATER,
+    ),
+    Mutation(
+        "H6", "a drop keeps nothing of partitions", _a_drop_keeps_nothing, (_DROPPED,), _DROPPED
+    ),
+    Mutation(
+        "H7", "verify looks for no conflict of order", _nobody_looks_for_conflicts,
+        (_SPLIT,), _SPLIT,
+    ),
+)  # fmt: skip
+
+
+def play_seed(drill: str, seed: int) -> Played:
+    """Inside of `installed()`."""
+    plan = replace(DRILLS[drill], seed=seed)
+    return play(plan, chooser_of(seed, plan))
+
+
+def seed_that_finds(mutation: Mutation, runs_max: int) -> tuple[int, str]:
+    """(0, "") when none of so many does."""
+    with installed(), taken_back(mutation):
+        for seed in range(1, runs_max + 1):
+            result = play_seed(mutation.scenario, seed)
+            if result.violation is not None:
+                return seed, str(result.violation)
+    return 0, ""
+
+
+def main() -> None:
+    for mutation in MUTATIONS:
+        paused, what = caught_by_drills(mutation)
+        seed, _ = seed_that_finds(mutation, 20_000)
+        print(f"{mutation.name}: schedule {paused}, seed {seed}: {what[:140]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
