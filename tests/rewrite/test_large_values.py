@@ -43,7 +43,7 @@ else:
     view = LiveView(log, settings)
     view.catch_up()
     count = sum(len(keys) for keys in view.keys("big"))
-    for rows in view.rows("big", 100):
+    for rows in view.rows("big"):
         for row in rows:
             assert row[3][:4] == row[1][-4:], row[1]
             count -= 1

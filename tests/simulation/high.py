@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -33,9 +32,8 @@ from tests.simulation import runs, threads
 from tests.simulation.actors import MAP, MEMORY, Actor, Op, Spec, Stage, key_of
 from tests.simulation.attempts import TwoAttempts
 from tests.simulation.drills import DRILLS, ORDERS, _spec
-from tests.simulation.explore import Order, chooser_of
+from tests.simulation.explore import Order
 from tests.simulation.history import ACKED
-from tests.simulation.install import installed
 from tests.simulation.medium import APPEND, open_sim
 from tests.simulation.members import AgentActor, MemberActor
 from tests.simulation.mutations import (
@@ -43,10 +41,8 @@ from tests.simulation.mutations import (
     Put,
     _parts_are_believed,
     caught_by_drills,
-    taken_back,
 )
-from tests.simulation.runs import Plan, Survivor, play
-from tests.simulation.runs import Result as Played
+from tests.simulation.runs import Plan, Survivor
 from tests.simulation.threads import Event
 from tests.simulation.world import Violation
 
@@ -410,27 +406,23 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-def play_seed(drill: str, seed: int) -> Played:
-    """Inside of `installed()`."""
-    plan = replace(DRILLS[drill], seed=seed)
-    return play(plan, chooser_of(seed, plan))
-
-
-def seed_that_finds(mutation: Mutation, runs_max: int) -> tuple[int, str]:
-    """(0, "") when none of so many does."""
-    with installed(), taken_back(mutation):
-        for seed in range(1, runs_max + 1):
-            result = play_seed(mutation.scenario, seed)
-            if result.violation is not None:
-                return seed, str(result.violation)
-    return 0, ""
+SCHEDULES = {
+    "a rewrite begins again when a segment is archived": 133,
+    "a thread of the agent dies of a foreign error": 1,
+    "a range of many parts runs into the names of the next": 1,
+    "changes of owners that were replaced count": 70,
+    "tombstones of a snapshot teach nothing": 70,
+    "a drop keeps nothing of partitions": 70,
+    "verify looks for no conflict of order": 1,
+}
+"""Mutation → the first schedule of its drill that finds it. Such a number replays, as a seed does;
+random schedules of so many actors meet these histories too rarely."""
 
 
 def main() -> None:
     for mutation in MUTATIONS:
-        paused, what = caught_by_drills(mutation)
-        seed, _ = seed_that_finds(mutation, 20_000)
-        print(f"{mutation.name}: schedule {paused}, seed {seed}: {what[:140]}", flush=True)
+        number, what = caught_by_drills(mutation)
+        print(f"{mutation.name}: schedule {number}: {what[:140]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""H8: what is known of the past does not grow without bound, and an acknowledgement does not read
+what did not change. (How long an open and a commit take then, `make bench` shows.)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imap_wal.agent.sessions import Sessions
+from imap_wal.clock import SeededRandomness
+from imap_wal.settings import Settings
+from imap_wal.writer import SESSIONS_A_LOG, Identity, NodeLog, open_node_log
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import rewrite
+from storage_backends.memory import MemoryStore
+from tests.histories import put
+from tests.restore.test_live_view import SMALL, append, cluster, values, view
+from tests.support import FakeClock
+
+
+class Counted(MemoryStore):
+    """Remembers which files are read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.paths: list[str] = []
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        self.paths.append(path)
+        return super().read(path, offset, length)
+
+
+def opened(store: MemoryStore, clock: FakeClock, name: str = "n1") -> NodeLog:
+    return open_node_log(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1), what="the test")
+
+
+def about(cluster_id: str, plugin: str) -> dict[str, Any]:
+    return {"cluster_id": cluster_id, "plugin_uuid": plugin, "purpose": "write"}
+
+
+def test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node(memory: MemoryStore) -> None:
+    """Only the claims, once a second: with many maps and nodes the cluster's manifest has
+    megabytes."""
+    clock, store = FakeClock(), Counted(memory.url.removeprefix("memory://"))
+    log = opened(store, clock)
+    sessions = Sessions(log, cluster(store, clock))
+    sessions.hello(b"c1", about("c-1", "p-1"))
+    store.paths.clear()
+    for _ in range(20):
+        clock.advance(1.5)
+        sessions.check_newest([])
+    assert len(store.paths) == 20 and all("/claims/" in path for path in store.paths)
+
+
+def test_lifetimes_whose_entries_were_removed_go(memory: MemoryStore) -> None:
+    """One was kept for each start of the cluster, with a position of each node in it."""
+    clock = FakeClock()
+    for number in range(1, 9):
+        log = opened(memory, clock)
+        sessions = Sessions(log, cluster(memory, clock))
+        session, _ = sessions.hello(b"c1", about(f"c-{number}", f"p-{number}"))
+        append(log, put("a", str(number), (session.incarnation, 1, session.number, 1)))
+        log.close()
+        rewrite(cluster(memory, clock), LocalEngine(Settings()))
+        prune(cluster(memory, clock))
+        assert values(view(memory, clock)) == {"a": str(number)}
+        assert len(cluster(memory, clock).manifest().lifetimes) <= 2
+
+
+def test_requests_of_old_sessions_go(memory: MemoryStore) -> None:
+    """A node's manifest kept the last request of every session that there ever was."""
+    clock = FakeClock()
+    for number in range(1, 201):
+        log = opened(memory, clock)
+        session = log.new_session(f"p-{number}/1")
+        append(log, put("a", str(number), (1, 1, session, 1)))
+        log.requests[session] = 1
+        log.close()
+    manifest = log.manifests.read()[1]
+    assert manifest.session == session and session < SESSIONS_A_LOG
+    assert manifest.requests[session] == 1 and len(manifest.requests) <= 128
+    assert len(manifest.plugins) <= 64
