@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -193,13 +194,14 @@ def test_two_answers_for_one_range_or_none_publish_nothing() -> None:
 
 
 def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranges, of some 1,300 keys each."""
     from rewrite_cli import local
     from rewrite_cli import spark as module
 
     store = open_store(str(tmp_path))
-    keys = [f"k{number:05d}" for number in range(1300)]
+    keys = [f"k{number:05d}" for number in range(2600)]
     append(node(store), *(put(key, key, (1, 1, 1, at)) for at, key in enumerate(keys)), frames=10)
-    monkeypatch.setattr(module, "ROWS_A_RANGE", 1200)
+    monkeypatch.setattr(module, "ROWS_A_RANGE", 2400)
     once = module._write
 
     def small(job: Any) -> Any:
@@ -219,10 +221,12 @@ def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(spark: 
 
     monkeypatch.setattr(module, "_write", small)
     report = run(cluster(store), SparkEngine(spark))
-    assert len(report.maps[0].files) == 1300 == report.maps[0].live
+    assert len(report.maps[0].files) == 2600 == report.maps[0].live
+    ranges = Counter(path.split("part-")[1].split("-")[0] for path in report.maps[0].files)
+    assert len(ranges) == 2 and min(ranges.values()) > 1000
     found = [row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)]
     assert found == keys and local.PART_ROWS_MAX > 1
-    assert len(values(view(store))) == 1300
+    assert len(values(view(store))) == 2600
 
 
 def test_a_large_log_is_written_in_ranges_of_keys(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

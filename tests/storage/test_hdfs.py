@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from services import BUILD, free_port, need, running
 
+import imap_wal
+from imap_wal.errors import ImapWalError
 from storage_backends import AlreadyExists, StorageError, Unavailable, open_store
 from storage_backends.hdfs import HdfsStore
 from storage_backends.testing import check_segment_store
@@ -83,6 +86,37 @@ def test_file_left_by_a_dead_writer_is_hidden(url: str) -> None:
     assert [file.path for file in store.list("left")] == ["left/1"]
     with pytest.raises(AlreadyExists):
         store.create("left/1", b"")
+
+
+@pytest.mark.parametrize("tail", ["whole", "torn"])
+def test_a_replaced_writers_late_append_does_not_reach_the_recovered_segment(url: str, tail: str) -> None:
+    """C8: it went into the recovered copy, which had the name that the old writer appends to; the
+    next open said ShortLog."""
+    root = f"{url}-{tail}?sync_on_close=true"
+
+    def opened(takeover: bool = False) -> imap_wal.Store:
+        return imap_wal.open(root, node="n1", takeover=takeover, preallocate=False)
+
+    store = open_store(root)
+    assert isinstance(store, HdfsStore)
+    old = opened()
+    old.map("m")["a"] = 1
+    (path,) = [file.path for file in store.list("") if file.path.endswith(".wal")]
+    if tail == "torn":
+        store.append(path, b"\x40\x00\x00\x00 half a frame")
+    new = opened(takeover=True)
+    new.map("m")["b"] = 2
+    with pytest.raises(ImapWalError):
+        old.map("m")["late"] = 3
+    with contextlib.suppress(StorageError):  # as a request that was on its way for long
+        store.append(path, b"bytes of a replaced writer")
+    new.map("m")["c"] = 4
+    new.close()
+    with contextlib.suppress(ImapWalError):
+        old.close()
+    for _ in range(2):
+        with opened() as again:
+            assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 4}
 
 
 def test_name_node_that_is_away_is_unavailable() -> None:
