@@ -1,6 +1,7 @@
 """H2, H3, H5, H6 and H7: actors that bring their histories about, and each mend taken back.
 
-H1 is about memory and H8 about sizes: the simulation sees neither.
+H1 is about memory and H8 about sizes: the simulation sees neither. Random schedules of so many
+actors rarely meet these histories, so each has a small plan, tried with one long pause.
 
 python -m tests.simulation.high        how many schedules each takes
 """
@@ -404,19 +405,6 @@ MUTATIONS = (
         (_SPLIT,), _SPLIT,
     ),
 )  # fmt: skip
-
-
-SCHEDULES = {
-    "a rewrite begins again when a segment is archived": 133,
-    "a thread of the agent dies of a foreign error": 1,
-    "a range of many parts runs into the names of the next": 1,
-    "changes of owners that were replaced count": 70,
-    "tombstones of a snapshot teach nothing": 70,
-    "a drop keeps nothing of partitions": 70,
-    "verify looks for no conflict of order": 1,
-}
-"""Mutation → the first schedule of its drill that finds it. Such a number replays, as a seed does;
-random schedules of so many actors meet these histories too rarely."""
 
 
 def main() -> None:

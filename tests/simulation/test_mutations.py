@@ -26,19 +26,10 @@ def test_one_long_pause_of_each_actor_at_each_of_its_calls_breaks_nothing(
     cases(number)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *high.MUTATIONS], ids=lambda each: each.name)
 def test_a_mend_that_is_taken_back_is_caught(mutation: Mutation, cases: Cases) -> None:
     number, _ = caught_by_drills(mutation)
     assert number, f"{mutation.name} was not caught"
-    cases(number)
-
-
-@pytest.mark.parametrize("mutation", high.MUTATIONS, ids=lambda each: each.name)
-def test_a_mend_of_an_h_item_that_is_taken_back_is_caught_by_the_schedule_that_the_table_names(
-    mutation: Mutation, cases: Cases
-) -> None:
-    number, _ = caught_by_drills(mutation)
-    assert number == high.SCHEDULES[mutation.what]
     cases(number)
 
 
