@@ -339,7 +339,16 @@ class NodeManifest:
         else:
             document["archives"] = [archive.to_json() for archive in self.archives]
         document["requests"] = {str(session): request for session, request in self.requests.items()}
-        for name in ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "cluster"):  # written only when set: version 1 had none of them
+        for name in (
+            "kind",
+            "removed",
+            "wal_id",
+            "newest",
+            "begins",
+            "permit",
+            "forgotten",
+            "cluster",
+        ):  # written only when set: version 1 had none of them
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
