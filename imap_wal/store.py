@@ -228,21 +228,24 @@ class Store:
     def _settle(self, steps: Sequence[Changes], logged: bool) -> None:
         while True:
             self.check_open()
-            with self._order_lock:
-                try:
-                    runs = made(steps, self._outlook)
-                except Unsettled:
-                    pass
-                else:
-                    if not logged:
-                        apply(runs)
-                    batch = self._publish(runs) if logged and runs else None
-                    break
-            self.committer.commit_ready()  # commit what decides it; others share its commit
+            try:
+                with self._order_lock:
+                    batch = self._decide(steps, logged)
+            except Unsettled:
+                self.committer.commit_ready()  # commit what decides it; others share its commit
+            else:
+                break
         if batch is not None and not self._settings.acknowledges_early:
             self._await(batch)
 
     # With the order lock held, so that nothing is published at the same time.
+
+    def _decide(self, steps: Sequence[Changes], logged: bool) -> Batch | None:
+        """Publish, or apply what is not logged: then, and where nothing changes, None. `Unsettled`."""
+        runs = made(steps, self._outlook)
+        if not logged:
+            apply(runs)
+        return self._publish(runs) if logged and runs else None
 
     def _outlook(self, state: MapState) -> Outlook:
         return Outlook(state, self.now_ms(), self._pending(state))
