@@ -47,6 +47,9 @@ class Folder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.cleanup()
+
+    def cleanup(self) -> None:
         for path in [path for path in _local if path.startswith(f"{self.name}/")]:
             del _local[path]
 
@@ -132,11 +135,12 @@ def remembered(convert: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the modules that write or read such files get."""
-    from rewrite_cli import local, rewriter, spark
+    from rewrite_cli import conflicts, local, rewriter, spark
 
     return [
         (archive, "ParquetFile", File),
         (local, "ParquetFile", File),
+        (conflicts, "ParquetFile", File),
         (archive, "batches", batches),
         (rewriter, "batches", batches),
         (archive, "to_rows", remembered(archive.to_rows)),
@@ -145,6 +149,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (archive, "tempfile", _Tempfile),
         (local, "tempfile", _Tempfile),
         (spark, "tempfile", _Tempfile),
+        (conflicts, "tempfile", _Tempfile),
     ]
 
 
