@@ -84,7 +84,7 @@ def maintenance(rng: Random) -> Plan:
     jobs: list[Op] = [("rewrite",), ("prune",)]
     if rng.random() < 0.3:
         jobs.append(("rewrite",))
-    skew = rng.choice((0, 0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
+    skew = rng.choice((0, 0, 0, 300 * HOUR_MS, -300 * HOUR_MS))
     specs.append(Spec("keeper", (tuple(jobs),), offset_ms=skew))
     if rng.random() < 0.4:
         skew = rng.choice((0, 0, 30 * HOUR_MS, -30 * HOUR_MS))
