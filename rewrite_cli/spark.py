@@ -333,9 +333,9 @@ class SparkEngine:
         spark = self._spark or session()
         tasks = self._tasks or spark.sparkContext.defaultParallelism
         combined = self._combine(spark, job, log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False), tasks)
+        held = [combined]
         try:
             read, versions = _read(combined)
-            pairs = tuple(versions.pairs.items())
             merged: list[Merged] = []
             former: list[Piece] = []
             for name, snapshot in sorted(job.state.manifest.snapshots.items()):
@@ -348,14 +348,21 @@ class SparkEngine:
                 known, count = read.get(name, _Read()), snapshot.live + snapshot.tombstones
                 read[name] = _Read(known.records + count, known.bytes, known.keys + count)
             if not read:
-                return Result(tuple(merged), pairs)
-            everything = combined.unionAll(self._combine(spark, job, former, tasks)) if former else combined
+                return Result(tuple(merged), tuple(versions.pairs.items()))
+            everything = combined
+            if former:
+                snapshots = self._combine(spark, job, former, tasks)
+                held.append(snapshots)
+                versions = versions.raised(_read(snapshots)[1].pairs.items())  # or its error is raised
+                everything = combined.unionAll(snapshots)
+            pairs = tuple(versions.pairs.items())
             ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))
             # By ranges, not by hash: part files are then in key order, as the local engine writes them.
             ordered = everything.repartitionByRange(ranges, "map", "key").sortWithinPartitions("map", "key")
             found = ordered.mapInArrow(_write(job), _PART_FIELDS).collect()
         finally:
-            combined.unpersist()
+            for frame in held:
+                frame.unpersist()
         parts = taken(found)
         for name, each in sorted(read.items()):
             merged.append(Merged(name, each.records, each.bytes, parts.get(name, ())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, OrderConflict
-from imap_wal.restore import ClusterLog
+from imap_wal.format import START
+from imap_wal.manifest import Lifetime
+from imap_wal.restore import ClusterLog, pin_cuts
 from rewrite_cli.conflicts import Resolution
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.report import RewriteReport
-from rewrite_cli.rewriter import Engine, discard, prepare, rewrite
+from rewrite_cli.rewriter import Engine, discard, prepare, publish, rewrite
 from rewrite_cli.spark import _PART_NUMBERS, LATEST, Options, SparkEngine, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
 from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
+from tests.support import overwrite
 
 pytestmark = pytest.mark.spark
 
@@ -137,6 +141,36 @@ def test_damage_and_conflicts_come_back_as_our_own_errors(spark: Any, tmp_path: 
         run(cluster(store), SparkEngine(spark))
     assert caught.value.file.endswith("00000001-00000001.wal") and caught.value.offset > 0
     assert store.list("ns/c/snapshot") == []
+
+
+def test_a_snapshot_of_which_a_part_is_damaged_is_not_rewritten_without_it(spark: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    run(cluster(store), LocalEngine(SMALL))
+    before = cluster(store).manifest().snapshots["orders"]
+    (path,) = before.files
+    overwrite(store, path, bytes(store.size(path)))
+    append(log, put("b", "1", (1, 1, 1, 2)))
+    with pytest.raises(CorruptLog, match="snapshot"):
+        run(cluster(store), SparkEngine(spark))
+    assert cluster(store).manifest().snapshots["orders"] == before
+
+
+def test_a_tombstone_of_a_snapshot_that_goes_still_voids_what_is_older(spark: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    first, second = node(store), node(store, "n2")
+    born = Lifetime("id", 1, pin_cuts(cluster(store)))
+    cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
+    append(second, put("a", None, (1, 2, 1, 1)))
+    job = prepare(cluster(store))  # one to which everything came late
+    late = replace(job, settled=dict.fromkeys(job.settled, START), versions=None)
+    publish(cluster(store), late, LocalEngine(SMALL).run(late, cluster(store)))
+    assert cluster(store).manifest().snapshots["orders"].tombstones == 1
+    run(cluster(store), SparkEngine(spark))
+    assert cluster(store).manifest().snapshots["orders"].tombstones == 0
+    append(first, put("a", "late", (1, 1, 1, 1)))
+    assert values(view(store)) == {}
 
 
 def test_a_conflict_is_decided_as_the_local_engine_does(spark: Any, tmp_path: Path) -> None:
