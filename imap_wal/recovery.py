@@ -328,13 +328,25 @@ class Recoverer:
         emptied = [*(files[1:] if verdict.end else files), *self._missing(verdict.place, files)]
         for file in sorted(emptied, key=lambda file: file.number, reverse=True):
             if file.number in there:
-                self._put(file.path, self._empty(file))
+                if not self._shuts_out(file):
+                    self._put(file.path, self._empty(file))
             else:
                 self._store.create(file.path, self._empty(file))
         if verdict.end:
             self._put(files[0].path, self._store.read(files[0].path, 0, verdict.end))
         self._tell(lost)
         return self._result(Recovery(False, self._frames, self._records, path, size, lost))
+
+    def _shuts_out(self, file: _File) -> bool:
+        """Whether this is an object that holds nothing, as `layout.fences` has them: its name must
+        stay occupied, and there is nothing in it to give up."""
+        if self._store.capabilities.durable_append:
+            return False
+        try:
+            reader = SegmentReader(self._store, file.path)
+        except LogError:
+            return False
+        return not reader.header.previous_checksum and reader.first == self._store.size(file.path)
 
     def _missing(self, first: Place, files: Sequence[_File]) -> list[_File]:
         """Segments from `first` to the log's last that have no file, each in the epoch of the one

@@ -493,6 +493,8 @@ class _Opening:
         def change(manifest: NodeManifest) -> NodeManifest:
             if manifest.epoch != claimed.epoch:
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
+            # This manifest may have been put back, and not know the last sessions in the log.
+            manifest = replace(manifest, session=max(manifest.session, *recovered.requests, 0))
             newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
             return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
 
