@@ -90,6 +90,11 @@ class Piece:
     overtaken: Overtaken = field(default_factory=dict)
 
 
+class CutBack(CorruptLog):
+    """The frame after which reading was to go on is not there: an open has cut it off since it was
+    read, or the file is damaged. Reading from the front tells."""
+
+
 def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[Changes]:
     """The entries of a piece that count, in log order. `NotFound` when the file went since the piece was made (archived or pruned); `LogError`."""
     if piece.kind == SEGMENT:
@@ -185,7 +190,7 @@ class _SegmentPass:
             return None
         for frame in reader.frames(piece.since.frame, piece.since.frame + 1):
             return frame.end
-        raise CorruptLog(piece.path, piece.since.frame, f"no frame stands at {piece.since}, where reading was to go on")
+        raise CutBack(piece.path, piece.since.frame, f"no frame stands at {piece.since}, where reading was to go on")
 
     def _borders(self) -> list[int]:
         """Frame offsets behind which another rule holds, greatest first."""

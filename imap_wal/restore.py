@@ -34,7 +34,7 @@ from imap_wal.manifest import (
     node_manifests,
     older_manifest,
 )
-from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Overtaken, Piece, read_piece
+from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, CutBack, Metadata, Overtaken, Piece, read_piece
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -497,6 +497,13 @@ class LiveView:
                     except NotFound as error:
                         if attempt == ATTEMPTS - 1:
                             raise self._log.lost(error) from error
+                        news = None
+                        continue
+                    except CutBack:
+                        # An open gave up what was merged here, and was never acknowledged.
+                        self._begin_anew()
+                        if attempt == ATTEMPTS - 1:
+                            raise
                         news = None
                         continue
                     except (ImapWalError, StorageError):

@@ -20,6 +20,10 @@ READ_AGAIN_S = 1.0
 """Claims without a permit are read again this often even if the next number does not exist: it may
 have come and been cleaned away."""
 
+PERMITS_BY_NAME = 64
+"""Of the clusters before it, a claim deletes the last so many permits by name: a listing may be too
+old to show them."""
+
 
 class VoidIncarnation(ImapWalError):
     """A cluster that was followed by another wants to go on."""
@@ -143,7 +147,8 @@ class Sessions:
                     log.store.create(layout.claim_path(self._folder, reserved), b"")
             return claims.with_claim(cluster_id, reserved)
 
-        incarnation = self._log.claims.update(claim).claims[cluster_id]
+        claims = self._log.claims.update(claim)
+        incarnation = claims.claims[cluster_id]
         for file in self._log.store.list(f"{self._folder}/claims"):
             if (layout.parse_claim_path(file.path) or incarnation) < incarnation:
                 self._log.store.delete(file.path)
@@ -154,8 +159,12 @@ class Sessions:
             if any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes):
                 return None
             if cuts is None:
+                for older in range(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation):
+                    self._log.store.delete(layout.claim_path(self._folder, older))
                 cuts = pin_cuts(self._cluster)  # older ones have no permit now: what is acknowledged for them lies before
-            return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(cluster_id, incarnation, cuts)))
+            known = (*manifest.lifetimes, Lifetime(cluster_id, incarnation, cuts))
+            # A later claim may have been quicker. `prune` drops a lifetime that the next one makes needless.
+            return replace(manifest, lifetimes=tuple(sorted(known, key=lambda lifetime: lifetime.incarnation)))
 
         self._log.clusters.update(publish)
         self._claims_number, self._claims = self._log.claims.read()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imap_wal import format
-from imap_wal.errors import ImapWalError
-from imap_wal.settings import RecoveryMode
+from imap_wal.agent.sessions import Session, Sessions
+from imap_wal.clock import SystemRandomness
+from imap_wal.committer import Batch
+from imap_wal.errors import ImapWalError, OutcomeUnknown
+from imap_wal.restore import ClusterLog
+from imap_wal.settings import RecoveryMode, Settings
 from imap_wal.store import Store
-from storage_backends import SegmentStore
+from imap_wal.writer import Identity, open_node_log
+from storage_backends import SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.actors.test_named_cases import NODE, Interrupted, embedded
-from tests.support import node_log, row
+from tests.support import FakeClock, node_log, row
 
 
 def acknowledged(store: Store, key: str, value: Any) -> bool:
@@ -87,3 +91,51 @@ def test_a_session_whose_number_the_manifest_lost_is_not_given_again(memory: Mem
     again = node_log(memory, takeover=True)
     assert again.requests == {number: 7}
     assert again.new_session("plug-in 2") > number
+
+
+class YoungFilesNotListed:
+    """As on NFS: for a minute a listing may be without a file that another machine created."""
+
+    def __init__(self, inner: SegmentStore) -> None:
+        self._inner = inner
+        self.capabilities, self.url = inner.capabilities, inner.url
+        self._listed = {file.path for file in inner.list("")}
+        self.young = lambda path: path.endswith(".claim") and path not in self._listed
+
+    def list(self, folder: str) -> list[StoredFile]:
+        return [file for file in self._inner.list(folder) if not self.young(file.path)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def sessions(store: Any, node: str) -> Sessions:
+    identity = Identity("default", "members", node)
+    log = open_node_log(store, identity, Settings(preallocate=False), FakeClock(), SystemRandomness())
+    return Sessions(log, ClusterLog(store, "default", "members"))
+
+
+def hello(sessions: Sessions, cluster: str) -> Session:
+    return sessions.hello(b"connection", {"cluster_id": cluster, "plugin_uuid": f"plug-in of {cluster}", "purpose": "write"})[0]
+
+
+def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_shows_it(memory: MemoryStore) -> None:
+    """Permits were found by a listing. One that came too late left the former cluster's, which then
+    acknowledged above the cut."""
+    stale: Any = YoungFilesNotListed(memory)
+    here, there = sessions(memory, "n1"), sessions(stale, "n2")
+    first = hello(here, "A")
+    hello(there, "B")
+    batch = Batch([b""], 1, session=first.number)
+    here.check_newest([batch])
+    assert isinstance(batch.error, OutcomeUnknown)
+
+
+def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_first(memory: MemoryStore) -> None:
+    """`prune` drops a lifetime that the following one makes needless."""
+    paused = Interrupted(memory)
+    slow, fast = sessions(paused, "n1"), sessions(memory, "n2")
+    paused.when, paused.meanwhile = lambda name, path: name == "list" and path.endswith("/claims"), lambda: hello(fast, "B")
+    hello(slow, "A")
+    lifetimes = ClusterLog(memory, "default", "members").manifest().lifetimes
+    assert [lifetime.cluster_id for lifetime in lifetimes] == ["A", "B"]

@@ -1,0 +1,35 @@
+"""A reader saw frames that were not synced, a power loss took them, and the next open cut them
+off."""
+
+from __future__ import annotations
+
+import pytest
+
+from imap_wal import format
+from imap_wal.errors import CorruptLog
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.settings import Settings
+from storage_backends.memory import MemoryStore
+from tests.support import node_log, overwrite, row, segments
+
+
+def test_a_view_that_merged_what_an_open_then_cut_off_merges_the_log_as_it_is(memory: MemoryStore) -> None:
+    """It asked for the frame after which it was to go on, for ever, and called the log corrupt."""
+    log = node_log(memory)
+    log.write(format.ENTRIES, 1, [row("safe", "1", 1)])
+    log.sync()
+    before = memory.read(segments(memory)[0])
+    log.write(format.ENTRIES, 1, [row("lost", "1", 2)])
+    view = LiveView(ClusterLog(memory, "default", "embedded"), Settings())
+    view.catch_up()
+    assert sum(map(len, view.keys("m"))) == 2
+    overwrite(memory, segments(memory)[0], before)
+    new = node_log(memory, takeover=True)
+    new.write(format.ENTRIES, 1, [row("new", "1", 3)])
+    new.sync()
+    view.catch_up()
+    assert sorted(sum(view.keys("m"), [])) == [b"new", b"safe"]
+    overwrite(memory, segments(memory)[0], before[:-1])
+    with pytest.raises(CorruptLog):  # damage is still an error
+        LiveView(ClusterLog(memory, "default", "embedded"), Settings()).catch_up()
+    view.close()
