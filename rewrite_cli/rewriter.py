@@ -426,7 +426,7 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
             return manifest  # ours is there already: only the answer was lost
         demand_floor(manifest, job)
-        if manifest.lifetimes[-1:] != before.lifetimes[-1:]:  # a prune may take older ones out
+        if any(each not in before.lifetimes for each in manifest.lifetimes):  # a prune may take older ones out
             raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
         if manifest.nodes != before.nodes:
             raise LostRace("nodes joined or left the log while this rewrite read; run it again")
