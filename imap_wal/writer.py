@@ -133,7 +133,8 @@ class NodeLog:
         self.end = manifest.checkpoint
         """Position of the last frame written."""
         self._folder = identity.node_folder
-        self._permit = layout.writer_path(self._folder, self.epoch, manifest.permit)
+        self._token = manifest.permit
+        self._permit = layout.writer_path(self._folder, self.epoch, self._token)
         """While this file exists, the epoch may acknowledge."""
         self._process = os.getpid()
         self._next_segment, self._checksum = next_segment, checksum
@@ -242,6 +243,7 @@ class NodeLog:
     def _begin(self) -> SegmentWriter | ObjectSegment:
         if self._making:
             self._settle_half_made()
+        self.check_fence()  # a segment that a replaced writer begins could have a name that its successor needs
         number = self._next_segment
         path, header = self._next_path(), self._next_header()
         segment: SegmentWriter | ObjectSegment
@@ -349,6 +351,10 @@ class NodeLog:
     def _own(self, manifest: NodeManifest) -> None:
         if manifest.epoch != self.epoch:
             raise self._fenced()
+        if manifest.permit != self._token:
+            raise Fenced(
+                f"node {self.identity.node!r} is at epoch {self.epoch}, but another process opened that one: its manifest was put back from an older copy"
+            )
 
     # ---- the end ----
 
@@ -491,7 +497,7 @@ class _Opening:
         claim()
 
         def change(manifest: NodeManifest) -> NodeManifest:
-            if manifest.epoch != claimed.epoch:
+            if (manifest.epoch, manifest.permit) != (claimed.epoch, claimed.permit):
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
             # This manifest may have been put back, and not know the last sessions in the log.
             manifest = replace(manifest, session=max(manifest.session, *recovered.requests, 0))
@@ -533,8 +539,9 @@ class _Opening:
         if not self.manifests.publish(number, claimed):
             raise _Moved
         self._published = True
-        for path, epoch in wal.permits.items():
-            if epoch < claimed.epoch:
+        own = layout.writer_path(self._folder, claimed.epoch, claimed.permit)
+        for path in wal.permits:
+            if path != own:
                 self._store.delete(path)
 
     def _check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:

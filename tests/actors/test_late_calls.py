@@ -139,3 +139,20 @@ def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_firs
     hello(slow, "A")
     lifetimes = ClusterLog(memory, "default", "members").manifest().lifetimes
     assert [lifetime.cluster_id for lifetime in lifetimes] == ["A", "B"]
+
+
+def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledges(memory: MemoryStore) -> None:
+    """The first had written nothing, so no file told of its epoch; the second got the same."""
+    with embedded(memory) as store:
+        store.map("m")["a"] = 1
+    copy = {file.path: memory.read(file.path) for file in memory.list(f"{NODE}/manifest")}
+    first = embedded(memory)
+    for file in memory.list(f"{NODE}/manifest"):
+        memory.delete(file.path)
+    for path, data in copy.items():
+        memory.create(path, data)
+    with embedded(memory, takeover=True) as second:
+        assert not acknowledged(first, "lost", 1), "two writers acknowledge"
+        second.map("m")["b"] = 1
+    with embedded(memory) as again:
+        assert dict(again.map("m")) == {"a": 1, "b": 1}
