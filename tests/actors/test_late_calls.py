@@ -16,6 +16,7 @@ from imap_wal.restore import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
 from imap_wal.store import Store
 from imap_wal.writer import Identity, open_node_log
+from rewrite_cli.forget import forget_node
 from storage_backends import SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -156,3 +157,13 @@ def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledge
         second.map("m")["b"] = 1
     with embedded(memory) as again:
         assert dict(again.map("m")) == {"a": 1, "b": 1}
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="known: forget-node deletes the object that shuts the writer out, see docs/limits.md")
+def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(tmp_path: Path) -> None:
+    store = LocalObjects(str(tmp_path))
+    gone = embedded(store, "n1", shared=True)
+    with embedded(store, "n2", shared=True):
+        assert acknowledged(gone, "before", 1)
+        forget_node(ClusterLog(store, "default", "embedded"), "n1", lose=True)
+    assert not acknowledged(gone, "lost", 1)
