@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.actors import Op, Spec
 from tests.simulation.explore import Order
-from tests.simulation.medium import APPEND, HDFS, OBJECTS, SPLIT
+from tests.simulation.medium import APPEND, HDFS, NFS, OBJECTS, SPLIT
 from tests.simulation.runs import Plan
 
 NODE = "default/embedded/nodes/n1/"
@@ -56,6 +56,14 @@ DRILLS: dict[str, Plan] = {
             _spec("late", _TAKE),
             Spec("A", ((_TAKE, ("put", 0)), (("put", 2),))),
             _spec("B", _TAKE, ("put", 1)),
+        ),
+    ),
+    "a takeover over NFS": Plan(
+        NFS, "some",
+        (
+            Spec("A", ((_OPEN, ("put", 0)), (("put", 1),))),
+            _spec("reader", *(_LIST,) * 12),  # until caches have what A made
+            _spec("B", _TAKE, ("put", 2)),
         ),
     ),
     "a takeover of a file that is appended by path": Plan(
@@ -124,6 +132,7 @@ DRILLS: dict[str, Plan] = {
 _MOVED = "a change that comes after its partition has moved"
 ORDERS: dict[str, tuple[Order, ...]] = {
     "an open that comes after two others": (((), 0, (1, 3)),),
+    "a takeover over NFS": (((0, 2), 3, (1,)), ((0, 2), 1, (3,))),
     _MOVED: (((1,), 0, (2, 3, 4)), ((2, 1), 0, (3, 4))),
     "a takeover of objects beside an archive": (
         ((0,), 3, (1,)),

@@ -3,7 +3,7 @@
 append    a local disk: appended bytes are in the page cache until synced
 objects   no append; one object per commit, leases in place of locks
 hdfs      append by path: an appender knows a name, not a file; leases
-nfs       append, but listings and absences may be as old as a bound says
+nfs       append, but each machine has a cache of listings and of names that were not there
 split     two of them: the segments on the disk of one machine, the rest shared
 """
 
@@ -29,9 +29,10 @@ from tests.simulation import parquet
 from tests.simulation.world import BASE_MS, Process, World
 
 APPEND, OBJECTS, HDFS, NFS, SPLIT = "append", "objects", "hdfs", "nfs", "split"
-KINDS = (APPEND, OBJECTS, HDFS, SPLIT)
-STALE_STEPS = 40
-"""How old a listing or an absence on NFS may be."""
+KINDS = (APPEND, OBJECTS, HDFS, SPLIT, NFS)
+STALE_STEPS = 100
+"""How old a listing, or an absence that was looked up, may be on NFS. Exclusive creates and
+deletions ask the server, and so does an open of a file that the cache shows."""
 
 _CAPABILITIES = {
     APPEND: Capabilities(True, True, True, True, False, True),
@@ -114,8 +115,6 @@ class Medium:
     def __init__(self) -> None:
         self.files = Files()
         self.locks: dict[str, tuple[str, object, Process | None]] = {}
-        self.changes: list[tuple[int, str, Process | None, bool]] = []
-        """(step, path, by whom, whether it is there since), for those who see old absences."""
 
     def copy(self) -> Medium:
         """The same files, without locks."""
@@ -163,6 +162,7 @@ class SimAppender:
                 file.data[self.size : self.size + len(data)] = data
             file.modified_ms = self._store.storage_ms()
             self._store.medium.files.changed(self.path)
+            self._store._changed(self.path)
 
         self._check()
         self._store.do("append", self.path, effect)
@@ -234,6 +234,9 @@ class SimStore:
         """Of this store alone: what a process remembers of one storage is of no use in another
         run."""
         self.capabilities = _CAPABILITIES[kind]
+        self.cache: Cache | None = None
+        if kind == NFS:
+            self.cache = process.memory.setdefault("nfs cache", Cache(world))
 
     def do(self, call: str, path: str, effect: Callable[[], T]) -> T:
         world, process = self.world, self.process
@@ -258,9 +261,8 @@ class SimStore:
         # Half of all calls are listings: as `do`, without a function of their own.
         prefix, world, process = _prefix(folder), self.world, self.process
         fault = world.enter(process, "list", folder)
-        found = self.medium.files.listing(prefix).copy()
-        if self.kind == NFS and (hidden := self._unseen()):
-            found = [file for file in found if file.path not in hidden]
+        files, cache = self.medium.files, self.cache
+        found = files.listing(prefix).copy() if cache is None else cache.list(files, prefix)
         if fault is not None:
             world.leave(process, fault, folder)
         return found
@@ -276,9 +278,11 @@ class SimStore:
 
     def exists(self, path: str) -> bool:
         def effect() -> bool:
-            if path in self.medium.files:
-                return path not in self._unseen()
-            return path in self._unseen(there=False)
+            try:
+                self._seen(path)  # it is opened: a file that was removed is not found
+            except NotFound:
+                return False
+            return True
 
         return self.do("exists", path, effect)
 
@@ -303,10 +307,8 @@ class SimStore:
 
     def replace(self, path: str, data: bytes) -> None:
         def effect() -> None:
-            known = _check(path) in self.medium.files
-            self.medium.files[path] = File(data, self.storage_ms())
-            if not known:
-                self._changed(path, True)
+            self.medium.files[_check(path)] = File(data, self.storage_ms())
+            self._changed(path)
 
         self.do("replace", path, effect)
 
@@ -325,6 +327,7 @@ class SimStore:
             del file.data[size:]
             file.synced = len(file.data)
             self.medium.files.changed(path)
+            self._changed(path)
 
         self.do("truncate", path, effect)
 
@@ -332,7 +335,7 @@ class SimStore:
         def effect() -> None:
             if _check(path) in self.medium.files:
                 del self.medium.files[path]
-                self._changed(path, False)
+                self._changed(path)
 
         self.do("delete", path, effect)
 
@@ -359,32 +362,47 @@ class SimStore:
         if _check(path) in self.medium.files:
             raise AlreadyExists("there is one already", path)
         self.medium.files[path] = File(data, self.storage_ms())
-        self._changed(path, True)
-
-    def _changed(self, path: str, there: bool) -> None:
-        if self.kind == NFS:
-            self.medium.changes.append((self.world.step, path, self.process, there))
-
-    def _unseen(self, there: bool = True) -> set[str]:
-        """Paths that are there, and that this process may not see yet; or those that went, and that
-        it may still see."""
-        if self.kind != NFS:
-            return set()
-        known: set[str] = self.process.memory.setdefault("nfs known", set())
-        found = set()
-        for step, path, by, appeared in reversed(self.medium.changes):
-            if step <= self.world.step - STALE_STEPS:
-                break
-            if appeared is there and by is not self.process and (path not in known or not there):
-                found.add(path)
-        return found
+        self._changed(path)
 
     def _seen(self, path: str) -> File:
-        if self.kind == NFS:
-            if path in self._unseen():
-                raise NotFound("no such file (an old absence)", path)
-            self.process.memory.setdefault("nfs known", set()).add(path)
-        return self.file(path)
+        """A file that is opened."""
+        return self.cache.open(self, path) if self.cache is not None else self.file(path)
+
+    def _changed(self, path: str) -> None:
+        if self.cache is not None:
+            self.cache.forget(path)
+
+
+class Cache:
+    """What one machine remembers of a file system that others change, too (NFS): listings of
+    folders, with sizes and times, and names that it looked up in vain. Each is used until it is
+    STALE_STEPS old, or until this machine changes something there."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._listings: dict[str, tuple[int, list[StoredFile]]] = {}
+        self._absent: dict[str, int] = {}
+
+    def list(self, files: Files, prefix: str) -> list[StoredFile]:
+        step = self._world.step
+        found = self._listings.get(prefix)
+        if found is None or step - found[0] >= STALE_STEPS:
+            found = self._listings[prefix] = step, files.listing(prefix)
+        return found[1].copy()
+
+    def open(self, store: SimStore, path: str) -> File:
+        step = self._world.step
+        if step - self._absent.get(path, -STALE_STEPS) < STALE_STEPS:
+            raise NotFound("no such file (an old absence)", path)
+        if path not in store.medium.files:
+            self._absent[path] = step
+        return store.file(path)
+
+    def forget(self, path: str) -> None:
+        """This machine created, changed or deleted that file."""
+        self._absent.pop(path, None)
+        for prefix in [prefix for prefix in self._listings if path.startswith(prefix)]:
+            del self._listings[prefix]
 
 
 def open_sim(world: World, process: Process, media: dict[str, Medium], kind: str) -> Any:

@@ -391,7 +391,7 @@ class MemberActor(Actor):
 
     def list(self, page: int = 2) -> None:
         """All keys by cursor, page by page, and the values of each page."""
-        start = self.world.tick()
+        start = self.world.tick() - self.stage.stale_steps
         values: dict[bytes, bytes] = {}
         cursor = None
         while True:

@@ -24,6 +24,7 @@ from storage_backends import AlreadyExists
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
 from tests.simulation.install import installed
+from tests.simulation.medium import STALE_STEPS, SimStore
 
 prune = importlib.import_module("rewrite_cli.prune")
 Put = Callable[[Any, str, Any], None]
@@ -166,6 +167,19 @@ def _permits_named_by_their_epoch(put: Put) -> None:
     put(layout, "writer_path", lambda node, epoch, permit: path(node, epoch, ""))
 
 
+def _permits_from_a_cache(put: Put) -> None:
+    """As a stat on NFS, in place of an open."""
+    exists = SimStore.exists
+
+    def cached(self: Any, path: str) -> bool:
+        met = self.process.memory.setdefault("nfs files", {})
+        if exists(self, path):
+            met[path] = self.world.step
+        return self.world.step - met.get(path, -STALE_STEPS) < STALE_STEPS
+
+    put(SimStore, "exists", cached)
+
+
 def _recovered_under_the_same_name(put: Put) -> None:
     put(recovery.Recoverer, "_put", lambda self, wal, data: self._store.replace(wal, data))
 
@@ -270,6 +284,10 @@ MUTATIONS = (
     Mutation(
         "C3", "a permit has the same name for all opens of an epoch", _permits_named_by_their_epoch,
         ("an open that comes after two others",), "takeovers",
+    ),
+    Mutation(
+        "M17", "a permit is looked for in the cache of NFS", _permits_from_a_cache,
+        ("a takeover over NFS",), "takeovers",
     ),
     Mutation(
         "C8", "the recovered copy has the old name", _recovered_under_the_same_name,

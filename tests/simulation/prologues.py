@@ -202,7 +202,6 @@ def _made(kind: str, name: str) -> _Past:
         manifest.KEEP = kept
     for medium in past.media.values():
         medium.locks.clear()
-        medium.changes.clear()
     return past
 
 

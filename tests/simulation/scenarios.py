@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.actors import Op, Spec
-from tests.simulation.medium import APPEND, HDFS, OBJECTS, SPLIT
+from tests.simulation.medium import APPEND, HDFS, NFS, OBJECTS, SPLIT
 from tests.simulation.prologues import KEYS
 from tests.simulation.runs import Plan
 
@@ -45,7 +45,7 @@ def _writer(rng: Random, name: str, takeover: bool, node: str = "n1") -> Spec:
 
 
 def _kind(rng: Random) -> str:
-    return rng.choice((APPEND, APPEND, OBJECTS, HDFS, SPLIT))
+    return rng.choice((APPEND, APPEND, OBJECTS, HDFS, SPLIT, NFS))
 
 
 def _faults(rng: Random, plan: Plan) -> Plan:
@@ -104,7 +104,7 @@ def hosts(rng: Random) -> Plan:
     specs = [_writer(rng, "old", False, "n1"), _writer(rng, "new", False, "n2")]
     if rng.random() < 0.3:
         specs.append(Spec("reader", ((("list",),),)))
-    kind = rng.choice((APPEND, OBJECTS, HDFS))
+    kind = rng.choice((APPEND, OBJECTS, HDFS, NFS))
     return _faults(rng, Plan(kind, rng.choice(("empty", "some", "snapshot")), tuple(specs)))
 
 
@@ -191,7 +191,7 @@ def agents(rng: Random) -> Plan:
             jobs.insert(0, ("wait", 2))
         specs.append(Spec("keeper", (tuple(jobs),)))
     past = "empty" if two else rng.choice(("empty", "members", "members archived"))
-    kind = rng.choice((APPEND, APPEND, OBJECTS, HDFS))
+    kind = rng.choice((APPEND, APPEND, OBJECTS, HDFS, NFS))
     return _faults(rng, Plan(kind, past, tuple(specs)))
 
 
