@@ -601,12 +601,11 @@ def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clo
     files = store.list(f"{folder}/wal")
     began, first = manifest.begins
     if began == epoch:
-        # The names of an epoch have no gaps. Those of other epochs say nothing about its next one:
-        # an opener that came too late may have left an empty segment with a higher number.
-        names = {layout.parse_wal_path(file.path) for file in files}
-        number = max(first, manifest.archived[1] + 1) - 1
-        while (epoch, number + 1) in names:
-            number += 1
+        # Those of other epochs say nothing about the next name of this one: an opener that came too
+        # late may have left an empty segment with a higher number. A gap in the names of this epoch
+        # is damage, and is not filled here: the scan reports it.
+        names = filter(None, (layout.parse_wal_path(file.path) for file in files))
+        number = max([first - 1, manifest.archived[1], *(number for each, number in names if each == epoch)])
     elif began:
         return  # its writer has written nothing: it publishes where its epoch begins first, and this open's manifest makes that fail
     else:  # opened by a version that does not say where an epoch begins

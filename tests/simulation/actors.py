@@ -134,6 +134,8 @@ class Actor:
         self._failed = False
         self._writer: Any = None
         self._count = 0
+        self._unsafe: list[Write] = []
+        """Acknowledged, and perhaps in the page cache alone."""
 
     def start(self) -> None:
         for index, ops in enumerate(self.spec.threads):
@@ -188,6 +190,9 @@ class Actor:
     def open(self, takeover: bool = False) -> None:
         start = self.world.tick()
         settings = {**SETTINGS, **dict(self.spec.settings)}
+        if self.stage.kind == OBJECTS and settings.get("durability") == "interval":
+            settings["durability"] = "os"  # what is gathered there is in memory: a crash loses it
+        self._syncs = settings.get("durability", "always") == "always"
         try:
             self._store = imap_wal.open(
                 "sim://", namespace=NAMESPACE, cluster=CLUSTER, node=self.spec.node,
@@ -225,6 +230,8 @@ class Actor:
     def _change(self, key: bytes, value: bytes | None, do: Callable[[bytes], None]) -> None:
         world = self.world
         write = self.past.begin(key, value, self.spec.name, world.tick())
+        write.safe = self._syncs
+        self._unsafe.append(write)
         try:
             do(key)
         except KeyError:
@@ -246,6 +253,22 @@ class Actor:
             if self.stage.exclusive:
                 self.past.acknowledged(self._writer, write.start)
 
+    def sync(self) -> None:
+        unsafe = self._acked()
+        try:
+            self._store.sync()
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, Fenced, NotAppended, StorageUnavailable, Closed)
+            raise Stop from error
+        self._are_safe(unsafe)
+
+    def _acked(self) -> list[Write]:
+        return [write for write in self._unsafe if write.outcome == outcomes.ACKED]
+
+    def _are_safe(self, writes: list[Write]) -> None:
+        for write in writes:
+            write.safe = True
+
     def archive(self) -> None:
         try:
             self._store._archive()
@@ -259,10 +282,14 @@ class Actor:
             self._refused(error, *KEEPER_ERRORS)
 
     def close(self) -> None:
+        unsafe = self._acked()
         try:
             self._store.close()
         except (ImapWalError, StorageError) as error:
             self._refused(error, Fenced, LostRace, NotAppended, StorageUnavailable)
+        else:
+            if self._store.committer.failure is None:
+                self._are_safe(unsafe)
         raise Stop
 
     # ---- readers ----

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.simulation.actors import Op, Spec
 from tests.simulation.explore import Order
 from tests.simulation.medium import APPEND, HDFS, NFS, OBJECTS, SPLIT
@@ -10,11 +12,9 @@ from tests.simulation.runs import Plan
 NODE = "default/embedded/nodes/n1/"
 
 
-def _spec(
-    name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **more: int | str
-) -> Spec:
+def _spec(name: str, *ops: Op, timer: tuple[Op, ...] = (), node: str = "n1", **more: Any) -> Spec:
     threads = (ops, timer) if timer else (ops,)
-    return Spec(name, threads, node, **more)  # type: ignore[arg-type]
+    return Spec(name, threads, node, **more)
 
 
 _OPEN, _TAKE = ("open", False), ("open", True)
@@ -57,6 +57,21 @@ DRILLS: dict[str, Plan] = {
             Spec("A", ((_TAKE, ("put", 0)), (("put", 2),))),
             _spec("B", _TAKE, ("put", 1)),
         ),
+    ),
+    "the newest manifest of a node is removed": Plan(
+        OBJECTS, "some", (_spec("A", _OPEN, _ARCHIVE, ("put", 3), ("put", 1), _ARCHIVE),),
+        after=(("remove newest", f"{NODE}manifest/"),),
+    ),
+    "a crash of a store that does not sync": Plan(
+        APPEND, "some", (_spec("A", _OPEN, ("put", 0), ("put", 1), settings=(("durability", "os"),)),)
+    ),
+    "a power loss after a sync": Plan(
+        APPEND, "some",
+        (
+            _spec("A", _OPEN, ("put", 0), ("sync",), ("put", 1), settings=(("durability", "interval"),)),
+            _spec("B", _LIST),
+        ),
+        faults={("B", 1): "power"},
     ),
     "a takeover over NFS": Plan(
         NFS, "some",

@@ -27,6 +27,8 @@ class Write:
     outcome: str = PENDING
     order: tuple[int, ...] = ()
     """Where it has one: a read gives nothing that is lower than what is acknowledged."""
+    safe: bool = True
+    """Whether a loss of power cannot take it back, once it is acknowledged."""
 
     def __str__(self) -> str:
         what = "delete" if self.value is None else self.value.decode(errors="replace")
@@ -66,6 +68,13 @@ class History:
     def finish(self, write: Write, outcome: str, step: float) -> None:
         write.end, write.outcome = step, outcome
         self.acked += outcome == ACKED
+
+    def power_lost(self) -> None:
+        """What was acknowledged under `interval` or `os`, and not synced, may be there or not."""
+        for writes in self.writes.values():
+            for write in writes:
+                if write.outcome == ACKED and not write.safe:
+                    write.outcome = UNKNOWN
 
     def opened(self, name: str, step: float) -> Writer:
         writer = Writer(name, step)

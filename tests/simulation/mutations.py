@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from imap_wal import archive, layout, recovery, restore, snapshots, store, writer
+from imap_wal import archive, committer, layout, recovery, restore, snapshots, store, writer
 from imap_wal.agent import listings
 from imap_wal.errors import LostRace
 from imap_wal.manifest import NodeManifest, Seen
@@ -24,7 +24,7 @@ from storage_backends import AlreadyExists
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
 from tests.simulation.install import installed
-from tests.simulation.medium import STALE_STEPS, SimStore
+from tests.simulation.medium import STALE_STEPS, SimAppender, SimStore
 
 prune = importlib.import_module("rewrite_cli.prune")
 Put = Callable[[Any, str, Any], None]
@@ -180,6 +180,30 @@ def _permits_from_a_cache(put: Put) -> None:
     put(SimStore, "exists", cached)
 
 
+def _bytes_wait_for_the_sync(put: Put) -> None:
+    """As a file with a buffer in the process."""
+    append, sync = SimAppender.append, SimAppender.sync
+    waiting: dict[int, tuple[SimAppender, list[bytes]]] = {}
+
+    def later(self: SimAppender, *chunks: bytes) -> None:
+        waiting.setdefault(id(self), (self, []))[1].extend(chunks)
+        self.size += sum(map(len, chunks))
+
+    def now(self: SimAppender) -> None:
+        chunks = waiting.pop(id(self), (self, []))[1]
+        self.size -= sum(map(len, chunks))
+        if chunks:
+            append(self, *chunks)
+        sync(self)
+
+    put(SimAppender, "append", later)
+    put(SimAppender, "sync", now)
+
+
+def _a_sync_does_nothing(put: Put) -> None:
+    put(committer.Committer, "sync", lambda self: None)
+
+
 def _recovered_under_the_same_name(put: Put) -> None:
     put(recovery.Recoverer, "_put", lambda self, wal, data: self._store.replace(wal, data))
 
@@ -284,6 +308,14 @@ MUTATIONS = (
     Mutation(
         "C3", "a permit has the same name for all opens of an epoch", _permits_named_by_their_epoch,
         ("an open that comes after two others",), "takeovers",
+    ),
+    Mutation(
+        "os", "changes are acknowledged before the operating system has them",
+        _bytes_wait_for_the_sync, ("a crash of a store that does not sync",), "takeovers",
+    ),
+    Mutation(
+        "interval", "a sync that is asked for does nothing", _a_sync_does_nothing,
+        ("a power loss after a sync",), "takeovers",
     ),
     Mutation(
         "M17", "a permit is looked for in the cache of NFS", _permits_from_a_cache,

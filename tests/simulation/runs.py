@@ -79,6 +79,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
         world.on_death.append(lambda process: _unlock(media, process))
         world.on_death.append(stage.wires.broken)
         world.on_power.append(lambda: _lose_power(media, plan.seed))
+        world.on_power.append(past.power_lost)
         for index, spec in enumerate(plan.specs):
             process = world.process(spec.name, spec.machine, spec.offset_ms, plan.seed * 64 + index)
             process.faults = {

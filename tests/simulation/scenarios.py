@@ -39,6 +39,9 @@ def _writer(rng: Random, name: str, takeover: bool, node: str = "n1") -> Spec:
         timers.append(("outlive",))
     if rng.random() < 0.15:
         settings.append(("segment_bytes", 200))
+    if rng.random() < 0.2:
+        settings.append(("durability", rng.choice(("interval", "os"))))
+        timers.append(("sync",))
     if timers:
         threads = (*threads, tuple(timers))
     return Spec(name, threads, node, settings=tuple(settings))
