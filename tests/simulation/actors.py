@@ -31,9 +31,10 @@ from imap_wal.errors import (
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.settings import Settings
 from rewrite_cli import verifier
+from rewrite_cli.forget import forget_node
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
+from rewrite_cli.rewriter import drop_map, rewrite
 from rewrite_cli.survey import survey
 from storage_backends import NotFound, StorageError
 from tests.simulation import history as outcomes
@@ -46,6 +47,7 @@ MAP = "m"
 NAMESPACE, CLUSTER = "default", "embedded"
 SETTINGS: dict[str, Any] = {"preallocate": False, "segment_bytes": 1 << 20}
 MEMORY = Settings(**SETTINGS)
+KEYS = 4
 
 Op = tuple[Any, ...]
 
@@ -94,6 +96,8 @@ class Stage:
         """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
         self.stale_steps = STALE_STEPS if kind == NFS else 0
         """How old a reader's view may be, whatever it does. (An open's never is.)"""
+        self.forgotten: set[str] = set()
+        """Nodes that an operator takes for gone: their stores may be refused."""
         self.exclusive = True
         """Of all embedded stores under this root one at a time may acknowledge."""
 
@@ -171,7 +175,9 @@ class Actor:
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
         """Whether an error is one that may be: else a `Violation`."""
-        if isinstance(error, MissingNode) and self.stage.spread(self.process.machine):
+        if isinstance(error, MissingNode) and (
+            self.stage.spread(self.process.machine) or self.stage.forgotten
+        ):
             return
         if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
             error, allowed
@@ -367,6 +373,29 @@ class Actor:
             rewrite(self.cluster(), TwoAttempts(self, kills))
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
+
+    def drop(self) -> None:
+        """The map is forgotten, with all that is in the logs by now: as if each key were deleted."""
+        world, past, name = self.world, self.past, self.spec.name
+        deletions = [past.begin(key_of(n), None, name, world.tick()) for n in range(KEYS)]
+        outcome = outcomes.UNKNOWN
+        try:
+            drop_map(self.cluster(), MAP)
+            outcome = outcomes.ACKED
+        except (ImapWalError, StorageError) as error:
+            self._refused(error, LostRace, NotFound)
+        finally:
+            for write in deletions:
+                past.finish(write, outcome, world.tick())
+
+    def forget(self, node: str) -> None:
+        """A node that is gone for good, or seems to be."""
+        self.stage.forgotten.add(node)
+        try:
+            forget_node(self.cluster(), node)
+        except (ImapWalError, StorageError) as error:
+            refusals = (InvalidSetting, MissingNode, WriterLocked, Fenced)
+            self._refused(error, LostRace, NotFound, *refusals)
 
     def wait(self, hours: int) -> None:
         """Time passes, for all."""

@@ -62,6 +62,19 @@ DRILLS: dict[str, Plan] = {
         OBJECTS, "some", (_spec("A", _OPEN, _ARCHIVE, ("put", 3), ("put", 1), _ARCHIVE),),
         after=(("remove newest", f"{NODE}manifest/"),),
     ),
+    "a drop beside a writer": Plan(
+        APPEND, "archived", (_spec("operator", ("drop",)), _spec("A", _OPEN, ("put", 0)))
+    ),
+    "a node is forgotten beside its writer": Plan(
+        APPEND, "two nodes",
+        (
+            _spec("operator", _REWRITE, ("forget", "n2")),
+            _spec("gone", _OPEN, ("put", 1), ("put", 2), node="n2"),
+        ),
+    ),
+    "a repaired copy of a whole log": Plan(
+        APPEND, "snapshot", (_spec("A", _OPEN, ("put", 0)),), after=(("repair", "torn-tail"),)
+    ),
     "a crash of a store that does not sync": Plan(
         APPEND, "some", (_spec("A", _OPEN, ("put", 0), ("put", 1), settings=(("durability", "os"),)),)
     ),

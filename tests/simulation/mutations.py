@@ -19,7 +19,7 @@ from imap_wal import archive, committer, layout, recovery, restore, snapshots, s
 from imap_wal.agent import listings
 from imap_wal.errors import LostRace
 from imap_wal.manifest import NodeManifest, Seen
-from rewrite_cli import rewriter
+from rewrite_cli import forget, repairer, rewriter
 from storage_backends import AlreadyExists
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
@@ -204,6 +204,18 @@ def _a_sync_does_nothing(put: Put) -> None:
     put(committer.Committer, "sync", lambda self: None)
 
 
+def _a_drop_covers_nothing(put: Put) -> None:
+    put(restore.ClusterLog, "ends", lambda *_, **__: {})
+
+
+def _nodes_are_forgotten_with_their_entries(put: Put) -> None:
+    put(forget, "_demand_nothing_lost", lambda *_: None)
+
+
+def _snapshots_are_not_copied(put: Put) -> None:
+    put(repairer.ClusterRepair, "_write_snapshot", lambda *_: None)
+
+
 def _recovered_under_the_same_name(put: Put) -> None:
     put(recovery.Recoverer, "_put", lambda self, wal, data: self._store.replace(wal, data))
 
@@ -308,6 +320,19 @@ MUTATIONS = (
     Mutation(
         "C3", "a permit has the same name for all opens of an epoch", _permits_named_by_their_epoch,
         ("an open that comes after two others",), "takeovers",
+    ),
+    Mutation(
+        "drop", "a drop does not look where the logs end", _a_drop_covers_nothing,
+        ("a drop beside a writer",), "drops",
+    ),
+    Mutation(
+        "forget", "a node is forgotten with entries that no snapshot has",
+        _nodes_are_forgotten_with_their_entries, ("a node is forgotten beside its writer",),
+        "forgetting",
+    ),
+    Mutation(
+        "repair", "a copy has no files of snapshots", _snapshots_are_not_copied,
+        ("a repaired copy of a whole log",), "backups",
     ),
     Mutation(
         "os", "changes are acknowledged before the operating system has them",

@@ -15,6 +15,7 @@ from rewrite_cli.rewriter import rewrite
 from tests.simulation import threads
 from tests.simulation.actors import (
     CLUSTER,
+    KEYS,
     MAP,
     MEMORY,
     NAMESPACE,
@@ -27,8 +28,6 @@ from tests.simulation.history import ACKED, History
 from tests.simulation.medium import Medium, open_sim
 from tests.simulation.members import Alone, Wires
 from tests.simulation.world import World
-
-KEYS = 4
 
 
 class _Nobody:

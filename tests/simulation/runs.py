@@ -11,6 +11,7 @@ import imap_wal
 from imap_wal import manifest
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.restore import ClusterLog, LiveView
+from rewrite_cli.failures import Failed
 from storage_backends import NotFound, StorageError
 from tests.simulation import threads
 from tests.simulation.actors import (
@@ -159,7 +160,7 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
     lost = False
     for op in plan.after:
         lost |= _operate(plan, stage, older, op)
-    if not stage.damaged and plan.seed % 4 == 1 and not stage.spread("a"):
+    if not (stage.damaged or stage.forgotten or stage.spread("a")) and plan.seed % 4 == 1:
         survivor = Survivor(stage, stage.media, plan.seed * 64 + 45, "verify")
         verify(survivor.storage(), survivor.process.clock)
     if any(spec.role == "agent" for spec in plan.specs):
@@ -192,6 +193,8 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
             if name in older:
                 _put_back(medium, older[name], folder)
         return bool(gone)
+    if what == "repair":
+        _judge_repair(plan, stage, survivor, *more)
     if what == "remove newest":
         stage.damaged = True
         (folder,) = more
@@ -199,6 +202,31 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
         if paths:
             del stage.media["root"].files[paths[-1]]
     return False
+
+
+def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> None:
+    """A repaired copy opens. Of a log that was not damaged it has everything."""
+    from rewrite_cli.repairer import ClusterRepair, tolerant_survey
+
+    store, media = operator.storage(), {"root": Medium()}
+    target = open_sim(operator.world, operator.process, media, stage.kind)
+    try:
+        views, lost = tolerant_survey(store, (), ())
+        for view in views:
+            repair = ClusterRepair(
+                store, view, mode, lambda _: True, lambda _: None, lost, operator.process.clock,
+                operator.process.randomness,
+            )  # fmt: skip
+            repair.plan()
+            repair.write(target)
+    except Failed:
+        if not stage.damaged:
+            raise
+        return
+    except (ImapWalError, StorageError) as error:
+        raise Violation("repair fails", f"{mode}: {error!r}") from error
+    past = stage.past.copy()
+    _judge(plan, stage, media, f"the copy that repair made ({mode})", past, lost=stage.damaged)
 
 
 def _put_back(medium: Medium, older: Medium, folder: str) -> None:

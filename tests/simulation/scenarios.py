@@ -7,9 +7,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from tests.simulation.actors import Op, Spec
+from tests.simulation.actors import KEYS, Op, Spec
 from tests.simulation.medium import APPEND, HDFS, NFS, OBJECTS, SPLIT
-from tests.simulation.prologues import KEYS
 from tests.simulation.runs import Plan
 
 HOUR_MS = 3_600_000
@@ -102,6 +101,32 @@ def maintenance(rng: Random) -> Plan:
     return _faults(rng, Plan(_kind(rng), past, tuple(specs), after=after))
 
 
+def drops(rng: Random) -> Plan:
+    """`maintenance` with a `drop` of the map at the same time."""
+    plan = maintenance(rng)
+    ops: list[Op] = [("drop",)]
+    if rng.random() < 0.5:
+        ops.append(("prune",))
+    return replace(plan, specs=(*plan.specs, Spec("operator", (tuple(ops),))))
+
+
+def forgetting(rng: Random) -> Plan:
+    """A node is taken for gone, and forgotten. Its store may be there, or come back."""
+    jobs: list[Op] = [("forget", "n2")]
+    if rng.random() < 0.7:
+        jobs.insert(0, ("rewrite",))
+    if rng.random() < 0.3:
+        jobs.append(("prune",))
+    specs = [Spec("operator", (tuple(jobs),))]
+    if rng.random() < 0.6:
+        specs.append(_writer(rng, "gone", rng.random() < 0.5, "n2"))
+    if rng.random() < 0.5:
+        specs.append(_writer(rng, "writer", False, "n1"))
+    if rng.random() < 0.3:
+        specs.append(Spec("reader", ((("list",),),)))
+    return _faults(rng, Plan(rng.choice((APPEND, HDFS, NFS)), "two nodes", tuple(specs)))
+
+
 def hosts(rng: Random) -> Plan:
     """A rolling update: two machines, two node names, one root."""
     specs = [_writer(rng, "old", False, "n1"), _writer(rng, "new", False, "n2")]
@@ -143,6 +168,11 @@ def backups(rng: Random) -> Plan:
             after.append(("put back", cluster if choice == "cluster" else node, False))
     if rng.random() < 0.7:
         specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+    whole = not (
+        after and after[0][-1] is True
+    )  # what repair makes of an older folder is known and open
+    if rng.random() < 0.3 and whole:
+        after.append(("repair", rng.choice(("torn-tail", "point-in-time"))))
     kind = rng.choice((APPEND, OBJECTS, HDFS))
     return Plan(kind, rng.choice(PAST[1:]), tuple(specs), after=tuple(after))
 
@@ -213,6 +243,8 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "attempts": attempts,
     "agents": agents,
     "verifying": verifying,
+    "drops": drops,
+    "forgetting": forgetting,
 }
 
 OPEN: tuple[str, ...] = ()
