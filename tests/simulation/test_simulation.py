@@ -88,7 +88,7 @@ def check(runs: int, cases: Cases) -> None:
     cases(tally.schedules)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_of_twenty_thousand_schedules_of_several_actors_none_loses_or_serves_old_what_was_acknowledged(
     cases: Cases,
 ) -> None:
