@@ -275,11 +275,12 @@ class NodeRepair:
         # A missing segment keeps its name where one is known: a mark in it is then not above the
         # log's end. Another one gets the epoch of what is known before it, or else after it: epochs
         # never fall.
-        marks = [mark.position for snapshot in self.view.manifest.snapshots.values() if (mark := snapshot.marks.get(self.node.name))]
+        marks = self._marks()
         epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch}
         known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
         epoch = manifest.archived[0] or (known[min(known)] if known else 0)
-        last_number = max([*found, manifest.checkpoint.segment, manifest.newest])
+        # Where this folder was put back from an older copy, the marks know later segments.
+        last_number = max([*found, manifest.checkpoint.segment, manifest.newest, *(mark.segment for mark in marks)])
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
             raise Failed(
                 f"{folder}/wal: of {last_number} segments there are {len(found)}; if one with a strange number is not of this log, move it away"
@@ -300,6 +301,11 @@ class NodeRepair:
             given_up = given_up or (self.mode == POINT_IN_TIME and planned.damaged and planned.lost)
         if not found and manifest.checkpoint[:2] <= manifest.archived:
             self._end = manifest.checkpoint
+
+    def _marks(self) -> list[Position]:
+        """Up to where snapshots cover this log."""
+        marks = (snapshot.marks.get(self.node.name) for snapshot in self.view.manifest.snapshots.values())
+        return [mark.position for mark in marks if mark is not None and mark.directory == self._manifest.directory]
 
     def _plan_segment(self, segment: Segment, before: int | None, *, given_up: bool) -> int | None:
         """Decide, note, and return what the next header may say of this one's last frame."""
@@ -417,7 +423,7 @@ class NodeRepair:
             checkpoint=checkpoint,
             removed=self.position(manifest.removed),
             clean=False,
-            epoch=max(manifest.epoch + self.lost_manifests, self._evidence.epoch),
+            epoch=max([manifest.epoch + self.lost_manifests, self._evidence.epoch, *(mark.epoch for mark in self._marks())]),
             session=max(manifest.session + self.lost_manifests, self.highest.session),
             newest=self._newest,
             begins=(0, 0),  # the copy holds what counts, and no replaced writer knows of it

@@ -168,8 +168,7 @@ def backups(rng: Random) -> Plan:
             after.append(("put back", cluster if choice == "cluster" else node, False))
     if rng.random() < 0.7:
         specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
-    whole = not any(op[0] == "put back" for op in after)
-    if rng.random() < 0.3 and whole:  # else its copy may not open, as is known
+    if rng.random() < 0.3:
         after.append(("repair", rng.choice(("torn-tail", "point-in-time"))))
     kind = rng.choice((APPEND, OBJECTS, HDFS))
     return Plan(kind, rng.choice(PAST[1:]), tuple(specs), after=tuple(after))
