@@ -531,7 +531,10 @@ def _shut_out_others(log: NodeLog, settings: Settings) -> None:
     who = log.identity
     for node in sorted(log.clusters.read()[1].nodes):
         other = Identity(who.namespace, who.cluster, node)
-        if node == who.node or node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].clean:
+        if node == who.node:
+            continue
+        clean = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].clean
+        if clean and not log.store.capabilities.stale_listings:  # else a newer manifest may be there
             continue
         what = f"{OTHER_NODE}, under node name {who.node!r}"
         try:

@@ -28,6 +28,9 @@ class Capabilities:
     """`open_append(preallocate_bytes=…)` reserves space that reads as zeros until written."""
     locks: bool
     """`lock` is released by the operating system when its holder dies."""
+    stale_listings: bool = False
+    """A listing may be older than what other machines did (NFS). Only creating a file shows what is
+    there now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,9 @@ class LocalStore:
             atomic_replace=True,
             preallocate=hasattr(os, "posix_fallocate"),
             locks=True,
+            stale_listings=is_network(self.root),
         )
         self._prefix = self.root.rstrip("/") + "/"
-        self._network = is_network(self.root)
         self._known: dict[str, tuple[int, int]] = {}
         """Folders whose own name is durable (device and inode: one that was removed and made again is another one)."""
         self._swept: set[str] = set()
@@ -76,7 +76,7 @@ class LocalStore:
 
     def exists(self, path: str) -> bool:
         try:
-            if not self._network:
+            if not self.capabilities.stale_listings:
                 return not stat.S_ISDIR(os.stat(self._file(path)).st_mode)
             # NFS answers a stat from its cache, for up to a minute after another client removed the
             # file. An open asks the server.

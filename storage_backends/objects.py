@@ -247,7 +247,13 @@ class LocalObjects(LocalStore):
         super().__init__(root)
         self.url = f"objects+file://{self.root}"
         self.capabilities = Capabilities(
-            durable_append=False, durable_sync=True, exclusive_create=True, atomic_replace=True, preallocate=False, locks=False
+            durable_append=False,
+            durable_sync=True,
+            exclusive_create=True,
+            atomic_replace=True,
+            preallocate=False,
+            locks=False,
+            stale_listings=self.capabilities.stale_listings,
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms

@@ -31,6 +31,7 @@ class SplitStore:
             exclusive_create=mine.exclusive_create and theirs.exclusive_create,
             atomic_replace=mine.atomic_replace and theirs.atomic_replace,
             locks=mine.locks,
+            stale_listings=mine.stale_listings or theirs.stale_listings,
         )
 
     def _of(self, path: str) -> SegmentStore:

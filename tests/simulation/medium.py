@@ -36,7 +36,7 @@ deletions ask the server, and so does an open of a file that the cache shows."""
 
 _CAPABILITIES = {
     APPEND: Capabilities(True, True, True, True, False, True),
-    NFS: Capabilities(True, True, True, True, False, True),
+    NFS: Capabilities(True, True, True, True, False, True, stale_listings=True),
     OBJECTS: Capabilities(False, False, True, True, False, False),
     HDFS: Capabilities(True, True, True, True, False, False),
 }
