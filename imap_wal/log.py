@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -311,9 +312,9 @@ def create(
         _check_durability(store, chosen)
 
         def change(manifest: NodeManifest) -> NodeManifest | None:
-            if manifest == NodeManifest():
+            if manifest.empty:
                 _check_neighbours(store, identity, clock, randomness)
-                return NodeManifest(kind=LOG)
+                return replace(manifest, kind=LOG, forgotten=False)
             if manifest.kind != LOG:
                 raise _of_maps(identity)
             if not exist_ok:
@@ -350,7 +351,7 @@ def open(  # the public name: imap_wal.log.open
         store = storage or open_store(url, wal_dir=wal_dir)
         _check_durability(store, chosen)
         _, manifest = node_manifests(store, identity.node_folder, clock, randomness).read()
-        if manifest == NodeManifest():
+        if manifest.empty:
             raise NoSuchLog(f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; make it with imap_wal.log.create")
         if manifest.kind != LOG:
             raise _of_maps(identity)

@@ -54,6 +54,8 @@ class ManifestLog(Generic[C]):
         self.folder = f"{folder}/manifest"
         self._store, self._kind, self._empty, self._clock, self._randomness = store, kind, empty, clock, randomness
         self._known: tuple[StoredFile, C] | None = None
+        self._floor = 1
+        """Of the manifest that was read last."""
 
     def read(self) -> tuple[int, C]:
         """The newest manifest and its number; (0, the empty one) where there is none yet."""
@@ -66,33 +68,36 @@ class ManifestLog(Generic[C]):
             if known is not None and known[0] == files[number]:
                 return number, known[1]
             try:
-                content = self._decode(number)[1]
+                document, content = self._decode(number)
             except NotFound:
                 continue  # cleaned between listing and reading: a newer one is there
+            self._floor = document.get("floor", 1)
             if files[number].modified_ms:  # else two files of one name cannot be told apart
                 self._known = files[number], content
             return number, content
         raise NotFound("the newest manifest is listed here, but cannot be read; try again", self.folder)
 
-    def update(self, change: Callable[[C], C | None], attempts: int = 50) -> C:
+    def update(self, change: Callable[[C], C | None], attempts: int = 50, *, alone: bool = False) -> C:
         """Publish `change(newest)` as the next manifest, again with the newer one whenever another writer was first. `change` may run several times; it returns
-        None (or an equal value) to leave things as they are, and raises to give up. `LostRace` after `attempts`."""
+        None (or an equal value) to leave things as they are, and raises to give up. `LostRace` after `attempts`. `alone`: see `publish`."""
         for _ in range(attempts):
             number, current = self.read()
             wanted = change(current)
             if wanted is None or (wanted == current and number > 0):
                 return current
-            if self.publish(number, wanted):
+            if self.publish(number, wanted, alone=alone):
                 return wanted
         raise LostRace(f"{self.folder}: other writers published first {attempts} times in a row; try again when they are done")
 
-    def publish(self, after: int, content: C) -> bool:
+    def publish(self, after: int, content: C, *, alone: bool = False) -> bool:
         """Publish `content` as the successor of manifest `after`; False when another one has come
         after that. For a caller that acted on manifest `after` and on nothing else. After a
-        StorageError it is not known whether it was published."""
+        StorageError it is not known whether it was published. `alone`: delete all former manifests;
+        whoever still publishes under one of their numbers loses."""
         number = after + 1
         nonce = self._randomness.token().hex()
-        floor = max(1, number - KEEP)
+        # Never lower than before: else a number that was cleaned would count as free in its turn.
+        floor = number if alone else max(1, number - KEEP, min(self._floor, number))
         body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
         text = _text({"checksum": _checksum(body), **body})
         try:
@@ -112,6 +117,7 @@ class ManifestLog(Generic[C]):
                 files = self._files()  # deleted since it was listed: there is a newer one
         if files[number].modified_ms:
             self._known = files[number], content
+        self._floor = floor
         numbers = list(files)
         for old in numbers:
             if old < floor:
@@ -317,7 +323,8 @@ class NodeManifest:
     permit: str = ""
     """Nonce in the name of this epoch's permit (`layout.writer_path`)."""
     forgotten: bool = False
-    """`imap-wal forget-node` is deleting this log: it cannot be opened again."""
+    """`imap-wal forget-node` is deleting this log: it cannot be opened again. Without `directory`: it
+    has ended, and a new log under the node's name continues after `epoch` and `archived`."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used beside it."""
@@ -325,6 +332,11 @@ class NodeManifest:
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
             object.__setattr__(self, "archives", ArchiveList(self.archives))
+
+    @property
+    def empty(self) -> bool:
+        """No log is here: none ever was, or the last one was forgotten."""
+        return not self.directory and not self.kind
 
     def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
         """Those of sessions that can still send something again: of the last plug-in starts, and of

@@ -195,7 +195,7 @@ class LogReader:
         return state
 
     def _known(self, manifest: NodeManifest) -> NodeManifest:
-        if manifest == NodeManifest():
+        if manifest.empty:
             raise NoSuchLog(
                 f"{self.url} has no log of node {self.node!r} in cluster {self.cluster!r}, namespace {self.namespace!r}; `imap-wal ls` shows what is there"
             )

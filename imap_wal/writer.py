@@ -458,7 +458,7 @@ class _Opening:
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
-        if before.forgotten:
+        if before.forgotten and before.directory:
             raise MissingNode(
                 f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): run that again to its end, and then open a new log"
             )
@@ -468,7 +468,7 @@ class _Opening:
             # manifest was put back.
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
         self._check_registered(cluster, before.directory)
-        if before.epoch and (self._takeover or not before.clean):
+        if before.directory and (self._takeover or not before.clean):
             # Not only for a takeover: an open that was stopped between lock and manifest, and
             # replaced meanwhile, finds its successor here.
             self._shut_out(before)
@@ -482,6 +482,7 @@ class _Opening:
             before,
             epoch=before.epoch + 1,
             clean=False,
+            forgotten=False,
             directory=before.directory or self._randomness.name(),
             session=before.session if before.directory else self._first_session(cluster, cluster_number),
             wal_id=before.wal_id or self._randomness.name(),
@@ -612,7 +613,7 @@ def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clo
         counting = sorted_out(files, manifest.archived).segments
         number = max([manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)])
     path = layout.wal_path(folder, epoch, number)
-    while not _holds_nothing(store, path):
+    while not holds_nothing(store, path):
         number += 1
         path = layout.wal_path(folder, epoch, number)
         header = SegmentHeader(
@@ -622,7 +623,7 @@ def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clo
             store.create(path, header.encode())
 
 
-def _holds_nothing(store: SegmentStore, path: str) -> bool:
+def holds_nothing(store: SegmentStore, path: str) -> bool:
     """Whether a segment is there and ends with its header."""
     try:
         data = store.read(path)
@@ -631,4 +632,4 @@ def _holds_nothing(store: SegmentStore, path: str) -> bool:
         return False
 
 
-__all__ = ["Identity", "NodeLog", "Recovery", "holder_text", "open_node_log"]
+__all__ = ["Identity", "NodeLog", "Recovery", "holder_text", "holds_nothing", "open_node_log"]

@@ -34,7 +34,7 @@ def of_cluster(view: ClusterView) -> tuple[Seen, str]:
     seen, newer = Seen(incarnation=view.claims.newest), ""
     if view.claims.newest > manifest.incarnation:
         newer = f"incarnation {view.claims.newest} was claimed, the last one given here is {manifest.incarnation}"
-    for node in view.nodes:
+    for node in (*view.nodes, *view.forgotten):
         known = node.manifest.cluster
         seen = seen.up_to(known)
         if known.newer_than(manifest.seen(view.manifest_number)):

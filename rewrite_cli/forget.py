@@ -1,5 +1,14 @@
 """Forgetting a node that is gone for good: its name is removed from the cluster's manifest, and
-restores no longer read its log."""
+restores no longer read its log.
+
+    shut the writer out ─▶ node's manifest: forgotten ─▶ cluster's manifest: without it ─▶ files go ─▶ node's last manifest
+
+While the forgetting has not ended, the node's log cannot be opened. Afterwards its folder has one
+small manifest, from which a new log under this name continues with a higher epoch: a file that the
+former writer still creates is then void. On a storage that cannot append, the objects that shut
+former writers out stay too (`layout.fences`): with its name free, such a writer would acknowledge
+again.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +16,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from imap_wal import layout
 from imap_wal.errors import InvalidSetting, LostRace
+from imap_wal.evidence import epoch_of
 from imap_wal.layout import Identity
-from imap_wal.manifest import ClusterManifest, NodeManifest, node_manifests
+from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, node_manifests
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.removal import plan_covered
 from imap_wal.restore import ClusterLog, ClusterState
 from imap_wal.settings import Settings
-from imap_wal.writer import open_node_log
+from imap_wal.writer import holds_nothing, open_node_log
 from storage_backends import NotFound
 
 FORGOTTEN_KEPT = 1000
@@ -24,7 +35,8 @@ FORGOTTEN_KEPT = 1000
 class ForgetReport:
     """What was, or would be, forgotten. `missing`: why the node's log cannot be read;
     `uncovered_files`: those that no snapshot covers whole, whose entries are lost with it;
-    `deleted`: files of the node that were removed."""
+    `deleted`: files of the node that were removed; `before`: the node had been forgotten by an
+    earlier run."""
 
     node: str
     log_id: str
@@ -32,6 +44,7 @@ class ForgetReport:
     uncovered_files: tuple[str, ...]
     deleted: tuple[str, ...]
     dry_run: bool
+    before: bool = False
 
 
 def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False) -> ForgetReport:
@@ -40,21 +53,24 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     those that no snapshot covers, or all of a log that cannot be read."""
     state = log.state()
     log_id = state.manifest.nodes.get(node)
-    left = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness).read()[1]
-    if log_id is None and left.forgotten:  # an earlier run did not end
-        return ForgetReport(node, left.directory, "", (), _files(log, node) if dry_run else _delete(log, node), dry_run)
+    manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
+    left = manifests.read()[1]
+    if log_id is None and left.forgotten:  # an earlier run did not end, or files came late
+        return ForgetReport(node, left.directory, "", (), _clear(log, node, manifests, left.directory, dry_run), dry_run, before=left.empty)
     if log_id is None:
         raise InvalidSetting(f"cluster {log.cluster!r} has no node {node!r}; it has {', '.join(sorted(state.manifest.nodes)) or 'none'}")
     missing = state.missing.get(node, "")
     uncovered = () if missing else _uncovered(log, state, node)
     if dry_run:
-        return ForgetReport(node, log_id, missing, uncovered, _files(log, node), dry_run)
+        return ForgetReport(node, log_id, missing, uncovered, _clear(log, node, manifests, log_id, dry_run), dry_run)
     if not lose:
         _demand_nothing_lost(node, missing, uncovered)
     with ExitStack() as stack:
-        # Else its segments are not here, and its writer, if there is one, is refused by its next
-        # open; or an earlier run did not end.
-        if not missing and not state.nodes[node].manifest.forgotten:
+        # Else an earlier run did not end, or its segments are not here, and its writer, if there is
+        # one, is refused when it next needs the manifest.
+        if missing and left.directory == log_id and not left.forgotten:
+            manifests.update(partial(_forgotten, epoch=left.epoch))
+        elif not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)
             held = open_node_log(log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True)
             stack.callback(held.close, clean=False)
@@ -63,8 +79,8 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
                 _demand_nothing_lost(node, missing, uncovered)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
         _unregister(log, node, log_id)
-        files = _delete(log, node)
-    if log.store.capabilities.locks:  # else leases, which are kept: a number must not become free again
+        files = _clear(log, node, manifests, log_id)
+    if log.store.capabilities.locks and left.directory in ("", log_id):  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, uncovered, files, dry_run)
 
@@ -96,19 +112,43 @@ def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ..
         raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
 
 
-def _delete(log: ClusterLog, node: str) -> tuple[str, ...]:
-    files = _files(log, node)
-    newest = max((path for path in files if "/manifest/" in path), default="")
-    for path in sorted(
-        files, key=lambda path: (path == newest, "/manifest/" in path)
-    ):  # the newest manifest last: it records that all of this may be deleted
+def _clear(log: ClusterLog, node: str, manifests: ManifestLog[NodeManifest], log_id: str, dry_run: bool = False) -> tuple[str, ...]:
+    """Delete what is left of a forgotten log, and publish its last manifest. Again after that:
+    delete what came late. The files of another log that is here are left alone."""
+    folder = log.node_folder(node)
+    # Listed before the manifest is read: while that is the forgotten log's, no other has files here.
+    listed = [file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")]
+    number, manifest = manifests.read()
+    if manifest.directory != log_id and number:
+        return ()
+    kept = {manifests.next_path(number - 1)} if manifest.empty and number else set()
+    if not log.store.capabilities.durable_append:
+        in_wal = [file for file in listed if file.path.startswith(f"{folder}/wal/")]
+        kept |= {path for path in layout.fences(in_wal, manifest.epoch + 1) if holds_nothing(log.store, path)}
+    files = [file.path for file in listed if file.path not in kept]
+    former = [path for path in files if path.startswith(f"{folder}/manifest/")]
+    others = [path for path in files if path not in former]
+    if manifest.empty and number:  # a new log may be about to begin
+        former = [path for path in former if path < manifests.next_path(number - 1)]
+        others = [path for path in others if 0 < epoch_of(path) <= manifest.epoch]
+    if dry_run:
+        return (*others, *former)
+    for path in others:
         log.store.delete(path)
-    return files
+    if number:
+        manifests.update(partial(_ended, log), alone=True)
+    for path in former:
+        log.store.delete(path)
+    return (*others, *former)
 
 
-def _files(log: ClusterLog, node: str) -> tuple[str, ...]:
-    lock = f"{log.node_folder(node)}/writer.lock"
-    return tuple(file.path for file in log.store.list(log.node_folder(node)) if not file.path.startswith(lock))
+def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
+    """The last manifest of a forgotten log. No epoch below its own counts any more."""
+    if manifest.empty or not manifest.forgotten:
+        return None  # another run was first; a new log may be here
+    number, cluster = log.manifests.read()
+    last = max(manifest.newest, manifest.archived[1], manifest.checkpoint.segment)
+    return NodeManifest(epoch=manifest.epoch, archived=(manifest.epoch, last), cluster=cluster.seen(number), forgotten=True)
 
 
 def _unregister(log: ClusterLog, node: str, log_id: str) -> None:

@@ -35,6 +35,11 @@ class NodeView:
     """Everything in the folder."""
 
     @property
+    def forgotten(self) -> bool:
+        """No log is here: the last one was forgotten, to its end."""
+        return self.manifest.forgotten and self.manifest.empty
+
+    @property
     def segments(self) -> tuple[SegmentFile, ...]:
         """All files whose name is a segment's, those that do not count too."""
         wal = self.wal
@@ -62,6 +67,8 @@ class ClusterView:
     claims_number: int = 0
     """Number of the manifest of claims; 0 where there is none."""
     claims: ClaimManifest = field(default_factory=ClaimManifest)
+    forgotten: tuple[NodeView, ...] = ()
+    """Folders of forgotten nodes: no log is in them, see `rewrite_cli.forget`."""
 
     @property
     def claims_folder(self) -> str:
@@ -114,11 +121,13 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
     folder = layout.cluster_folder(namespace, cluster)
     clock, randomness = SystemClock(), SystemRandomness()
     for _ in range(ATTEMPTS):
-        nodes = tuple(_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes"))
+        found = [_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes")]
+        nodes = tuple(node for node in found if not node.forgotten)
+        forgotten = tuple(node for node in found if node.forgotten)
         number, manifest = cluster_manifests(store, folder, clock, randomness).read()
         claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
-        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims)
-        if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in nodes):
+        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten)
+        if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in found):
             break
     return view
 

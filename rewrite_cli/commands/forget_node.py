@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
 from imap_wal.restore import ClusterLog
 from rewrite_cli import output as out
+from rewrite_cli.failures import Failed
 from rewrite_cli.forget import ForgetReport, forget_node
 from rewrite_cli.scope import Scope, scope_options
 
@@ -33,20 +34,29 @@ def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> 
     reports = _forget(scope, lose=lose, dry_run=True)
     if not dry_run:
         files = sum(len(report.deleted) for report in reports)
-        out.agree(f"Forget node {', '.join(scope.nodes)} and delete its {files} files?", yes)
-        reports = _forget(scope, lose=lose, dry_run=False)
+        if files or not all(report.before for report in reports):
+            out.agree(f"Forget node {', '.join(scope.nodes)} and delete its {files} files?", yes)
+            reports = _forget(scope, lose=lose, dry_run=False)
     if output == out.JSON:
         out.print_json({"dry_run": dry_run, "nodes": [asdict(report) for report in reports]})
         return
+    for report in reports:
+        if report.before:
+            click.echo(f"node {report.node!r} was forgotten by an earlier run")
     rows = [(report.node, len(report.deleted), len(report.uncovered_files), report.missing or "-") for report in reports]
     out.print_table(("node", "files to delete" if dry_run else "files deleted", "with entries lost", "missing"), rows)
 
 
 def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
-    with scope.open() as (store, clusters):
+    with replace(scope, nodes=()).open() as (store, clusters):  # a node without a folder can be forgotten too
+        known = {view.folder: {*view.manifest.nodes, *(each.name for each in (*view.nodes, *view.forgotten))} for view in clusters}
+        absent = set(scope.nodes).difference(*known.values())
+        if absent:
+            there = ", ".join(sorted(set().union(*known.values()))) or "none"
+            raise Failed(f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}; there is {there}")
         return [
             forget_node(ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run)
             for view in clusters
             for node in scope.nodes
-            if node in view.manifest.nodes or node in {each.name for each in view.nodes}
+            if node in known[view.folder]
         ]

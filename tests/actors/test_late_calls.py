@@ -159,7 +159,6 @@ def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledge
         assert dict(again.map("m")) == {"a": 1, "b": 1}
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="known: forget-node deletes the object that shuts the writer out, see docs/limits.md")
 def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(tmp_path: Path) -> None:
     store = LocalObjects(str(tmp_path))
     gone = embedded(store, "n1", shared=True)

@@ -72,6 +72,13 @@ DRILLS: dict[str, Plan] = {
             _spec("gone", _OPEN, ("put", 1), ("put", 2), node="n2"),
         ),
     ),
+    "a node on objects is forgotten beside its writer": Plan(
+        OBJECTS, "two nodes",
+        (
+            _spec("operator", _REWRITE, ("forget", "n2")),
+            _spec("gone", _OPEN, ("put", 1), ("put", 2), node="n2"),
+        ),
+    ),
     "a repaired copy of a whole log": Plan(
         APPEND, "snapshot", (_spec("A", _OPEN, ("put", 0)),), after=(("repair", "torn-tail"),)
     ),

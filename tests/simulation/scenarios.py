@@ -124,7 +124,7 @@ def forgetting(rng: Random) -> Plan:
         specs.append(_writer(rng, "writer", False, "n1"))
     if rng.random() < 0.3:
         specs.append(Spec("reader", ((("list",),),)))
-    return _faults(rng, Plan(rng.choice((APPEND, HDFS, NFS)), "two nodes", tuple(specs)))
+    return _faults(rng, Plan(rng.choice((APPEND, OBJECTS, HDFS, NFS)), "two nodes", tuple(specs)))
 
 
 def hosts(rng: Random) -> Plan:

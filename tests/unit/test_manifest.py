@@ -150,6 +150,25 @@ def test_an_update_that_changes_nothing_publishes_nothing(memory: MemoryStore) -
     assert manifests.read()[0] == 1
 
 
+def test_a_writer_that_slept_while_all_former_manifests_were_deleted_does_not_win(memory: MemoryStore) -> None:
+    """Also if more were published after that."""
+    for more in range(3):
+        manifests = log(memory)
+        manifests.update(count)
+
+        def others(more: int = more) -> None:
+            log(memory).update(count)
+            log(memory).update(count, alone=True)
+            for _ in range(more):
+                log(memory).update(count)
+
+        sleeper = log(Meanwhile(memory, before=others))  # type: ignore[arg-type]
+        number, content = sleeper.read()
+        assert not sleeper.publish(number, content), f"{more} more"
+        log(memory).update(count)
+        assert len(memory.list("")) == more + 2, "its file is deleted"
+
+
 def test_old_manifests_are_cleaned_but_those_of_slow_readers_stay(memory: MemoryStore) -> None:
     manifests = log(memory)
     for _ in range(KEEP + 20):
