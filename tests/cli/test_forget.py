@@ -280,8 +280,7 @@ def test_a_commit_that_waits_while_its_node_is_forgotten_and_opened_anew_is_not_
             log = ClusterLog(store, "default", "embedded")
             rewrite(log, LocalEngine())
             forget_node(log, "n2")
-            with embedded(store, "n2", shared=True) as new:
-                new.map("m")["new"] = 1
+            embedded(store, "n2", shared=True).close()
 
         slow.at, slow.meanwhile = slow.calls + at, others
         first = acknowledged(gone, "first")

@@ -212,6 +212,10 @@ def _nodes_are_forgotten_with_their_entries(put: Put) -> None:
     put(forget, "_demand_nothing_lost", lambda *_: None)
 
 
+def _forgotten_with_what_shuts_their_writers_out(put: Put) -> None:
+    put(forget, "holds_nothing", lambda *_: False)
+
+
 def _snapshots_are_not_copied(put: Put) -> None:
     put(repairer.ClusterRepair, "_write_snapshot", lambda *_: None)
 
@@ -329,6 +333,11 @@ MUTATIONS = (
         "forget", "a node is forgotten with entries that no snapshot has",
         _nodes_are_forgotten_with_their_entries, ("a node is forgotten beside its writer",),
         "forgetting",
+    ),
+    Mutation(
+        "forget", "a forgotten node's objects are deleted with that which shuts its writer out",
+        _forgotten_with_what_shuts_their_writers_out,
+        ("a node on objects is forgotten beside its writer",), "forgetting",
     ),
     Mutation(
         "repair", "a copy has no files of snapshots", _snapshots_are_not_copied,

@@ -120,6 +120,8 @@ def forgetting(rng: Random) -> Plan:
     specs = [Spec("operator", (tuple(jobs),))]
     if rng.random() < 0.6:
         specs.append(_writer(rng, "gone", rng.random() < 0.5, "n2"))
+    if rng.random() < 0.3:  # a new log under that name, or the same one
+        specs.append(_writer(rng, "back", rng.random() < 0.5, "n2"))
     if rng.random() < 0.5:
         specs.append(_writer(rng, "writer", False, "n1"))
     if rng.random() < 0.3:
