@@ -62,7 +62,7 @@ class AsyncStore:
         self._idle = True
         """No commit is under way, and none is scheduled."""
         self._decides = False
-        """A decision was asked for at least once: commits are looked through for them."""
+        """There was a decision: from then on, commits are searched for them."""
 
     def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False, disable_wal: bool = False) -> AsyncMap:
         """The durable map of that name; see `Store.map`."""
@@ -119,8 +119,8 @@ class AsyncStore:
         return future
 
     async def decided(self, make: Callable[[], Decision]) -> Decision:
-        """Have the decision made when all that was asked before it is in the log; it is durable
-        then."""
+        """Evaluate the decision once all changes before it are in the log. When this returns, its
+        changes are durable."""
         decision: Decision | None = None
 
         def remember() -> Decision:
@@ -236,9 +236,9 @@ class AsyncMap(MapReads):
     of a dict.
 
     `put`, `pop`, `popitem`, `setdefault` and `clear` are coroutine functions: pass what they return
-    to `asyncio.create_task` or `TaskGroup.create_task`. `set`, `delete` and `update` are quicker:
-    they begin at the call, and return a future, for `await`, `gather`, `wait_for`, `shield` and
-    `wait`. `create_task` takes no futures, only coroutines; where a task is wanted, use `put`, or
+    to `asyncio.create_task` or `TaskGroup.create_task`. `set`, `delete` and `update` are faster:
+    they start when they are called, and return a future, for `await`, `gather`, `wait_for`,
+    `shield` and `wait`. `create_task` takes coroutines only, no futures; for a task, use `put`, or
     `asyncio.ensure_future(m.set(...))`, which returns the future.
 
     When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: leave
@@ -252,8 +252,8 @@ class AsyncMap(MapReads):
         self._max_value_bytes = self._durable.max_value_bytes
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
-        """Set the key, for `ttl` seconds or for ever. NotSerializable and TooLarge are raised at
-        once. For `asyncio.create_task`, which takes no future: `put`."""
+        """Set the key, for `ttl` seconds or without limit. NotSerializable and TooLarge are raised
+        at once. `asyncio.create_task` takes no future: use `put` there."""
         # What `enqueue` does with one change, spelt out: this is what every operation costs the
         # event loop.
         store, state = self._store, self._state
@@ -263,7 +263,7 @@ class AsyncMap(MapReads):
         key_data, data = serializer.dump_key(key), serializer.dump(value)
         size = len(key_data) + len(data)
         if size > self._max_value_bytes:
-            return self._enqueue(key, value, None)  # which says so
+            return self._enqueue(key, value, None)  # which raises TooLarge
         run = store._last
         if run is None or run.state is not state:
             run = store.run(state)
@@ -280,26 +280,26 @@ class AsyncMap(MapReads):
         return future
 
     def _enqueue(self, key: Any, value: Any, ttl: float | None) -> asyncio.Future[None]:
-        # Not in `set`: a lambda there makes cells of its arguments, which each call would pay for.
+        # Not in `set`: a lambda there turns its arguments into closure cells, which slows each call.
         return self._store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
 
     async def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
-        """`set` as a coroutine: it begins when it is awaited, or when its task runs."""
+        """`set` as a coroutine: it starts when it is awaited, or when its task runs."""
         await self.set(key, value, ttl)
 
     async def pop(self, key: Any, default: Any = _RAISE) -> Any:
-        """Delete the key and return its value: of several tasks one gets it. KeyError, or
-        `default`, where there is none."""
+        """Delete the key and return its value: only one of several tasks gets it. Without the key,
+        return `default`, or raise KeyError if none is given."""
         decision = await self._store.decided(lambda: decisions.pop(self._state, self._state.serializer.dump_key(key)))
         return self._inner.popped(decision, key, default)
 
     async def popitem(self) -> tuple[Any, Any]:
-        """Delete the key that was added last; returns it with its value. KeyError where there is
-        none."""
+        """Delete the key that was added last, and return it with its value. KeyError if the map is
+        empty."""
         return self._inner.popped_item(await self._store.decided(lambda: decisions.pop_last(self._state)))
 
     async def setdefault(self, key: Any, default: Any = None) -> Any:
-        """The value of the key; where there is none, `default` is set first."""
+        """Return the value of the key; set `default` first if there is none."""
         decision = await self._store.decided(lambda: decisions.set_default(self._inner.changes([(key, default)])))
         return self._state.serializer.load(decision.answer)
 

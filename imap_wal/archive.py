@@ -218,14 +218,15 @@ def stored_schemas() -> tuple[Any, ...]:
     found = []
     for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
         with pa.BufferOutputStream() as sink:
-            # Not `schema.empty_table()`: that imports pandas, where it is installed, which takes a second or two.
+            # Not `schema.empty_table()`: that imports pandas if it is installed, which takes a
+            # second or two.
             pq.write_table(pa.Table.from_batches([], schema=schema), sink, store_schema=False)
             found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
     return tuple(found)
 
 
 def prepare() -> None:
-    """Do now what the first file that is read would do: load the rest of the Parquet library."""
+    """Load the rest of the Parquet library now, not when the first file is read."""
     import pyarrow.compute  # noqa: F401
 
     stored_schemas()

@@ -448,7 +448,7 @@ def _caused(kind: type[ImapWalError], text: str, cause: BaseException | None) ->
 
 
 def _refusal(failure: ImapWalError | None) -> ImapWalError:
-    """What a change gets that came after the failure: it is not in the log."""
+    """The error of a change that came after the failure: it is not in the log."""
     if isinstance(failure, Fenced):
         error: ImapWalError = Fenced(failure.told, failure.holder, failure.advice)
         error.__cause__ = failure

@@ -1,8 +1,8 @@
 """Changes that depend on what the map holds: `pop`, `popitem`, `setdefault`, `clear`.
 
-A `Decision` is made when it is published, with the store's order lock held: by what the map will
-hold once all that was published before is applied (`Outlook`). So it is one step among threads and
-tasks, and decisions share commits with all other changes.
+A `Decision` is evaluated when it is published, while the store's order lock is held. It sees what
+the map will hold once all changes published before it are applied (`Outlook`). So it is atomic
+among threads and tasks, and shares commits with all other changes.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from imap_wal.changes import Changes, MapState
 
 
 class Unsettled(Exception):
-    """What decides is published by another caller, and not acknowledged: it may still fail."""
+    """The decision depends on a change of another caller that is published but not acknowledged:
+    that change may still fail."""
 
 
 class Outlook:
-    """What one map will hold when all changes before this one are applied. `pending`: what is in
-    the ring, of other callers."""
+    """What one map will hold when all changes before this one are applied. `pending`: changes of
+    other callers in the ring."""
 
     def __init__(self, state: MapState, now_ms: int, pending: Sequence[Changes]) -> None:
         self._state, self._now_ms, self._pending = state, now_ms, pending
         self._changed: dict[bytes, bytes | None] = {}
-        """By changes of the same commit, which come before this one."""
+        """Values set by earlier changes of the same commit."""
         self._added: dict[bytes, None] = {}
-        """Those of them that add a key, in order."""
+        """Keys that those changes add, in order."""
         self._gone: set[bytes] = {key for run in pending for key in run.keys}
-        """Keys that `last` passes over: pending, or deleted by the same commit."""
+        """Keys that `last` skips: pending, or deleted by the same commit."""
 
     def add(self, changes: Changes) -> None:
-        """These come next."""
+        """Record these as the next changes."""
         for key, value in zip(changes.keys, changes.values, strict=True):
-            there = self._changed[key] if key in self._changed else self._state.get(key, self._now_ms)
+            known = key in self._changed
+            there = self._changed[key] if known else self._state.get(key, self._now_ms)
             self._changed[key] = value
             if value is None:
                 self._added.pop(key, None)
@@ -42,7 +44,7 @@ class Outlook:
                 self._added[key] = None
 
     def get(self, key: bytes) -> bytes | None:
-        """The value; None where there is none. `Unsettled`."""
+        """The value, or None. Raises `Unsettled`."""
         if key in self._changed:
             return self._changed[key]
         if any(key in run.keys for run in self._pending):
@@ -50,8 +52,8 @@ class Outlook:
         return self._state.get(key, self._now_ms)
 
     def last(self) -> tuple[bytes, bytes] | None:
-        """The key that was added last, and its value. `Unsettled` where only pending changes may
-        have added one."""
+        """The key that was added last, and its value. Raises `Unsettled` if only pending changes
+        may have added one."""
         for key in reversed(self._added):
             value = self._changed[key]
             assert value is not None
@@ -66,18 +68,19 @@ class Outlook:
         return key, value if changed is None else changed
 
     def keys(self) -> list[bytes]:
-        """All keys that may be there: those that pending changes set too."""
+        """All keys that may exist, including those that pending changes set."""
+        there = dict.fromkeys(self._state.keys(self._now_ms))
         pending = {key: None for run in self._pending for key in run.keys}
-        return [*{**dict.fromkeys(self._state.keys(self._now_ms)), **pending, **dict.fromkeys(self._changed)}]
+        return [*{**there, **pending, **dict.fromkeys(self._changed)}]
 
 
 Choose: TypeAlias = "Callable[[Outlook], tuple[Any, Changes | None]]"
-"""The answer, and the changes, if there are any."""
+"""Returns the answer, and the changes or None."""
 
 
 class Decision(Changes):
-    """A change that is not made yet. It takes the place of one, of `size` bytes, where changes
-    gather; `answer` is there once the store has made it."""
+    """A change that is not evaluated yet. While it waits, it counts as one change of `size` bytes.
+    `answer` is set when the store evaluates it."""
 
     __slots__ = ("answer", "choose", "size")
 
@@ -94,7 +97,7 @@ class Decision(Changes):
 
 
 def pop(state: MapState, key: bytes) -> Decision:
-    """Delete the key; the answer is its value, None where there is none."""
+    """Delete the key; the answer is its value, or None."""
 
     def choose(outlook: Outlook) -> tuple[bytes | None, Changes | None]:
         value = outlook.get(key)
@@ -104,7 +107,7 @@ def pop(state: MapState, key: bytes) -> Decision:
 
 
 def set_default(default: Changes) -> Decision:
-    """Make the one change, unless its key is there; the answer is the value after it."""
+    """Make this one change unless its key exists; the answer is the value afterwards."""
     key, value = default.keys[0], default.values[0]
 
     def choose(outlook: Outlook) -> tuple[bytes | None, Changes | None]:
@@ -135,7 +138,8 @@ def clear(state: MapState) -> Decision:
 
 
 def made(steps: Sequence[Changes], outlook_of: Callable[[MapState], Outlook]) -> list[Changes]:
-    """The steps with their decisions made, each by all before it. `Unsettled`."""
+    """The steps, with each decision replaced by its changes. It sees all steps before it. Raises
+    `Unsettled`."""
     outlooks: dict[MapState, Outlook] = {}
     runs: list[Changes] = []
     for step in steps:

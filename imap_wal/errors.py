@@ -32,7 +32,7 @@ SEGMENT_ADVICE = (
 
 class ImapWalError(Exception):
     """Base of all errors that imap-wal raises on purpose. Its text says what happened, and ends
-    with `advice`: what a Python program can do. The command line gives advice of its own."""
+    with `advice`: what a Python program can do. The command line shows other advice instead."""
 
     advice: str = ""
 
@@ -56,7 +56,7 @@ class TooLarge(NotAppended, ValueError):
 
 class OutcomeUnknown(ImapWalError):
     """A write or sync failed half-way: after the next open the change may be there or not. Reopen,
-    read the key, decide. `__cause__` is what failed: `Fenced` when another process took over."""
+    read the key, decide. `__cause__` is the failure: `Fenced` if another process took over."""
 
 
 class WriterLocked(ImapWalError):
@@ -71,9 +71,9 @@ class WriterLocked(ImapWalError):
 
 
 class Fenced(ImapWalError):
-    """Another process took this node's log over; `holder` names it, where it is known. Nothing more
-    is acknowledged here, and the change that gets this error is certainly not in the log. Close
-    this one."""
+    """Another process took this node's log over; `holder` names that process, if known. This
+    writer acknowledges nothing more, and the change that gets this error is not in the log. Close
+    this writer."""
 
     def __init__(self, what: str, holder: str = "", advice: str = "") -> None:
         super().__init__(f"{what}; {advice}" if advice else what)

@@ -44,7 +44,8 @@ def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collect
             newer = newer or f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
         elif archive is not None and manifest.archived < archive.last[:2] not in there:
             late[file.path] = archive
-    # An archive beyond what the manifest says of itself is rare: only then is the list read.
+    # An archive after the last archived position of the manifest is rare: only then is the list
+    # parsed.
     for path in late.keys() - {archive.path for archive in manifest.archives} if late else ():
         what = f"{path} holds entries up to {late[path].last} that the manifest does not know"
         newer = newer or f"{what}; their segments are gone"

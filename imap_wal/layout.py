@@ -44,14 +44,16 @@ NAME_BYTES_MAX = 255
 
 
 def check_name(name: str, what: str) -> None:
-    """`InvalidSetting` for the name of a namespace, cluster, node or map that could not be a folder
-    of every storage. Call it where a name enters: a log that has a longer one is read."""
+    """Raise `InvalidSetting` if the name of a namespace, cluster, node or map cannot be a folder
+    name on every storage. Call it where a user gives a name; a longer name that a log already has
+    is still read."""
     if type(name) is not str:
         raise InvalidSetting(f"the name of a {what} is {name!r}; it takes text")
     size = len(encode(name))
     if size > NAME_BYTES_MAX:
         raise InvalidSetting(
-            f"the name of a {what} takes {size} bytes as a folder, at most {NAME_BYTES_MAX} are possible; every character but letters, digits, _ and - takes "
+            f"the name of a {what} takes {size} bytes as a folder, at most {NAME_BYTES_MAX} "
+            "are possible; shorten it: letters, digits, _ and - take 1 byte, every other character "
             f"3 or more: {name[:40]!r}…"
         )
 
@@ -85,7 +87,7 @@ class Identity:
     node: str
 
     def check(self) -> None:
-        """`InvalidSetting` where a storage could refuse one of the names."""
+        """Raise `InvalidSetting` if a storage could refuse one of the names."""
         check_name(self.namespace, "namespace")
         check_name(self.cluster, "cluster")
         check_name(self.node, "node")
@@ -154,8 +156,8 @@ def log_path(node: str, log_id: str) -> str:
 
 def writer_path(node: str, epoch: int, permit: str) -> str:
     """The permit of the writer of `epoch`: without this file it acknowledges nothing. `permit`: a
-    nonce of the open that created it, which the node's manifest names ("" of an older version).
-    Another open of the same epoch, which came too late, creates another file. For storages that
+    nonce of the open that created it, which the node's manifest names ("" in logs of older
+    versions). A late open of the same epoch creates a file with another name. For storages that
     cannot append, see `fences`."""
     return f"{node}/wal/{epoch:08d}{'-' if permit else ''}{permit}.writer"
 

@@ -26,9 +26,9 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 FORMAT = 1
 FORMAT_PACKED = 2
-"""Of a node's manifest whose list of archives is packed: see `ArchiveList`."""
+"""Format of a node's manifest whose list of archives is packed: see `ArchiveList`."""
 PACKED_FROM = 256
-"""A list of so many archives is packed."""
+"""A list of this many archives or more is packed."""
 KEEP = 64
 """How many manifests stay for readers that are slow, and for people who look."""
 READ_ATTEMPTS = 100
@@ -233,14 +233,14 @@ class Archive:
 
 
 class ArchiveList(Sequence[Archive]):
-    """A long list of archives, in a manifest as one text: base64 of deflated JSON. An open, a new
-    session and a new segment carry it on without a look at it, so that they take the same time with
-    one archive and with ten thousand."""
+    """A long list of archives, stored in a manifest as one string: base64 of deflated JSON. An
+    open, a new session and a new segment copy it without parsing it, so they take the same time
+    with one archive and with ten thousand."""
 
     __slots__ = ("_archives", "_text")
 
     def __init__(self, archives: tuple[Archive, ...] | None, text: str = "") -> None:
-        """One of both; the other is made when it is asked for. Safe from any thread."""
+        """Give one of the two; the other is computed on first use. Safe in any thread."""
         self._archives, self._text = archives, text
 
     @property
@@ -318,8 +318,8 @@ class NodeManifest:
     begins: tuple[int, int] = (0, 0)
     """(epoch, segment): the first segment of that epoch, published before its writer creates one.
     A segment of an earlier epoch with this number or a higher one was begun by a writer that had
-    been replaced, and is void, whether the present epoch has written a segment yet or not. Where
-    the epoch here is lower than `epoch`, the open that began the latter has not ended."""
+    been replaced, and is void, whether the present epoch has written a segment yet or not. If
+    this epoch is lower than `epoch`, the open that claimed `epoch` has not finished."""
     permit: str = ""
     """Nonce in the name of this epoch's permit (`layout.writer_path`)."""
     forgotten: bool = False

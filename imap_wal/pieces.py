@@ -91,8 +91,8 @@ class Piece:
 
 
 class CutBack(CorruptLog):
-    """The frame after which reading was to go on is not there: an open has cut it off since it was
-    read, or the file is damaged. Reading from the front tells."""
+    """The frame after which reading should continue is missing: an open has cut it off since it was
+    read, or the file is damaged. Reading the file from its start shows which."""
 
 
 def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[Changes]:
@@ -190,7 +190,8 @@ class _SegmentPass:
             return None
         for frame in reader.frames(piece.since.frame, piece.since.frame + 1):
             return frame.end
-        raise CutBack(piece.path, piece.since.frame, f"no frame stands at {piece.since}, where reading was to go on")
+        what = f"there is no frame at {piece.since}, after which reading should continue"
+        raise CutBack(piece.path, piece.since.frame, what)
 
     def _borders(self) -> list[int]:
         """Frame offsets behind which another rule holds, greatest first."""

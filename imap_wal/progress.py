@@ -1,5 +1,4 @@
-"""A line in the log now and then while something takes long: who waits wants to know for what, and
-for how much longer."""
+"""Log lines about the progress of a long operation: what runs, how far it is, and how fast."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """Of one work on so many changes. What is done sooner is not spoken of."""
+    """The progress of one operation. One that takes less than EVERY_S writes no line."""
 
     def __init__(self, clock: Clock, what: str) -> None:
         self._clock, self._what = clock, what
@@ -21,7 +20,7 @@ class Progress:
         self._told = False
 
     def reached(self, changes: int, part: float | None = None) -> None:
-        """So many changes until now, which is this part of all, if that is known."""
+        """`changes`: how many so far. `part`: the fraction of the whole, if it is known."""
         now = self._clock.monotonic()
         if now - self._told_at >= EVERY_S:
             self._told_at, self._told = now, True
@@ -29,10 +28,12 @@ class Progress:
             _log.info("%s: %s%s", self._what, self._rate(changes), of_all)
 
     def over(self, changes: int, advice: str = "") -> None:
-        """The last line, if there was one before."""
+        """Write a last line, if there was one before."""
         if self._told:
-            _log.info("%s: done, %s%s", self._what, self._rate(changes), f"; {advice}" if advice else "")
+            then = f"; {advice}" if advice else ""
+            _log.info("%s: done, %s%s", self._what, self._rate(changes), then)
 
     def _rate(self, changes: int) -> str:
         seconds = self._clock.monotonic() - self._start
-        return f"{changes:,} changes in {seconds:.0f} s, {changes / seconds if seconds else 0:,.0f} a second"
+        rate = changes / seconds if seconds else 0
+        return f"{changes:,} changes in {seconds:.0f} s, {rate:,.0f} a second"

@@ -338,8 +338,8 @@ class Recoverer:
         return self._result(Recovery(False, self._frames, self._records, path, size, lost))
 
     def _shuts_out(self, file: _File) -> bool:
-        """Whether this is an object that holds nothing, as `layout.fences` has them: its name must
-        stay occupied, and there is nothing in it to give up."""
+        """Whether this is an empty object that shuts out a replaced writer (`layout.fences`): its
+        name must stay occupied, and it holds no entries to give up."""
         if self._store.capabilities.durable_append:
             return False
         try:

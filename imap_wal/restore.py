@@ -500,7 +500,8 @@ class LiveView:
                         news = None
                         continue
                     except CutBack:
-                        # An open gave up what was merged here, and was never acknowledged.
+                        # An open has cut off frames that were merged here: they were never
+                        # acknowledged.
                         self._begin_anew()
                         if attempt == ATTEMPTS - 1:
                             raise

@@ -65,11 +65,11 @@ def location(url: str | os.PathLike[str], name: str = "url") -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to add to the refusal of a name that is not known: the one that was probably meant, or
-    all there are."""
+    """Text for the error about an unknown name: the name that was probably meant, or all known
+    names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def refuse_wrong_types(settings: Any) -> None:
@@ -150,7 +150,7 @@ class Settings:
 
 def choose(given: Mapping[str, Any], others: Iterable[str] = ()) -> Settings:
     """The settings with the keywords that a caller gave. `InvalidSetting` for one that does not
-    exist, with the nearest name; `others` are the caller's own options."""
+    exist, with the nearest name; `others` are the caller's other options."""
     known = {field.name for field in fields(Settings)}
     for name in given:
         if name not in known:

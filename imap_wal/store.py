@@ -37,9 +37,9 @@ from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import OTHER_NODE, Identity, NodeLog, Recovery, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
 
-REWRITE_ADVICE = "a restore reads every change that no snapshot covers, and `imap-wal rewrite` makes snapshots"
+REWRITE_ADVICE = "an open reads all changes that no snapshot covers; `imap-wal rewrite` makes one"
 TTL_S_MAX = 100 * 366 * 86_400
-"""A lifetime of 100 years: what is meant to last longer has none."""
+"""100 years. For longer, put without a lifetime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +218,8 @@ class Store:
             return self._publish(runs)
 
     def settle(self, steps: Sequence[Changes]) -> None:
-        """Log and apply the steps in one commit, with decisions among them: each is made by all
-        that is published before it, and no other change comes in between."""
+        """Log and apply the steps in one commit. A decision among them sees all that is published
+        before it, and no other change comes in between."""
         for logged in (True, False):
             of_kind = [step for step in steps if step.state.logged is logged]
             if of_kind:
@@ -232,7 +232,7 @@ class Store:
                 with self._order_lock:
                     batch = self._decide(steps, logged)
             except Unsettled:
-                self.committer.commit_ready()  # commit what decides it; others share its commit
+                self.committer.commit_ready()  # commit the change that it depends on
             else:
                 break
         if batch is not None and not self._settings.acknowledges_early:
@@ -241,7 +241,8 @@ class Store:
     # With the order lock held, so that nothing is published at the same time.
 
     def _decide(self, steps: Sequence[Changes], logged: bool) -> Batch | None:
-        """Publish, or apply what is not logged: then, and where nothing changes, None. `Unsettled`."""
+        """Publish the steps, or apply them if they are not logged. None if nothing was published.
+        Raises `Unsettled`."""
         runs = made(steps, self._outlook)
         if not logged:
             apply(runs)
@@ -372,7 +373,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             changes.values.append(data)
         if ttl is not None:
             if not _is_number(ttl) or not 0 < ttl <= TTL_S_MAX:
-                raise InvalidSetting(f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to {TTL_S_MAX:,}, or None: without end")
+                raise InvalidSetting(f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to {TTL_S_MAX:,}, or None for no limit")
             now = self._store.now_ms()
             state.purge(now)  # whoever only puts and gets must not keep what expired
             changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
@@ -389,7 +390,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return self.popped(decision, key, default)
 
     def popped(self, decision: Decision, key: Any, default: Any) -> Any:
-        """What a `pop` that was made returns."""
+        """The return value of `pop`, once its decision is evaluated."""
         if decision.answer is not None:
             return self._state.serializer.load(decision.answer)
         if default is _RAISE:
@@ -404,7 +405,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return self.popped_item(decision)
 
     def popped_item(self, decision: Decision) -> tuple[Any, Any]:
-        """What a `popitem` that was made returns."""
+        """The return value of `popitem`, once its decision is evaluated."""
         if decision.answer is None:
             raise KeyError("popitem(): the map is empty")
         key, value = decision.answer

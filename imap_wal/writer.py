@@ -58,7 +58,7 @@ PLUGINS_KEPT = 64
 
 
 OTHER_NODE = "a store that was opened later"
-"""So does an open name itself in the lock of another node, whose writer it shuts out."""
+"""How an open names itself in the lock of another node whose writer it shuts out."""
 
 
 class ObjectSegment:
@@ -175,8 +175,9 @@ class NodeLog:
             raise self._fenced()
 
     def _fenced(self) -> Fenced:
-        """Who shut this writer out: the holder of this node's lock, or those of other nodes, whose
-        open has taken this log over and closed it."""
+        """The error for this writer, which was shut out. It names the holder of this node's lock.
+        If that lock is free, it names the holders of other nodes' locks: an open under another node
+        name takes this log over and closes it."""
         who, by_other_node = "", False
         with suppress(StorageError, ImapWalError):
             who = lock_holder(self.store, f"{self._folder}/writer.lock")
@@ -188,7 +189,7 @@ class NodeLog:
                 by_other_node = bool(who)
         advice = "close this one"
         if by_other_node:
-            advice += "; processes that write different keys at the same time are opened with shared=True"
+            advice += "; if several processes write different keys, open each with shared=True"
         return Fenced(f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}", who, advice)
 
     def mark(self) -> Mark:
@@ -243,7 +244,8 @@ class NodeLog:
     def _begin(self) -> SegmentWriter | ObjectSegment:
         if self._making:
             self._settle_half_made()
-        self.check_fence()  # a segment that a replaced writer begins could have a name that its successor needs
+        # A replaced writer must begin no segment: its successor may need the name.
+        self.check_fence()
         number = self._next_segment
         path, header = self._next_path(), self._next_header()
         segment: SegmentWriter | ObjectSegment
@@ -352,9 +354,9 @@ class NodeLog:
         if manifest.epoch != self.epoch:
             raise self._fenced()
         if manifest.permit != self._token:
-            raise Fenced(
-                f"node {self.identity.node!r} is at epoch {self.epoch}, but another process opened that one: its manifest was put back from an older copy"
-            )
+            who = f"another process opened node {self.identity.node!r} with epoch {self.epoch} too"
+            why = "the node's manifest was replaced by an older copy"
+            raise Fenced(f"{who}: {why}", advice="close this one")
 
     # ---- the end ----
 
@@ -500,7 +502,7 @@ class _Opening:
         def change(manifest: NodeManifest) -> NodeManifest:
             if (manifest.epoch, manifest.permit) != (claimed.epoch, claimed.permit):
                 raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
-            # This manifest may have been put back, and not know the last sessions in the log.
+            # This manifest may be an older copy that does not know the last sessions in the log.
             manifest = replace(manifest, session=max(manifest.session, *recovered.requests, 0))
             newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
             return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
@@ -529,8 +531,8 @@ class _Opening:
     def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
         """Publish the new epoch as the successor of what was read. The permit that its writer needs
         to acknowledge is created first: a successor sees the epoch in the manifest, and deletes the
-        permit. Its name is this open's own: if the epoch was given, and ended, meanwhile, a file of
-        the same name would be the permit of a writer that was replaced."""
+        permit. The name has a nonce of this open: if another open took the epoch meanwhile and was
+        replaced, a file of the same name would restore the permit of that writer."""
         if not before.wal_id:
             with suppress(AlreadyExists):
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
@@ -595,20 +597,23 @@ def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wa
 
 
 def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:
-    """Create the segment that the old writer would create next: it then fails, and knows. Before
-    the log is scanned, so that whatever it acknowledged is scanned. One segment, the last of its
-    epoch, however often this is begun anew: `layout.fences` keeps that for ever."""
+    """Create the segment that the old writer would create next: its create then fails. This comes
+    before the scan of the log, so that the scan finds all that it acknowledged. There is one such
+    segment, the last of its epoch, however often this is repeated; `layout.fences` never deletes
+    it."""
     folder, epoch = identity.node_folder, manifest.epoch
     files = store.list(f"{folder}/wal")
     began, first = manifest.begins
     if began == epoch:
-        # Those of other epochs say nothing about the next name of this one: an opener that came too
-        # late may have left an empty segment with a higher number. A gap in the names of this epoch
-        # is damage, and is not filled here: the scan reports it.
+        # Segments of other epochs say nothing about the next name of this one: a late open may have
+        # left an empty segment with a higher number. A gap in the names of this epoch is damage. It
+        # is not filled here: the scan reports it.
         names = filter(None, (layout.parse_wal_path(file.path) for file in files))
         number = max([first - 1, manifest.archived[1], *(number for each, number in names if each == epoch)])
     elif began:
-        return  # its writer has written nothing: it publishes where its epoch begins first, and this open's manifest makes that fail
+        # The writer of this epoch has written nothing. It first publishes where its epoch begins,
+        # which fails after the manifest of this open.
+        return
     else:  # opened by a version that does not say where an epoch begins
         counting = sorted_out(files, manifest.archived).segments
         number = max([manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)])

@@ -156,7 +156,10 @@ def _writable(store: SegmentStore) -> Iterator[Check]:
         store.delete(path)
     except StorageError as error:
         yield Check(
-            "writing", PROBLEM, str(error), "whoever writes the log must be able to write here: run doctor as the user of the agent or program"
+            "writing",
+            PROBLEM,
+            str(error),
+            "the writer of the log must be able to write here: run doctor as the user that runs the agent or program",
         )
     else:
         yield Check("writing", OK, "a file was created, synced and deleted")

@@ -36,11 +36,11 @@ def exit_code(error: BaseException) -> int:
             return FAILED
 
 
-MISSING = "bring its log back, or leave out what only it holds: export, restore and rewrite take --partial"
+MISSING = "bring its log back, or leave it out: export, restore and rewrite take --partial"
 
 
 def advice(error: ImapWalError) -> str:
-    """What to do, in words of the command line: the error's own are for Python programs."""
+    """What to do on the command line; the error's own advice is for Python programs."""
     match error:
         case WriterLocked():
             return "stop that process and run the command again (an agent shuts out another one with --takeover)"
@@ -49,7 +49,8 @@ def advice(error: ImapWalError) -> str:
         case MissingNode() if error.advice == MISSING_ADVICE:
             return MISSING
         case LogError() if error.advice == SEGMENT_ADVICE:
-            return "`imap-wal verify` shows the whole picture; bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+            mend = "bring the file back from a copy, or write a repaired log with `imap-wal repair`"
+            return f"`imap-wal verify` shows all damage; {mend}"
         case _:
             return error.advice
 

@@ -45,8 +45,8 @@ def partial_option(command: F) -> F:
 
 
 def load_parquet() -> None:
-    """Import the Parquet library. Before a merge is timed: the forecast of a restart is of the
-    merge, and the first Parquet file would count the import too, a second or so."""
+    """Import the Parquet library before a merge is timed. Otherwise the first Parquet file would
+    add the import, about a second, to the forecast of a restart."""
     from imap_wal.archive import prepare
 
     prepare()

@@ -23,7 +23,7 @@ _PROSE = ("what", "detail", "what to do")
 _LONG = (*_PROSE, "file")
 """Columns whose text may take several lines."""
 WIDTH = 100
-"""Of prose outside a terminal."""
+"""Columns of prose outside a terminal."""
 
 
 def output_option(command: F) -> F:
@@ -65,8 +65,8 @@ def jsonable(value: Any) -> Any:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Numbers to the right, text to the left. A column called `… bytes` shows KiB, MiB, GiB.
-    Outside a terminal, plain text: each row is one line, whatever the width, and what it says in
-    sentences follows in lines of its own."""
+    Outside a terminal, plain text: each row is one line of any length, and its prose follows in
+    further lines."""
     kept = [list(row) for row in rows]
     numeric = [any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in kept) for at in range(len(columns))]
     cells = [[_cell(column, value) for column, value in zip(columns, row, strict=True)] for row in kept]
@@ -146,8 +146,8 @@ def note(text: str) -> None:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A spinner with a text on stderr; silent outside a terminal. What the library logs while it
-    works long (`imap_wal.progress`) is that text too."""
+    """A spinner with a text on stderr; silent outside a terminal. Progress that the library logs
+    (`imap_wal.progress`) becomes that text."""
     shown = errors()
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     log = logging.getLogger("imap_wal")
@@ -164,7 +164,7 @@ def progress() -> Iterator[Progress]:
 
 
 class _Describing(logging.Handler):
-    """What is logged for information becomes the text of the spinner."""
+    """Shows records of level INFO as the text of the spinner."""
 
     def __init__(self, spinner: Progress) -> None:
         super().__init__(logging.INFO)

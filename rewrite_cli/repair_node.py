@@ -279,7 +279,7 @@ class NodeRepair:
         epochs = {place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch}
         known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
         epoch = manifest.archived[0] or (known[min(known)] if known else 0)
-        # Where this folder was put back from an older copy, the marks know later segments.
+        # If this folder was put back from an older copy, the marks name later segments.
         last_number = max([*found, manifest.checkpoint.segment, manifest.newest, *(mark.segment for mark in marks)])
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
             raise Failed(
@@ -303,7 +303,7 @@ class NodeRepair:
             self._end = manifest.checkpoint
 
     def _marks(self) -> list[Position]:
-        """Up to where snapshots cover this log."""
+        """The positions up to which snapshots cover this log."""
         marks = (snapshot.marks.get(self.node.name) for snapshot in self.view.manifest.snapshots.values())
         return [mark.position for mark in marks if mark is not None and mark.directory == self._manifest.directory]
 

@@ -179,7 +179,7 @@ class Tally:
             if count_bytes:
                 totals.bytes += changes.bytes * count // len(rows)
         if settled:
-            # A tombstone that an earlier rewrite kept may go now, and is in no log any more.
+            # A tombstone that an earlier rewrite kept may be dropped now, and is in no log any more.
             self._learn([row for row in rows if row[5] or row[7]])
         elif changes.last > self._settled.get(changes.node, START):
             self.late.update((row[0], row[1]) for row in rows if row[5] or row[7])
@@ -187,7 +187,7 @@ class Tally:
             self._learn(rows)
 
     def _learn(self, rows: Iterable[Row]) -> None:
-        """The pairs of rows that were there before the first look."""
+        """Record the pairs of rows that existed before the first look."""
         if self._pairs_wanted:
             _raise(self.pairs, rows)
 
@@ -261,7 +261,7 @@ def _look_twice(log: ClusterLog) -> tuple[ClusterManifest, dict[str, Position], 
 
 
 def is_of_members(manifest: ClusterManifest) -> bool:
-    """Whether Hazelcast members write this log: only their changes know of partition versions."""
+    """Whether Hazelcast members write this log: only their changes have partition versions."""
     return bool(manifest.claims or manifest.lifetimes)
 
 
@@ -426,7 +426,7 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
             return manifest  # ours is there already: only the answer was lost
         demand_floor(manifest, job)
-        if any(each not in before.lifetimes for each in manifest.lifetimes):  # a prune may take older ones out
+        if any(each not in before.lifetimes for each in manifest.lifetimes):  # a prune may remove older ones
             raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
         if manifest.nodes != before.nodes:
             raise LostRace("nodes joined or left the log while this rewrite read; run it again")
@@ -438,7 +438,7 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
 
 
 def _with_table(manifest: ClusterManifest, generation: int, table: PartitionVersions) -> tuple[int, dict[int, PartitionVersions]]:
-    """The number of a table (0: of an empty one), and all tables; an equal one is not kept twice."""
+    """The number of a table (0 if it is empty), and all tables; equal ones are kept once."""
     versions = dict(manifest.versions)
     if not table.pairs:
         return 0, versions
@@ -528,8 +528,8 @@ def _report(job: Job, item: Merged) -> MapRewrite:
 
 
 def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> DropReport:
-    """Forget a map: everything that all logs hold of it now. What is written to it later counts
-    again, unless its owner had been replaced before. Space comes back with `prune`."""
+    """Drop a map: all entries that the logs hold of it now. Later changes count, unless their owner
+    had been replaced before. `prune` frees the space."""
     for attempt in range(ATTEMPTS):
         before = log.manifest()
         ends = log.ends()
@@ -538,7 +538,7 @@ def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPol
         try:
             table = _versions_of(log, state, name, ends, before)
             break
-        except NotFound:  # another rewrite, and a prune
+        except NotFound:  # a prune after another rewrite has deleted a file
             if attempt == ATTEMPTS - 1:
                 raise
     generation = 0
@@ -560,8 +560,8 @@ def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPol
 
 
 def _versions_of(log: ClusterLog, state: ClusterState, name: str, ends: Mapping[str, Position], before: ClusterManifest) -> PartitionVersions:
-    """What holds of partitions above `ends`. `before` was read before these. A file that is damaged
-    or gone is passed over: that may be why the map is dropped."""
+    """The partition versions that apply above `ends`. `before` was read before `ends`. A damaged or
+    missing file is skipped: it may be the reason why the map is dropped."""
     if state.missing or not is_of_members(state.manifest):
         return NO_VERSIONS
     pairs: dict[int, tuple[int, int]] = {}

@@ -61,7 +61,8 @@ class Scope:
             return f"{self.url} is the folder of one cluster; the URL is two levels up, the root that holds {{namespace}}/{{cluster}}"
         if any("nodes" in store.folders(name) for name in top):
             return f"{self.url} is the folder of one namespace; the URL is one level up, the root that holds {{namespace}}/{{cluster}}"
-        return f"no log of imap-wal under {self.url}; is it the root that imap_wal.open was given, or `url` of the agents' configuration?"
+        root = "the root that imap_wal.open was given, or `url` of the agents' configuration"
+        return f"no log of imap-wal under {self.url}; pass {root}"
 
 
 def url_argument(command: Callable[..., Any]) -> Callable[..., Any]:

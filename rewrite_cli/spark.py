@@ -353,7 +353,8 @@ class SparkEngine:
             if former:
                 snapshots = self._combine(spark, job, former, tasks)
                 held.append(snapshots)
-                versions = versions.raised(_read(snapshots)[1].pairs.items())  # or its error is raised
+                # `_read` raises the errors that the tasks found.
+                versions = versions.raised(_read(snapshots)[1].pairs.items())
                 everything = combined.unionAll(snapshots)
             pairs = tuple(versions.pairs.items())
             ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))

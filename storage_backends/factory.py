@@ -88,13 +88,14 @@ def _open(url: str, storage_options: Mapping[str, Any] | None, clock_ms: Callabl
 
 
 def _local(path: str) -> LocalStore:
-    """The folder, there or not. `StorageError` where there is, or would have to be, a file."""
+    """A store in a folder that exists or can be created. `StorageError` if the path, or the part of
+    it that exists, is not a folder."""
     store = LocalStore(path)
     above = store.root
     while not os.path.lexists(above):
         above = os.path.dirname(above)
     if not os.path.isdir(above):
-        raise StorageError(f"{above} is not a folder; the root of the logs is one, or a path where one can be made")
+        raise StorageError(f"{above} is not a folder; pass a folder, or a path where none is yet")
     return store
 
 

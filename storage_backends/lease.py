@@ -120,8 +120,8 @@ def acquire(
 
 
 def holder(store: SegmentStore, path: str) -> str:
-    """How the holder of the lock at `path`, a lease or not, names itself; "" where nobody holds it,
-    or the storage does not tell."""
+    """How the holder of the lock at `path`, a lease or not, names itself; "" if the lock is free, or
+    the storage does not say."""
     numbers = _numbers(store, path)
     if numbers:
         return str(_read(store, path, numbers[-1])["holder"])

@@ -128,6 +128,6 @@ def _is_wal(path: str) -> bool:
 
 
 def _above_wal(folder: str) -> bool:
-    """Whether a folder of segments can be somewhere below this one."""
+    """Whether a folder of segments can be below this one."""
     parts = folder.rstrip("/").split("/", 5)
     return len(parts) < 3 or (len(parts) < 5 and parts[2] == "nodes")

@@ -17,12 +17,12 @@ from imap_wal.writer import NodeLog
 from storage_backends import AlreadyExists
 
 READ_AGAIN_S = 1.0
-"""Claims without a permit are read again this often even if the next number does not exist: it may
-have come and been cleaned away."""
+"""Claims without a permit are read again after this time even if the next number does not exist:
+that file may have been created and deleted again."""
 
 PERMITS_BY_NAME = 64
-"""Of the clusters before it, a claim deletes the last so many permits by name: a listing may be too
-old to show them."""
+"""A claim deletes the permits of this many earlier incarnations by name, because a listing may be
+too old to show them."""
 
 
 class VoidIncarnation(ImapWalError):
@@ -104,8 +104,8 @@ class Sessions:
         return self._by_number[number]
 
     def check_newest(self, batches: Sequence[Batch]) -> None:
-        """Between sync and acknowledgement: did another cluster claim the log meanwhile? Then older
-        batches get an error. One stat on a local file system."""
+        """Called between sync and acknowledgement. If another cluster has claimed the log, older
+        batches get an error. Costs one stat on a local file system."""
         current = self._newest()
         for batch in batches:
             own = self._by_number[batch.session].incarnation if batch.session else current
@@ -113,13 +113,14 @@ class Sessions:
                 batch.error = OutcomeUnknown(f"another cluster claimed this log after incarnation {own}; say hello again")
 
     def _newest(self) -> int:
-        """The incarnation that may write; 0 where the newest one known here has lost its permit."""
+        """The incarnation that may write; 0 if the permit of the newest one known was deleted."""
         store, claims, before = self._log.store, self._log.claims, self._claims.newest
         if self._claims.permitted:
             if store.exists(layout.claim_path(self._folder, before)):
                 return before
             self._claims_number, self._claims = claims.read()
-            return self._claims.newest if self._claims.newest != before else 0  # the listing may be older than the removal
+            # The listing may be too old to show the newer claim.
+            return self._claims.newest if self._claims.newest != before else 0
         now = self._log.clock.monotonic()
         if now - self._read_at >= READ_AGAIN_S or store.exists(claims.next_path(self._claims_number)):
             self._read_at = now
@@ -134,7 +135,9 @@ class Sessions:
             claimed = claims.claims.get(cluster_id)
             if claimed is not None and claimed == claims.newest:
                 if not claims.permitted or self._log.store.exists(layout.claim_path(self._folder, claimed)):
-                    return None  # without it, another cluster is claiming the log now, or this is a copy of a log
+                    # Without the permit, another cluster is claiming the log now, or this log is a
+                    # copy.
+                    return None
             elif claimed is not None and f"{plugin}/{claims.newest}" not in self._log.manifests.read()[1].plugins:
                 # Only a plug-in that was of the newest cluster may bring an older one back: its cluster was merged into that one.
                 raise VoidIncarnation(f"this cluster's incarnation {claimed} was followed by {claims.newest}: start it anew")
@@ -143,7 +146,7 @@ class Sessions:
                 current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
                 next_one = log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1))
                 reserved = next_one.incarnation
-                with suppress(AlreadyExists):  # sent twice
+                with suppress(AlreadyExists):  # an earlier attempt created it
                     log.store.create(layout.claim_path(self._folder, reserved), b"")
             return claims.with_claim(cluster_id, reserved)
 
@@ -161,9 +164,11 @@ class Sessions:
             if cuts is None:
                 for older in range(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation):
                     self._log.store.delete(layout.claim_path(self._folder, older))
-                cuts = pin_cuts(self._cluster)  # older ones have no permit now: what is acknowledged for them lies before
+                # Older clusters have no permit now: what was acknowledged for them is below these.
+                cuts = pin_cuts(self._cluster)
             known = (*manifest.lifetimes, Lifetime(cluster_id, incarnation, cuts))
-            # A later claim may have been quicker. `prune` drops a lifetime that the next one makes needless.
+            # A later claim may have been published first. `prune` needs them in order: it drops a
+            # lifetime that the next one makes unnecessary.
             return replace(manifest, lifetimes=tuple(sorted(known, key=lambda lifetime: lifetime.incarnation)))
 
         self._log.clusters.update(publish)

@@ -155,7 +155,7 @@ def test_a_file_in_the_place_of_the_root_is_named(tmp_path: Path, below: str, sc
         ({"durabilty": "os"}, "did you mean durability?"),
         ({"namspace": "x"}, "did you mean namespace?"),
         ({"segment_size": 1}, "did you mean segment_bytes?"),
-        ({"zzz": 1}, "there are archive_interval_s, "),
+        ({"zzz": 1}, "known are archive_interval_s, "),
     ],
 )
 def test_a_mistyped_setting_is_answered_with_the_nearest_name(memory: MemoryStore, given: dict[str, Any], meant: str) -> None:

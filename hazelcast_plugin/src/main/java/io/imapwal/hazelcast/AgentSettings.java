@@ -35,8 +35,9 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, i
     static AgentSettings of(String map, Properties properties) {
         int bytes = folderBytes(map);
         if (bytes > FOLDER_BYTES_MAX) {
-            throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes + " bytes as a folder of the log, at most "
-                    + FOLDER_BYTES_MAX + " are possible; every character but letters, digits, _ and - takes 3 or more");
+            throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes
+                    + " bytes as a folder of the log, at most " + FOLDER_BYTES_MAX + " are possible; shorten it:"
+                    + " letters, digits, _ and - take 1 byte, every other character 3 or more");
         }
         for (String name : properties.stringPropertyNames()) {
             if (!KNOWN.contains(name)) {
