@@ -95,7 +95,7 @@ def _local(path: str) -> LocalStore:
     while not os.path.lexists(above):
         above = os.path.dirname(above)
     if not os.path.isdir(above):
-        raise StorageError(f"{above} is not a folder; pass a folder, or a path where none is yet")
+        raise StorageError(f"{above} is not a folder; pass a folder or a new path")
     return store
 
 

@@ -52,7 +52,7 @@ def test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node(memory
     assert store.paths == []
 
 
-def test_lifetimes_whose_entries_were_removed_go(memory: MemoryStore) -> None:
+def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> None:
     """One was kept for each start of the cluster, with a position of each node in it."""
     clock = FakeClock()
     for number in range(1, 9):
@@ -67,7 +67,7 @@ def test_lifetimes_whose_entries_were_removed_go(memory: MemoryStore) -> None:
         assert len(cluster(memory, clock).manifest().lifetimes) <= 2
 
 
-def test_requests_of_old_sessions_go(memory: MemoryStore) -> None:
+def test_requests_of_old_sessions_are_dropped(memory: MemoryStore) -> None:
     """A node's manifest kept the last request of every session that there ever was."""
     clock = FakeClock()
     for number in range(1, 201):

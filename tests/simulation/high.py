@@ -382,11 +382,11 @@ MUTATIONS = (
         (_ARCHIVES,), _ARCHIVES,
     ),
     Mutation(
-        "H3", "a thread of the agent dies of a foreign error", _a_thread_dies_unseen,
+        "H3", "an unexpected error ends a thread of the agent", _a_thread_dies_unseen,
         (_FULL,), _FULL,
     ),
     Mutation(
-        "H5", "a range of many parts runs into the names of the next", _ranges_share_their_names,
+        "H5", "part names of a large range are those of the next", _ranges_share_their_names,
         (_RANGES,), _RANGES,
     ),
     Mutation(
@@ -394,11 +394,11 @@ MUTATIONS = (
         (_ONCE,), _ONCE,
     ),
     Mutation(
-        "H6", "tombstones of a snapshot teach nothing", _a_snapshot_teaches_nothing,
+        "H6", "partition versions of a snapshot's tombstones are lost", _a_snapshot_teaches_nothing,
         (_LATER,), _LATER,
     ),
     Mutation(
-        "H6", "a drop keeps nothing of partitions", _a_drop_keeps_nothing, (_DROPPED,), _DROPPED
+        "H6", "a drop loses partition versions", _a_drop_keeps_nothing, (_DROPPED,), _DROPPED
     ),
     Mutation(
         "H7", "verify looks for no conflict of order", _nobody_looks_for_conflicts,
