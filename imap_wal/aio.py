@@ -280,7 +280,7 @@ class AsyncMap(MapReads):
         return future
 
     def _enqueue(self, key: Any, value: Any, ttl: float | None) -> asyncio.Future[None]:
-        # Not in `set`: a lambda there turns its arguments into closure cells, which slows each call.
+        # Not in `set`: a lambda there turns its arguments into closure cells and slows each call.
         return self._store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
 
     async def put(self, key: Any, value: Any, ttl: float | None = None) -> None:

@@ -5,7 +5,7 @@
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
 {namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says which log these segments belong to
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{nonce}.writer    the writer of this epoch acknowledges only while it exists
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{nonce}.writer    the permit of this epoch's writer
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the recovery of epoch {by} made
 {namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal  what the recovery of an epoch put aside

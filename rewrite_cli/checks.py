@@ -159,7 +159,7 @@ def _writable(store: SegmentStore) -> Iterator[Check]:
             "writing",
             PROBLEM,
             str(error),
-            "the writer of the log must be able to write here: run doctor as the user that runs the agent or program",
+            "the log is written here: run doctor as the user of the agent or program",
         )
     else:
         yield Check("writing", OK, "a file was created, synced and deleted")

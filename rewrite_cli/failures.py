@@ -43,7 +43,7 @@ def advice(error: ImapWalError) -> str:
     """What to do on the command line; the error's own advice is for Python programs."""
     match error:
         case WriterLocked():
-            return "stop that process and run the command again (an agent shuts out another one with --takeover)"
+            return "stop that process and run the command again (an agent can take over: --takeover)"
         case Fenced():
             return "run the command again, while no other process writes this log"
         case MissingNode() if error.advice == MISSING_ADVICE:

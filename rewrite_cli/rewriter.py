@@ -179,7 +179,7 @@ class Tally:
             if count_bytes:
                 totals.bytes += changes.bytes * count // len(rows)
         if settled:
-            # A tombstone that an earlier rewrite kept may be dropped now, and is in no log any more.
+            # A tombstone that an earlier rewrite kept may be dropped now, and is no longer in a log.
             self._learn([row for row in rows if row[5] or row[7]])
         elif changes.last > self._settled.get(changes.node, START):
             self.late.update((row[0], row[1]) for row in rows if row[5] or row[7])

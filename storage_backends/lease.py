@@ -120,7 +120,7 @@ def acquire(
 
 
 def holder(store: SegmentStore, path: str) -> str:
-    """How the holder of the lock at `path`, a lease or not, names itself; "" if the lock is free, or
+    """How the holder of the lock at `path`, a lease or not, names itself; "" if the lock is free or
     the storage does not say."""
     numbers = _numbers(store, path)
     if numbers:

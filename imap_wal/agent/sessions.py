@@ -110,7 +110,8 @@ class Sessions:
         for batch in batches:
             own = self._by_number[batch.session].incarnation if batch.session else current
             if own != current:
-                batch.error = OutcomeUnknown(f"another cluster claimed this log after incarnation {own}; say hello again")
+                what = f"another cluster claimed this log after incarnation {own}"
+                batch.error = OutcomeUnknown(f"{what}; say hello again")
 
     def _newest(self) -> int:
         """The incarnation that may write; 0 if the permit of the newest one known was deleted."""

@@ -1,5 +1,5 @@
-"""H8: what is known of the past does not grow without bound, and an acknowledgement does not read
-what did not change. (How long an open and a commit take then, `make bench` shows.)"""
+"""H8: metadata does not grow without bound, and an acknowledgement reads no unchanged metadata.
+`make bench` shows how long an open and a commit take then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import FakeClock
 
 
 class Counted(MemoryStore):
-    """Remembers which files are read."""
+    """Records which files are read."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -39,7 +39,7 @@ def about(cluster_id: str, plugin: str) -> dict[str, Any]:
 
 
 def test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node(memory: MemoryStore) -> None:
-    """With many maps and nodes the cluster's manifest has megabytes, and it was read once a
+    """With many maps and nodes the cluster's manifest takes megabytes, and it was read once a
     second."""
     clock, store = FakeClock(), Counted(memory.url.removeprefix("memory://"))
     log = opened(store, clock)
@@ -68,7 +68,7 @@ def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -
 
 
 def test_requests_of_old_sessions_are_dropped(memory: MemoryStore) -> None:
-    """A node's manifest kept the last request of every session that there ever was."""
+    """A node's manifest kept the last request of every session."""
     clock = FakeClock()
     for number in range(1, 201):
         log = opened(memory, clock)

@@ -1,4 +1,4 @@
-"""Which Hazelcast cluster may write: its claim has a permit, and a later claim removes it."""
+"""Which Hazelcast cluster may write: its claim has a permit, and a later claim deletes it."""
 
 from __future__ import annotations
 

@@ -135,8 +135,8 @@ def test_yes_is_never_taken_from_a_file(run: Run, url: str, tmp_path: Path) -> N
     assert run("prune", url).code == 2
 
 
-def test_errors_of_the_library_are_told_with_advice_for_the_command_line(run: Run, url: str, root: Path, newest_segment: Path) -> None:
-    """`takeover=True` and its like are for programs."""
+def test_errors_of_the_library_are_shown_with_advice_for_the_command_line(run: Run, url: str, root: Path, newest_segment: Path) -> None:
+    """Advice such as `takeover=True` is for programs."""
     with imap_wal.open(url, namespace="prod", cluster="eu", node="n1"):
         locked = run("archive", url, "--node", "n1")
     assert "stop that process and run the command again" in locked.err
@@ -158,5 +158,5 @@ def test_errors_of_the_library_are_told_with_advice_for_the_command_line(run: Ru
         assert "='" not in ended.err
 
 
-def test_a_place_without_a_log_speaks_to_users_of_embedded_stores_too(run: Run, tmp_path: Path) -> None:
+def test_the_error_for_a_root_without_a_log_names_imap_wal_open(run: Run, tmp_path: Path) -> None:
     assert "imap_wal.open was given" in run("ls", tmp_path).err

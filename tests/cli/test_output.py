@@ -1,4 +1,4 @@
-"""What is printed where no person looks at a terminal, and while one waits."""
+"""What is printed outside a terminal, and while a user waits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ assert len(seen) > 1 and not late, late
     assert "entries" in ended.stdout
 
 
-def test_what_the_library_logs_while_it_works_long_is_the_text_of_the_spinner() -> None:
+def test_progress_that_the_library_logs_is_the_text_of_the_spinner() -> None:
     log = logging.getLogger("imap_wal")
     before = (log.level, list(log.handlers))
     with out.progress() as progress:

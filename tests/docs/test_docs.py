@@ -77,7 +77,7 @@ def test_command_runs(name: str, log: Path) -> None:
     if words[0] == "doctor" and "--agent" in words:
         del words[words.index("--agent") : words.index("--agent") + 2]  # nobody listens there
     if words[0] in ("prune", "drop", "forget-node"):
-        assert {"--dry-run", "--yes"} & set(words), "it asks: a reader who puts it into a script gets exit code 2"
+        assert {"--dry-run", "--yes"} & set(words), "it asks for confirmation: in a script it ends with exit code 2"
     ended = subprocess.run([sys.executable, "-m", "rewrite_cli.cli", *words], capture_output=True, text=True, check=False, cwd=log, timeout=120)
     assert ended.returncode == 0, ended.stderr
 

@@ -271,7 +271,7 @@ def test_walks_of_an_asyncio_map_show_one_moment_while_entries_expire(memory: Me
     run(work)
 
 
-def test_changes_are_passed_to_whatever_asyncio_has_for_awaitables(memory: MemoryStore) -> None:
+def test_changes_can_be_passed_to_the_functions_of_asyncio(memory: MemoryStore) -> None:
     async def work() -> None:
         async with await aopen(memory) as store:
             m = store.map("m")
@@ -296,7 +296,7 @@ def test_changes_are_passed_to_whatever_asyncio_has_for_awaitables(memory: Memor
     run(work)
 
 
-def test_the_docstring_of_set_names_what_a_task_is_made_of() -> None:
+def test_the_docstrings_say_how_to_make_a_task_of_a_change() -> None:
     assert "create_task" in (imap_wal.aio.AsyncMap.set.__doc__ or "")
     assert "ensure_future" in (imap_wal.aio.AsyncMap.__doc__ or "")
 
@@ -308,7 +308,7 @@ def test_an_asyncio_map_has_the_changes_of_a_map() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"durability": "async"}, {"manual_wal_flush": True}, {"ring_slots": 2}], ids=str)
 @pytest.mark.parametrize("logged", [True, False])
-def test_of_many_tasks_and_threads_that_pop_one_key_one_gets_it(memory: MemoryStore, options: dict[str, Any], logged: bool) -> None:
+def test_only_one_of_many_tasks_and_threads_pops_a_key(memory: MemoryStore, options: dict[str, Any], logged: bool) -> None:
     async def work() -> None:
         async with await aopen(memory, **options) as store:
             m = store.map("m", disable_wal=not logged)
@@ -338,7 +338,7 @@ def test_of_many_tasks_and_threads_that_pop_one_key_one_gets_it(memory: MemorySt
     run(work)
 
 
-def test_decisions_see_what_was_asked_before_them_and_share_its_commit(memory: MemoryStore) -> None:
+def test_decisions_see_earlier_changes_and_share_their_commit(memory: MemoryStore) -> None:
     async def work() -> None:
         gate = Gate(memory)
         async with await aopen(gate) as store:

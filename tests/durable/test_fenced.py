@@ -1,4 +1,4 @@
-"""A writer that another process shut out: what it gets says so, who did it, and what is certain."""
+"""The errors of a writer that another process shut out: who did it, and what is certain."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ URLS = ["file://{}/maps", "objects+file://{}/maps"]
 
 
 def changes(m: Any) -> list[Callable[[], Any]]:
-    return [lambda: m.put("new", 1), lambda: m.update({"new": 1}), lambda: m.pop("a"), m.popitem, m.clear, lambda: m.setdefault("new", 1)]
+    return [
+        lambda: m.put("new", 1),
+        lambda: m.update({"new": 1}),
+        lambda: m.pop("a"),
+        m.popitem,
+        m.clear,
+        lambda: m.setdefault("new", 1),
+    ]
 
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("takeover", [True, False])
-def test_who_was_shut_out_is_told_by_whom_at_the_first_change_and_at_each_after_it(tmp_path: Path, url: str, takeover: bool) -> None:
+def test_every_error_of_a_replaced_writer_names_its_successor(tmp_path: Path, url: str, takeover: bool) -> None:
     url = url.format(tmp_path)
     old = imap_wal.open(url)
     m = old.map("m")
@@ -49,7 +56,7 @@ def test_who_was_shut_out_is_told_by_whom_at_the_first_change_and_at_each_after_
         assert "new" not in new.map("m")
 
 
-def test_a_successor_that_is_gone_is_not_named(tmp_path: Path) -> None:
+def test_a_successor_that_has_ended_is_not_named(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path) as old:
         m = old.map("m")
         m["a"] = 1
@@ -60,7 +67,7 @@ def test_a_successor_that_is_gone_is_not_named(tmp_path: Path) -> None:
             m["a"] = 2
 
 
-def test_an_asyncio_store_and_a_log_say_it_alike(tmp_path: Path) -> None:
+def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> None:
     async def work() -> None:
         async with imap_wal.aopen(tmp_path / "maps") as store:
             m = store.map("m")
@@ -82,9 +89,9 @@ def test_an_asyncio_store_and_a_log_say_it_alike(tmp_path: Path) -> None:
                 old.append("m", (b"k", b"v"))
 
 
-def test_what_was_certainly_not_written_is_fenced_at_once(memory: MemoryStore) -> None:
-    """The change that would begin a segment: the manifest says that it is another's before
-    anything is written."""
+def test_a_change_that_was_certainly_not_written_gets_fenced(memory: MemoryStore) -> None:
+    """A change that would begin a segment: the manifest names another writer before anything is
+    written."""
     old = imap_wal.open(memory.url, storage=memory, preallocate=False)
     m = old.map("m")
     with imap_wal.open(memory.url, storage=memory, preallocate=False, takeover=True) as new:

@@ -134,7 +134,7 @@ def test_a_disk_with_less_room_than_a_segment_takes_puts_and_gives_all_back_at_t
 
 
 @pytest.mark.parametrize("url", [None, 5, "  ", "\t", b"maps"])
-def test_what_is_no_folder_or_url_is_refused_and_makes_nothing(home: Path, url: Any) -> None:
+def test_a_root_that_is_no_folder_or_url_is_refused_and_creates_nothing(home: Path, url: Any) -> None:
     for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open, LogReader):
         with pytest.raises(InvalidSetting, match="url is"):
             use(url)
@@ -158,7 +158,7 @@ def test_a_file_in_the_place_of_the_root_is_named(tmp_path: Path, below: str, sc
         ({"zzz": 1}, "known are archive_interval_s, "),
     ],
 )
-def test_a_mistyped_setting_is_answered_with_the_nearest_name(memory: MemoryStore, given: dict[str, Any], meant: str) -> None:
+def test_the_error_for_a_mistyped_setting_has_the_nearest_name(memory: MemoryStore, given: dict[str, Any], meant: str) -> None:
     for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open):
         with pytest.raises(InvalidSetting) as refused:
             use(memory.url, storage=memory, **given)
@@ -166,7 +166,7 @@ def test_a_mistyped_setting_is_answered_with_the_nearest_name(memory: MemoryStor
 
 
 @pytest.mark.parametrize("ttl", ["5", True, 0, -1, float("nan"), float("inf"), 1e20, b"5"])
-def test_a_lifetime_that_is_none_is_refused_and_nothing_changes(memory: MemoryStore, ttl: Any) -> None:
+def test_an_invalid_ttl_is_refused_and_nothing_changes(memory: MemoryStore, ttl: Any) -> None:
     with imap_wal.open(memory.url, storage=memory, preallocate=False) as store:
         m = store.map("m")
         for change in (lambda: m.put("a", 1, ttl=ttl), lambda: m.update({"a": 1}, ttl=ttl)):
@@ -179,7 +179,7 @@ LONG = {"letters": "m" * 256, "dots": "a.b" * 52, "emoji": "🙂" * 22}
 
 
 @pytest.mark.parametrize("name", LONG.values(), ids=LONG)
-def test_a_name_that_could_not_be_a_folder_is_refused_where_it_enters(memory: MemoryStore, tmp_path: Path, name: str) -> None:
+def test_a_name_that_cannot_be_a_folder_name_is_refused(memory: MemoryStore, tmp_path: Path, name: str) -> None:
     with imap_wal.open(tmp_path) as store:
         with pytest.raises(InvalidSetting, match=r"the name of a map takes \d+ bytes as a folder, at most 255"):
             store.map(name)

@@ -1,4 +1,4 @@
-"""An open that takes long says how far it is."""
+"""A long open logs its progress."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.support import FakeClock, copy_files, embedded
 
 
 class Slow(FakeClock):
-    """A second passes at every look."""
+    """A second passes with every call."""
 
     def monotonic(self) -> float:
         self.advance(1)
         return super().monotonic()
 
 
-def test_an_open_of_a_log_that_was_never_archived_says_how_far_it_is(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_open_logs_its_progress(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "imap_wal")
     with embedded(memory) as store:
         for number in range(40):

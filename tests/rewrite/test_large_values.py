@@ -31,7 +31,7 @@ from rewrite_cli.rewriter import rewrite
 from storage_backends import open_store
 
 def peak():
-    # Not ru_maxrss: that begins with what the parent had when this process was made.
+    # Not ru_maxrss: it starts at the memory that the parent had when it created this process.
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
 
@@ -39,7 +39,7 @@ what, url = sys.argv[1:]
 settings = Settings(restore_memory_bytes={BOUND})
 log = ClusterLog(open_store(url), "default", "embedded")
 with open("/proc/self/clear_refs", "w") as refs:
-    refs.write("5")  # the peak begins anew
+    refs.write("5")  # reset the peak
 base = peak()
 if what == "rewrite":
     count = rewrite(log, LocalEngine(settings)).maps[0].live

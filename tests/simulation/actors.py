@@ -95,9 +95,9 @@ class Stage:
         self.busy: dict[tuple[str, int], int] = {}
         """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
         self.stale_steps = STALE_STEPS if kind == NFS else 0
-        """How old a reader's view may be, whatever it does. (An open's never is.)"""
+        """How old a reader's view may be. An open never has an old view."""
         self.forgotten: set[str] = set()
-        """Nodes that an operator takes for gone: their stores may be refused."""
+        """Nodes that an operator has forgotten: their stores may be refused."""
         self.exclusive = True
         """Of all embedded stores under this root one at a time may acknowledge."""
 
@@ -139,7 +139,7 @@ class Actor:
         self._writer: Any = None
         self._count = 0
         self._unsafe: list[Write] = []
-        """Acknowledged, and perhaps in the page cache alone."""
+        """Acknowledged changes that may be in the page cache only."""
 
     def start(self) -> None:
         for index, ops in enumerate(self.spec.threads):
@@ -183,7 +183,8 @@ class Actor:
             error, allowed
         ):
             if self.stage.damaged or self.stage.kind == NFS:
-                return  # an old listing beside a new manifest: it is refused, and the next try succeeds
+                # An old listing and a new manifest: this read is refused, the next succeeds.
+                return
             raise Violation(
                 "damage is reported where there is none", f"{self.spec.name}: {error}"
             ) from error
@@ -197,7 +198,8 @@ class Actor:
         start = self.world.tick()
         settings = {**SETTINGS, **dict(self.spec.settings)}
         if self.stage.kind == OBJECTS and settings.get("durability") == "interval":
-            settings["durability"] = "os"  # what is gathered there is in memory: a crash loses it
+            # There, `interval` keeps changes in memory: a crash loses them.
+            settings["durability"] = "os"
         self._syncs = settings.get("durability", "always") == "always"
         try:
             self._store = imap_wal.open(
@@ -375,7 +377,7 @@ class Actor:
             self._refused(error, *self._rewrite_errors())
 
     def drop(self) -> None:
-        """The map is forgotten, with all that is in the logs by now: as if each key were deleted."""
+        """Drop the map, with all that is in the logs now: as if each key were deleted."""
         world, past, name = self.world, self.past, self.spec.name
         deletions = [past.begin(key_of(n), None, name, world.tick()) for n in range(KEYS)]
         outcome = outcomes.UNKNOWN
@@ -389,7 +391,7 @@ class Actor:
                 past.finish(write, outcome, world.tick())
 
     def forget(self, node: str) -> None:
-        """A node that is gone for good, or seems to be."""
+        """Forget a node that is gone, or seems to be."""
         self.stage.forgotten.add(node)
         try:
             forget_node(self.cluster(), node)

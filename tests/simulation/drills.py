@@ -97,7 +97,7 @@ DRILLS: dict[str, Plan] = {
         NFS, "some",
         (
             Spec("A", ((_OPEN, ("put", 0)), (("put", 1),))),
-            _spec("reader", *(_LIST,) * 12),  # until caches have what A made
+            _spec("reader", *(_LIST,) * 12),  # until its cache has the files of A
             _spec("B", _TAKE, ("put", 2)),
         ),
     ),

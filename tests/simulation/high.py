@@ -1,6 +1,6 @@
-"""H2, H3, H5, H6 and H7: actors that bring their histories about, and each mend taken back.
+"""H2, H3, H5, H6 and H7: actors that produce their histories, and each fix reverted.
 
-H1 is about memory and H8 about sizes: the simulation sees neither. Random schedules of so many
+H1 is about memory and H8 about sizes: the simulation measures neither. Random schedules of so many
 actors rarely meet these histories, so each has a small plan, tried with one long pause.
 
 python -m tests.simulation.high        how many schedules each takes
@@ -52,7 +52,7 @@ from tests.simulation.world import Violation
 
 class Maintainer(Actor):
     def rewrite_once(self) -> None:
-        """Nobody else covers or removes anything: a rewrite need not begin again."""
+        """No other actor covers or removes anything: a rewrite need not begin again."""
         begun = 0
 
         class Counting(LocalEngine):
@@ -69,7 +69,7 @@ class Maintainer(Actor):
             raise Violation("a rewrite begins again", "because of an archive run")
 
     def rewrite_in_ranges(self) -> None:
-        """Two ranges of keys, each row a part of its own."""
+        """Two ranges of keys, with one part for each row."""
         kept = local.PART_ROWS_MAX, local.GROUP_BYTES_MAX
         local.PART_ROWS_MAX = local.GROUP_BYTES_MAX = 1
         try:
@@ -80,14 +80,14 @@ class Maintainer(Actor):
             local.PART_ROWS_MAX, local.GROUP_BYTES_MAX = kept
 
     def rewrite_until_now(self) -> None:
-        """With `--as-of`: it may drop no tombstone."""
+        """With `--as-of`, a rewrite may drop no tombstone."""
         try:
             rewrite(self.cluster(), LocalEngine(MEMORY), as_of_ms=self.process.clock.now_ms() - 1)
         except (ImapWalError, StorageError) as error:
             self._refused(error, LostRace, NotFound)
 
     def drop(self) -> None:
-        """Once nothing that was acknowledged is in the map: so nothing may be there afterwards."""
+        """Drop the map once its acknowledged changes leave it empty: it must stay empty."""
         newest = [
             max(
                 (write for write in writes if write.outcome == ACKED), key=lambda write: write.start
@@ -125,7 +125,7 @@ class TwoRanges(TwoAttempts):
 
 @contextmanager
 def _workers(actor: Any, ranges: dict[Any, int]) -> Iterator[None]:
-    """What Spark gives to a task, by the process that it runs in."""
+    """Replaces what Spark gives to a task, by the process in which the task runs."""
 
     class Context:
         @staticmethod
@@ -151,7 +151,7 @@ def _workers(actor: Any, ranges: dict[Any, int]) -> Iterator[None]:
 
 class FullAgent(AgentActor):
     def scratch_is_full(self, times: int) -> None:
-        """The next merges of this agent's reads fail with an error that is none of ours."""
+        """The next merges of this agent's reads fail with an error of the operating system."""
         index = self.agent._reads._view._index
         add, left = index.add, [times]
 
@@ -166,8 +166,8 @@ class FullAgent(AgentActor):
 
 class Member(MemberActor):
     def put_and_leave(self, number: int) -> None:
-        """As ever; but the process lives until its agent has answered or is gone. So the run does
-        not end before the change is in the log."""
+        """As in the base class, but the process lives until its agent has answered or is gone. So
+        the run does not end before the change is in the log."""
         try:
             super().put_and_leave(number)
         finally:
@@ -176,13 +176,13 @@ class Member(MemberActor):
                 threads._block(connection)
 
     def put_also(self, number: int) -> None:
-        """In the other half of a split network: this member too takes itself for the owner, at the
-        same version of the partition."""
+        """In the other half of a split network: this member also acts as the owner, at the same
+        version of the partition."""
         self._count += 1
         self._append_own(number, 0, b"%s.%d" % (self.spec.name.encode(), self._count))
 
     def expect(self, number: int) -> None:
-        """A listing that is not answered with an error, and has this key."""
+        """Read a listing, which must succeed and have this key."""
         for _ in range(4):
             answer = self._read("keys", "m", None, 100)
             if answer is not None:
@@ -202,14 +202,16 @@ def _operate(plan: Plan, stage: Stage, older: Any, op: Op) -> bool:
         survivor.listing()
     except OrderConflict as error:
         if not conflicts.found(log):
-            raise Violation("verify is silent where a restore refuses", str(error)) from error
+            raise Violation("verify finds no conflict, but a restore does", str(error)) from error
         rewrite(log, LocalEngine(MEMORY), resolve=Resolution())
-        for key, value in survivor.listing().items():  # who lost is aside, for people
+        for key, value in survivor.listing().items():  # the losing changes were put aside
             writes = stage.past.writes[key]
             stage.past.writes[key] = [write for write in writes if write.value == value]
     else:
         if conflicts.found(log):
-            raise Violation("verify names a conflict that is none", str(conflicts.found(log)))
+            raise Violation(
+                "verify reports a conflict that does not exist", str(conflicts.found(log))
+            )
     return False
 
 
@@ -277,7 +279,7 @@ PLANS: dict[str, Plan] = {
         after=(("resolve",),),
     ),
 }  # fmt: skip
-"""Each for one long pause of every actor at every call."""
+"""Each is run with one long pause of every actor at every call."""
 
 _AFTER_ALL: tuple[Order, ...] = (((1,), 0, (2, 3, 4)), ((2, 1), 0, (3, 4)))
 CHOSEN: dict[str, tuple[Order, ...]] = {
@@ -291,7 +293,7 @@ CHOSEN: dict[str, tuple[Order, ...]] = {
 DRILLS |= PLANS
 ORDERS |= CHOSEN
 
-# ---- what was before -----------------------------------------------------------------------------
+# ---- the code before the fixes --------------------------------------------------------------------
 
 
 def _a_rewrite_does_not_go_on(put: Put) -> None:

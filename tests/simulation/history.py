@@ -28,7 +28,7 @@ class Write:
     order: tuple[int, ...] = ()
     """Where it has one: a read gives nothing that is lower than what is acknowledged."""
     safe: bool = True
-    """Whether a loss of power cannot take it back, once it is acknowledged."""
+    """Whether it survives a power loss once it is acknowledged."""
 
     def __str__(self) -> str:
         what = "delete" if self.value is None else self.value.decode(errors="replace")

@@ -73,12 +73,12 @@ class _Clock:
 
 
 def _text(document: Any) -> bytes:
-    """Without the indent, which keeps Python from its quick encoder."""
+    """Encode without indent: with one, Python does not use its fast encoder."""
     return json.dumps(document).encode()
 
 
 def _checksum(body: Any) -> str:
-    """Of the nonce alone. Nothing is damaged in a simulation; `tests/faults` does that."""
+    """A checksum of the nonce only. Simulations damage no bytes; `tests/faults` does."""
     return f"{google_crc32c.value(body['nonce'].encode()):08x}"
 
 
@@ -99,7 +99,7 @@ def _read_once(decode: Any) -> Any:
 
 
 class _At:
-    """A manifest log whose text is at hand."""
+    """A manifest log whose text is in memory."""
 
     def __init__(self, log: Any, text: bytes) -> None:
         self._kind, self._path, self._store = log._kind, log._path, self

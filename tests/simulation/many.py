@@ -56,10 +56,11 @@ _worker = ExitStack()
 
 
 def _begin() -> None:
-    """A process of the pool, once."""
+    """Runs once in each process of the pool."""
     _worker.enter_context(installed())
     gc.collect()
-    gc.freeze()  # what was loaded is not garbage, and takes longer to look at than all that runs make
+    # Loaded modules are not garbage, and scanning them takes longer than scanning what runs make.
+    gc.freeze()
 
 
 def jobs(scenarios: Sequence[str], first: int, runs: int) -> Iterator[tuple[str, int, int]]:

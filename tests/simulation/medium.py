@@ -31,7 +31,7 @@ from tests.simulation.world import BASE_MS, Process, World
 APPEND, OBJECTS, HDFS, NFS, SPLIT = "append", "objects", "hdfs", "nfs", "split"
 KINDS = (APPEND, OBJECTS, HDFS, SPLIT, NFS)
 STALE_STEPS = 100
-"""How old a listing, or an absence that was looked up, may be on NFS. Exclusive creates and
+"""How old a cached listing, or a cached absence of a file, may be on NFS. Exclusive creates and
 deletions ask the server, and so does an open of a file that the cache shows."""
 
 _CAPABILITIES = {
@@ -67,8 +67,8 @@ class File:
 
 
 class Files(dict[str, File]):
-    """Path → file; `under` gives the paths of a folder in order. `listings`: what was listed of a
-    folder since anything in it changed."""
+    """Path → file; `under` gives the paths of a folder in order. `listings`: folder → its
+    listing, until anything in it changes."""
 
     _sorted: list[str] | None = None
 
@@ -88,7 +88,7 @@ class Files(dict[str, File]):
         self.changed(path)
 
     def changed(self, path: str) -> None:
-        """This file is not as it was listed."""
+        """This file has changed: forget the listings that show it."""
         for prefix in [prefix for prefix in self.listings if path.startswith(prefix)]:
             del self.listings[prefix]
 
@@ -258,7 +258,7 @@ class SimStore:
     # reading
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        # Half of all calls are listings: as `do`, without a function of their own.
+        # As in `do`, but inline for speed: half of all calls are listings.
         prefix, world, process = _prefix(folder), self.world, self.process
         fault = world.enter(process, "list", folder)
         files, cache = self.medium.files, self.cache
@@ -279,7 +279,7 @@ class SimStore:
     def exists(self, path: str) -> bool:
         def effect() -> bool:
             try:
-                self._seen(path)  # it is opened: a file that was removed is not found
+                self._seen(path)  # an open does not find a file that was deleted
             except NotFound:
                 return False
             return True
@@ -365,7 +365,7 @@ class SimStore:
         self._changed(path)
 
     def _seen(self, path: str) -> File:
-        """A file that is opened."""
+        """Open a file."""
         return self.cache.open(self, path) if self.cache is not None else self.file(path)
 
     def _changed(self, path: str) -> None:

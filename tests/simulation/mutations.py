@@ -168,7 +168,7 @@ def _permits_named_by_their_epoch(put: Put) -> None:
 
 
 def _permits_from_a_cache(put: Put) -> None:
-    """As a stat on NFS, in place of an open."""
+    """Like a stat on NFS instead of an open."""
     exists = SimStore.exists
 
     def cached(self: Any, path: str) -> bool:
@@ -181,7 +181,7 @@ def _permits_from_a_cache(put: Put) -> None:
 
 
 def _bytes_wait_for_the_sync(put: Put) -> None:
-    """As a file with a buffer in the process."""
+    """Like a file with a buffer in the process."""
     append, sync = SimAppender.append, SimAppender.sync
     waiting: dict[int, tuple[SimAppender, list[bytes]]] = {}
 

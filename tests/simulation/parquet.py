@@ -1,6 +1,7 @@
-"""Files of rows, for simulations: written and read in memory, in place of Parquet, whose writer and
-reader take longer than all else that a rewrite does. Everything around them is the real code: names,
-publishing, checksums, row counts, the merge. (`tests/faults` damages real Parquet files.)
+"""Files of rows in memory, which replace Parquet files in simulations.
+
+Writing and reading Parquet takes longer than everything else in a rewrite. All the rest is the real
+code: names, publishing, checksums, row counts, the merge. `tests/faults` damages real Parquet files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from imap_wal.errors import CorruptLog
 _MAGIC = {True: b"simulated archive\0", False: b"simulated snapshot\0"}
 _numbers = itertools.count(1)
 _local: dict[str, bytes] = {}
-"""What was written on this machine and is not published yet."""
+"""Path → content of a file that was written on this machine and is not published yet."""
 _decoded: dict[bytes, Any] = {}
 REMEMBERED = 5000
 
@@ -33,7 +34,7 @@ def taken(path: str) -> bytes | None:
 
 
 class Folder:
-    """In place of `tempfile.TemporaryDirectory`: a name."""
+    """Replaces `tempfile.TemporaryDirectory`: only a name."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.name = f"/nowhere/{next(_numbers)}"
@@ -55,7 +56,7 @@ class Folder:
 
 
 class File(archive.ParquetFile):
-    """In place of `ParquetFile`."""
+    """Replaces `ParquetFile`."""
 
     def __init__(self, folder: Path, schema: Any) -> None:
         self._schema = schema
@@ -91,7 +92,7 @@ def batches(
     checksum: int = 0,
     records: int = 0,
 ) -> Iterator[Any]:
-    """In place of `imap_wal.archive.batches`: one call to the store, as ever."""
+    """Replaces `imap_wal.archive.batches`: one call to the store, as there."""
     with store.open_input(path) as source:
         data = source.read()
     if checksum:

@@ -1,7 +1,7 @@
 """Plays `make torture`'s schedules in pieces, and adds up those that were played with no failure.
 
-python -m tests.simulation.pieces --schedules 200000          the next so many
-python -m tests.simulation.pieces --minutes 30 --workers 1    as many as there is time for
+python -m tests.simulation.pieces --schedules 200000          the next 200,000
+python -m tests.simulation.pieces --minutes 30 --workers 1    as many as fit into 30 minutes
 python -m tests.simulation.pieces --sum                       what was played up to now
 
 Each piece begins with the seed after the last one that was played, and is one line in the record:
@@ -25,7 +25,7 @@ from tests.simulation.scenarios import OPEN, SCENARIOS
 
 RECORD = Path("out/simulation.jsonl")
 SEEDS_A_PIECE = 1000
-"""Of each scenario."""
+"""Seeds of each scenario in one piece."""
 GOAL = 5_000_000
 
 
@@ -59,7 +59,7 @@ def following(pieces: Iterable[Piece], commit: str) -> int:
 
 
 def sums(pieces: Iterable[Piece]) -> Iterator[str]:
-    """A line for each commit. A piece with failures counts without them."""
+    """A line for each commit. Failed schedules are not counted."""
     by_commit: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_commit.setdefault(piece.commit, []).append(piece)
@@ -94,20 +94,20 @@ def commit_here() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.simulation.pieces")
-    parser.add_argument("--schedules", type=int, default=0, help="about so many, then stop")
+    parser.add_argument("--schedules", type=int, default=0, help="stop after about this many")
     parser.add_argument(
-        "--minutes", type=float, default=0, help="stop after the piece that is then played"
+        "--minutes", type=float, default=0, help="stop with the first piece that ends later"
     )
     parser.add_argument(
         "--workers", type=int, default=0, help="processes; default: one a processor"
     )
     parser.add_argument("--record", type=Path, default=RECORD)
-    parser.add_argument("--sum", action="store_true", help="play nothing")
+    parser.add_argument("--sum", action="store_true", help="print the sums only")
     chosen = parser.parse_args()
     pieces = read(chosen.record)
     if not chosen.sum:
         if not chosen.schedules and not chosen.minutes:
-            parser.error("--schedules or --minutes says how much to play")
+            parser.error("give --schedules, --minutes or --sum")
         commit, first = commit_here(), following(pieces, commit_here())
         names = [name for name in SCENARIOS if name not in OPEN]
         until = time.monotonic() + chosen.minutes * 60 if chosen.minutes else float("inf")

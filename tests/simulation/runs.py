@@ -205,7 +205,7 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
 
 
 def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> None:
-    """A repaired copy opens. Of a log that was not damaged it has everything."""
+    """A repaired copy must open. If the log was not damaged, the copy has all of it."""
     from rewrite_cli.repairer import ClusterRepair, tolerant_survey
 
     store, media = operator.storage(), {"root": Medium()}

@@ -111,7 +111,7 @@ def drops(rng: Random) -> Plan:
 
 
 def forgetting(rng: Random) -> Plan:
-    """A node is taken for gone, and forgotten. Its store may be there, or come back."""
+    """A node is forgotten. Its store may still run, or be opened again."""
     jobs: list[Op] = [("forget", "n2")]
     if rng.random() < 0.7:
         jobs.insert(0, ("rewrite",))

@@ -143,7 +143,7 @@ def test_damage_and_conflicts_come_back_as_our_own_errors(spark: Any, tmp_path: 
     assert store.list("ns/c/snapshot") == []
 
 
-def test_a_snapshot_of_which_a_part_is_damaged_is_not_rewritten_without_it(spark: Any, tmp_path: Path) -> None:
+def test_a_snapshot_with_a_damaged_part_is_not_rewritten(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -157,13 +157,13 @@ def test_a_snapshot_of_which_a_part_is_damaged_is_not_rewritten_without_it(spark
     assert cluster(store).manifest().snapshots["orders"] == before
 
 
-def test_a_tombstone_of_a_snapshot_that_goes_still_voids_what_is_older(spark: Any, tmp_path: Path) -> None:
+def test_a_dropped_tombstone_of_a_snapshot_still_voids_older_changes(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     first, second = node(store), node(store, "n2")
     born = Lifetime("id", 1, pin_cuts(cluster(store)))
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
     append(second, put("a", None, (1, 2, 1, 1)))
-    job = prepare(cluster(store))  # one to which everything came late
+    job = prepare(cluster(store))  # a rewrite for which all changes are late
     late = replace(job, settled=dict.fromkeys(job.settled, START), versions=None)
     publish(cluster(store), late, LocalEngine(SMALL).run(late, cluster(store)))
     assert cluster(store).manifest().snapshots["orders"].tombstones == 1

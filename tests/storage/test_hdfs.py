@@ -90,8 +90,8 @@ def test_file_left_by_a_dead_writer_is_hidden(url: str) -> None:
 
 @pytest.mark.parametrize("tail", ["whole", "torn"])
 def test_a_replaced_writers_late_append_does_not_reach_the_recovered_segment(url: str, tail: str) -> None:
-    """C8: it went into the recovered copy, which had the name that the old writer appends to; the
-    next open said ShortLog."""
+    """C8: the append reached the recovered copy, which had the name that the old writer appends to.
+    The next open then failed with ShortLog."""
     root = f"{url}-{tail}?sync_on_close=true"
 
     def opened(takeover: bool = False) -> imap_wal.Store:
@@ -108,7 +108,7 @@ def test_a_replaced_writers_late_append_does_not_reach_the_recovered_segment(url
     new.map("m")["b"] = 2
     with pytest.raises(ImapWalError):
         old.map("m")["late"] = 3
-    with contextlib.suppress(StorageError):  # as a request that was on its way for long
+    with contextlib.suppress(StorageError):  # like a request that was delayed
         store.append(path, b"bytes of a replaced writer")
     new.map("m")["c"] = 4
     new.close()

@@ -212,7 +212,7 @@ def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(memory:
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 
 
-def test_a_long_list_of_archives_is_packed_and_carried_on_without_a_look_at_it(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     archives = tuple(Archive("m", f"a/{at}.parquet", Position(1, at, 0, 0), Position(1, at, 9, 9), 10, 1, 100, at) for at in range(1000))
     wanted = NodeManifest("d", 3, archives=archives)
     node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).update(lambda _: wanted)

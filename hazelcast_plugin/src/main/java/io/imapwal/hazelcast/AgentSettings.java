@@ -36,8 +36,8 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, i
         int bytes = folderBytes(map);
         if (bytes > FOLDER_BYTES_MAX) {
             throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes
-                    + " bytes as a folder of the log, at most " + FOLDER_BYTES_MAX + " are possible; shorten it:"
-                    + " letters, digits, _ and - take 1 byte, every other character 3 or more");
+                    + " bytes as a folder of the log, at most " + FOLDER_BYTES_MAX + " are possible;"
+                    + " shorten it: letters, digits, _ and - take 1 byte, every other character 3 or more");
         }
         for (String name : properties.stringPropertyNames()) {
             if (!KNOWN.contains(name)) {
