@@ -17,7 +17,14 @@ def test_outside_a_terminal_a_row_is_one_plain_line_and_its_prose_follows_in_lin
 ) -> None:
     path = "default/embedded/nodes/n1/" + "x" * 150
     rows = [
-        ("corrupt", path, 386, 1536, "[red] bytes have changed, " * 9 + "and more", "bring the\nfile back"),
+        (
+            "corrupt",
+            path,
+            386,
+            1536,
+            "[red] bytes have changed, " * 9 + "and more",
+            "bring the\nfile back",
+        ),
         ("clean", "short", 1, 20, "", "–"),
     ]
     out.print_table(("status", "file", "offset", "left bytes", "what", "what to do"), rows, title="prod/eu")
@@ -34,7 +41,15 @@ def test_outside_a_terminal_a_row_is_one_plain_line_and_its_prose_follows_in_lin
 
 
 def test_piped_output_has_no_frames_and_no_line_wider_than_its_row(run: Run, url: str) -> None:
-    for command in ("ls", "stat", "verify", "archive --dry-run", "prune --dry-run", "rewrite --dry-run", "restore"):
+    for command in (
+        "ls",
+        "stat",
+        "verify",
+        "archive --dry-run",
+        "prune --dry-run",
+        "rewrite --dry-run",
+        "restore",
+    ):
         words = command.split()
         ended = run(words[0], url, *words[1:])
         assert ended.code == 0, ended.err

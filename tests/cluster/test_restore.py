@@ -33,7 +33,7 @@ def big(scene: Scene) -> dict[Any, Any]:
 
 @written
 def many(scene: Scene) -> None:
-    """So many maps that reading the logs once for each of them would show."""
+    """Enough maps to notice if the logs were read once for each of them."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: scene.map(f"many-{number}").put("key", number), range(40)))
 

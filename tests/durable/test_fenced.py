@@ -75,7 +75,11 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
             with imap_wal.open(tmp_path / "maps", takeover=True):
                 with pytest.raises(OutcomeUnknown, match=f"process {os.getpid()}"):
                     await m.set("a", 2)
-                for change in (lambda: m.set("a", 2), lambda: m.pop("a"), lambda: m.update({"a": 3})):
+                for change in (
+                    lambda: m.set("a", 2),
+                    lambda: m.pop("a"),
+                    lambda: m.update({"a": 3}),
+                ):
                     with pytest.raises(Fenced, match=f"process {os.getpid()}"):
                         await change()
 

@@ -225,8 +225,8 @@ def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_old
 
 @pytest.mark.parametrize("kept_because", ["a node is missing", "as of a time", "it came late"])
 def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older(memory: MemoryStore, kept_because: str) -> None:
-    """The second rewrite finds the tombstone in the first one's snapshot and in no log: what it
-    knows of the partition comes from there."""
+    """The second rewrite finds the tombstone in the first one's snapshot and in no log. It
+    must learn the partition version from there."""
     first, second, clock = node(memory), node(memory, "n2"), FakeClock()
     node(memory, "n3").close()
     members(memory)
@@ -260,7 +260,7 @@ def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_i
 
 @pytest.mark.parametrize("found_in", ["a log", "an archive", "a snapshot"])
 def test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop(memory: MemoryStore, found_in: str) -> None:
-    """A drop covers what hid that change, so it keeps what is known of the partition."""
+    """A drop covers the entry that hid that change, so it must keep the partition version."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(second, put("a", None, (1, 2, 1, 1)), put("b", "newer", (1, 2, 1, 2)))

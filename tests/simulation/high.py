@@ -293,7 +293,7 @@ CHOSEN: dict[str, tuple[Order, ...]] = {
 DRILLS |= PLANS
 ORDERS |= CHOSEN
 
-# ---- the code before the fixes --------------------------------------------------------------------
+# ---- the code before the fixes -------------------------------------------------------------------
 
 
 def _a_rewrite_does_not_go_on(put: Put) -> None:
@@ -308,7 +308,7 @@ def _a_thread_dies_unseen(put: Put) -> None:
         try:
             while not self.stopping.is_set():
                 self._turn(self)
-        except Exception:  # as a thread of Python dies
+        except Exception:  # the thread ends, as in Python without a handler
             pass
 
     def answer(self: Any, arrived: int, message: Any) -> Any:
@@ -334,7 +334,7 @@ def _a_thread_dies_unseen(put: Put) -> None:
 def _ranges_share_their_names(put: Put) -> None:
     def part_path(self: Any, name: str, partition: int, number: int, token: str) -> str:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
-        return f"{folder}/part-{partition + number:05d}.parquet"  # a thousand of each, then
+        return f"{folder}/part-{partition + number:05d}.parquet"  # a thousand names for each range
 
     def publish(self: Any, store: Any, path: str) -> Any:
         self._close()

@@ -70,7 +70,7 @@ class History:
         self.acked += outcome == ACKED
 
     def power_lost(self) -> None:
-        """What was acknowledged under `interval` or `os`, and not synced, may be there or not."""
+        """Changes acknowledged under `interval` or `os`, and not synced, may be there or not."""
         for writes in self.writes.values():
             for write in writes:
                 if write.outcome == ACKED and not write.safe:

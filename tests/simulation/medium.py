@@ -374,7 +374,7 @@ class SimStore:
 
 
 class Cache:
-    """What one machine remembers of a file system that others change, too (NFS): listings of
+    """What one machine caches of a file system that others change too (NFS): listings of
     folders, with sizes and times, and names that it looked up in vain. Each is used until it is
     STALE_STEPS old, or until this machine changes something there."""
 

@@ -1,7 +1,8 @@
 """Files of rows in memory, which replace Parquet files in simulations.
 
 Writing and reading Parquet takes longer than everything else in a rewrite. All the rest is the real
-code: names, publishing, checksums, row counts, the merge. `tests/faults` damages real Parquet files.
+code: names, publishing, checksums, row counts, the merge. `tests/faults` damages real Parquet
+files.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def remembered(convert: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]
 
 
 def patches() -> list[tuple[Any, str, Any]]:
-    """What the modules that write or read such files get."""
+    """Replacements for the modules that write or read such files."""
     from rewrite_cli import conflicts, local, rewriter, spark
 
     return [
@@ -155,7 +156,7 @@ def patches() -> list[tuple[Any, str, Any]]:
 
 
 class _Tempfile:
-    """The module."""
+    """Replaces the module `tempfile`."""
 
     TemporaryDirectory = Folder
 

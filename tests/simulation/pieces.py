@@ -71,8 +71,9 @@ def sums(pieces: Iterable[Piece]) -> Iterator[str]:
             f"seeds {min(piece.first for piece in own):,} to {max(piece.last for piece in own):,}"
         )
         yield (
-            f"{commit}: {played:,} schedules of {GOAL:,} with no failure ({seeds}, {calls:,} calls, "
-            f"{sum(piece.seconds for piece in own):,} s); {len(failed)} failed {' '.join(failed)}"
+            f"{commit}: {played:,} schedules of {GOAL:,} with no failure "
+            f"({seeds}, {calls:,} calls, {sum(piece.seconds for piece in own):,} s); "
+            f"{len(failed)} failed {' '.join(failed)}"
         ).rstrip()
 
 

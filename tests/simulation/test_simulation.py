@@ -89,7 +89,7 @@ def check(runs: int, cases: Cases) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_of_twenty_thousand_schedules_of_several_actors_none_loses_or_serves_old_what_was_acknowledged(
+def test_twenty_thousand_schedules_lose_nothing_acknowledged_and_serve_nothing_old(
     cases: Cases,
 ) -> None:
     check(SCHEDULES, cases)
@@ -97,7 +97,7 @@ def test_of_twenty_thousand_schedules_of_several_actors_none_loses_or_serves_old
 
 @pytest.mark.torture
 @pytest.mark.timeout(0)
-def test_of_five_million_schedules_of_several_actors_none_loses_or_serves_old_what_was_acknowledged(
+def test_five_million_schedules_lose_nothing_acknowledged_and_serve_nothing_old(
     cases: Cases,
 ) -> None:
     check(SCHEDULES_LONG, cases)
