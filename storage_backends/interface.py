@@ -29,8 +29,8 @@ class Capabilities:
     locks: bool
     """`lock` is released by the operating system when its holder dies."""
     stale_listings: bool = False
-    """A listing may be older than what other machines did (NFS). Only creating a file shows what is
-    there now."""
+    """A listing may not show the latest changes of other machines (NFS). Only creating a file shows
+    whether it exists now."""
 
 
 @dataclass(frozen=True, slots=True)
