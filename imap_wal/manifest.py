@@ -546,6 +546,9 @@ class ClusterManifest:
     table, an entry of a lower pair was never acknowledged: it is void."""
     forgotten: tuple[str, ...] = ()
     """Log directories of nodes that were forgotten: they are not taken in again."""
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """Log directory → the newest epoch that was opened. A node's manifest of an earlier epoch was
+    put back from an older copy."""
 
     def to_json(self) -> dict[str, Any]:
         snapshots, marks = _with_marks_once(self.snapshots)
@@ -556,7 +559,7 @@ class ClusterManifest:
             "snapshots": snapshots,
             "versions": versions,
         }
-        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten"))
+        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "epochs"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -571,6 +574,7 @@ class ClusterManifest:
             orphan_floor=data.get("orphan_floor", 0),
             versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
             forgotten=tuple(data.get("forgotten", ())),
+            epochs=data.get("epochs", {}),
         )
 
     @property
@@ -581,6 +585,12 @@ class ClusterManifest:
     def seen(self, number: int) -> Seen:
         """What a reader of this as manifest `number` has seen."""
         return Seen(number, self.generation, self.incarnation)
+
+    def older(self, node: NodeManifest) -> str:
+        """Why this manifest of a node was put back from an older copy; "" where it was not, as far
+        as is known here."""
+        opened = self.epochs.get(node.directory, 0)
+        return f"epoch {opened} of this log was opened, the node's manifest knows {node.epoch}" if opened > node.epoch else ""
 
     def versions_of(self, name: str) -> PartitionVersions:
         """The table that holds for a map above the marks of its snapshot; empty where none does."""

@@ -29,6 +29,7 @@ from imap_wal.manifest import (
     Seen,
     Snapshot,
     cluster_manifests,
+    current_cluster,
     foreign_wal,
     mark_beyond,
     node_manifests,
@@ -127,7 +128,7 @@ class ClusterLog:
         time it was looked at is then in a snapshot that this manifest names. Each removal leaves in
         its node's manifest which manifest of the cluster justified it; an older one, from a stale
         listing, is not taken."""
-        evidence = ""
+        evidence, where = "", self.manifests.folder
         registered = self.manifest().nodes
         for _ in range(ATTEMPTS):
             found = {name: self.node(name) for name in sorted(registered)}
@@ -135,21 +136,31 @@ class ClusterLog:
             if manifest.nodes != registered:
                 registered = manifest.nodes
                 continue
+            if not number:  # a log that is just being made, or one whose manifest is gone
+                current_cluster(self.store, self.folder, self.manifests, self.clock, self.randomness)
             seen = manifest.seen(number)
             ahead = [name for name, node in found.items() if node.manifest.cluster.newer_than(seen)]
             if ahead:
                 evidence = f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
+                where = self.manifests.folder
                 continue
-            evidence = next(
-                filter(None, (mark_beyond(name, node.manifest, node.last, manifest) for name, node in found.items() if not node.missing)), ""
-            )
-            if evidence:
-                continue  # or a rewrite has covered what was appended since the node was looked at
+            older = {node.folder: why for name, node in found.items() if (why := self._older(name, node, manifest))}
+            if older:
+                folder, evidence = next(iter(older.items()))
+                where = f"{folder}/manifest"
+                continue  # or a rewrite has covered what was appended since the node was looked at, or an open has ended
             missing = {name: why for name, directory in sorted(registered.items()) if (why := self._missing(found[name], directory))}
             return ClusterState(manifest, {name: node for name, node in found.items() if name not in missing}, missing, number)
         if evidence:
-            raise older_manifest(self.manifests.folder, evidence)
+            raise older_manifest(where, evidence)
         raise NotFound("nodes joined or left this cluster each time it was looked at; try again", self.folder)
+
+    @staticmethod
+    def _older(name: str, node: NodeState, cluster: ClusterManifest) -> str:
+        """Why a node's folder was put back from an older copy; "" where it was not."""
+        if node.missing or not node.manifest.directory:
+            return ""
+        return mark_beyond(name, node.manifest, node.last, cluster) or cluster.older(node.manifest)
 
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:

@@ -486,6 +486,9 @@ def open(  # the public name: imap_wal.open
 
     `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
     `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
+    for name, value in (("takeover", takeover), ("shared", shared)):
+        if not isinstance(value, bool):  # "no" would shut another store out
+            raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     chosen = choose(settings, _OPTIONS)
     identity = Identity(namespace, cluster, node)

@@ -470,6 +470,9 @@ class _Opening:
             # manifest was put back.
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
         self._check_registered(cluster, before.directory)
+        older = cluster.older(before)
+        if older:  # or another process has opened it since `before` was read: then this open begins again
+            raise older_manifest(f"{self._folder}/manifest", older)
         if before.directory and (self._takeover or not before.clean):
             # Not only for a takeover: an open that was stopped between lock and manifest, and
             # replaced meanwhile, finds its successor here.
@@ -508,7 +511,7 @@ class _Opening:
             return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
 
         manifest = self.manifests.update(change)
-        self._register(manifest.directory)
+        self._register(manifest)
         return manifest, recovered
 
     def _first_session(self, cluster: ClusterManifest, number: int) -> int:
@@ -576,14 +579,17 @@ class _Opening:
                 MISSING_ADVICE,
             )
 
-    def _register(self, directory: str) -> None:
-        node = self._identity.node
+    def _register(self, opened: NodeManifest) -> None:
+        """Enter the log directory and its epoch into the cluster's manifest."""
+        node, directory = self._identity.node, opened.directory
 
         def change(manifest: ClusterManifest) -> ClusterManifest | None:
-            if manifest.nodes.get(node) == directory:
+            if manifest.nodes.get(node) == directory and manifest.epochs.get(directory, 0) >= opened.epoch:
                 return None
             self._check_registered(manifest, directory)
-            return replace(manifest, nodes={**manifest.nodes, node: directory})
+            nodes = {**manifest.nodes, node: directory}
+            epochs = {**manifest.epochs, directory: opened.epoch}
+            return replace(manifest, nodes=nodes, epochs={each: epoch for each, epoch in epochs.items() if each in nodes.values()})
 
         self.clusters.update(change)
 

@@ -17,6 +17,8 @@ def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) ->
     # Of objects, the manifest learns only now and then which were made since it was opened.
     there = [each.number for each in node.wal.segments]
     last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
+    opened = cluster.epochs.get(manifest.directory, 0)
+    found = replace(found, epoch=max(found.epoch, opened), newer=found.newer or cluster.older(manifest))
     for name, snapshot in cluster.snapshots.items():
         mark = snapshot.marks.get(node.name)
         if mark is not None and mark.directory == manifest.directory:

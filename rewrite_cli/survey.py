@@ -136,7 +136,9 @@ def _moved(node: NodeView, view: ClusterView) -> bool:
     """Whether node and cluster cannot have been as they were seen at one moment."""
     last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
     seen = view.manifest.seen(view.manifest_number)
-    return node.manifest.cluster.newer_than(seen) or bool(mark_beyond(node.name, node.manifest, last, view.manifest))
+    if node.manifest.cluster.newer_than(seen) or view.manifest.older(node.manifest):
+        return True
+    return bool(mark_beyond(node.name, node.manifest, last, view.manifest))
 
 
 def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:

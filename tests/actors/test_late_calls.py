@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from imap_wal import format
 from imap_wal.agent.sessions import Session, Sessions
-from imap_wal.clock import SystemRandomness
+from imap_wal.clock import SeededRandomness, SystemRandomness
 from imap_wal.committer import Batch
-from imap_wal.errors import ImapWalError, OutcomeUnknown
+from imap_wal.errors import CorruptLog, ImapWalError, OutcomeUnknown
+from imap_wal.manifest import cluster_manifests
 from imap_wal.restore import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
 from imap_wal.store import Store
@@ -152,6 +154,10 @@ def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledge
         memory.delete(file.path)
     for path, data in copy.items():
         memory.create(path, data)
+    with pytest.raises(CorruptLog, match="epoch 2 of this log was opened"):
+        embedded(memory, takeover=True)
+    clusters = cluster_manifests(memory, "default/embedded", FakeClock(), SeededRandomness(1))
+    clusters.update(lambda manifest: replace(manifest, epochs={}))  # as of a version that kept none
     with embedded(memory, takeover=True) as second:
         assert not acknowledged(first, "lost", 1), "two writers acknowledge"
         second.map("m")["b"] = 1

@@ -458,3 +458,28 @@ def test_an_archive_run_never_deletes_what_has_its_name(memory: MemoryStore) -> 
     (archive,) = manifest.archives
     name = layout.parse_archive_path(archive.path)
     assert name is not None and name.epoch == 1 and name.last == archive.last
+
+
+def test_a_nodes_folder_that_was_put_back_to_an_earlier_open_is_refused(tmp_path: Path) -> None:
+    """Older manifests beside older segments: only the cluster's manifest knows of later opens."""
+    root = tmp_path / "log"
+    folder = root / "default/embedded/nodes/embedded"
+    with imap_wal.open(root) as store:
+        store.map("m")["old"] = 1
+    shutil.copytree(folder, tmp_path / "copy")
+    with imap_wal.open(root) as store:
+        store.map("m")["new"] = 1
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    with pytest.raises(CorruptLog, match="epoch 2 of this log was opened"):
+        imap_wal.open(root)
+    with pytest.raises(CorruptLog, match="nodes/embedded/manifest"):
+        ClusterLog(open_store(str(root)), "default", "embedded").state()
+
+
+def test_a_cluster_whose_manifests_are_gone_is_not_read_as_empty(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path) as store:
+        store.map("m")["a"] = 1
+    shutil.rmtree(tmp_path / "default/embedded/manifest")
+    with pytest.raises(CorruptLog, match="has seen"):
+        ClusterLog(open_store(str(tmp_path)), "default", "embedded").state()

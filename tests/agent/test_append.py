@@ -200,7 +200,7 @@ def test_an_agent_killed_between_append_and_acknowledgement_leaves_one_record_af
     settings: AgentConfig, kind: Any, when: Any, there: bool
 ) -> None:
     # in wal/: 1 header, 2 the member's metadata, 3 the first change, 4 the one that is killed
-    first = Process(settings, Fault("kill", at=4 if kind != "exists" else 3, kind=kind, path="*/wal/*", when=when))
+    first = Process(settings, Fault("kill", at=4, kind=kind, path="*/wal/*", when=when))
     with plugin(settings) as member:
         assert member.send(1, {"a": "1"}) == ["ack", 1, 1]
         member.client._timeout_ms = 1

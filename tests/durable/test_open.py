@@ -208,3 +208,12 @@ def test_the_longest_names_are_archived_and_read_again(tmp_path: Path) -> None:
 def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -> None:
     with imap_wal.open(memory.url, storage=memory, preallocate=False) as store, pytest.raises(InvalidSetting, match="it takes text"):
         store.map(name)
+
+
+@pytest.mark.parametrize("name", ["takeover", "shared"])
+def test_a_flag_that_is_a_text_is_refused_and_shuts_no_store_out(tmp_path: Path, name: str) -> None:
+    with imap_wal.open(tmp_path) as store:
+        store.map("m")["a"] = 1
+        with pytest.raises(InvalidSetting, match=f"{name} is 'no'; it takes True or False"):
+            imap_wal.open(tmp_path, **{name: "no"})
+        store.map("m")["b"] = 2
