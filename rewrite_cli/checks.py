@@ -184,8 +184,8 @@ def _space(url: str) -> Iterator[Check]:
 
 def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     name = f"cluster {view}"
-    if view.missing_nodes:
-        nodes = ", ".join(map(repr, view.missing_nodes))
+    if view.unreadable_nodes:
+        nodes = ", ".join(map(repr, view.unreadable_nodes))
         yield Check(
             name,
             PROBLEM,
@@ -221,7 +221,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
             "`imap-wal stat` tells what is dead; `imap-wal rewrite`, then `prune`",
         )
-    if not view.missing_nodes and not crashed:
+    if not view.unreadable_nodes and not crashed:
         yield Check(name, OK, f"{len(view.nodes)} nodes, epochs {', '.join(str(node.manifest.epoch) for node in view.nodes)}")
 
 

@@ -87,6 +87,13 @@ class ClusterView:
         return sorted(name for name, directory in self.manifest.nodes.items() if present.get(name) != directory)
 
     @property
+    def unreadable_nodes(self) -> list[str]:
+        """Those, and nodes whose segments are not here: their disk is not mounted, for example. A
+        restart refuses to continue without them."""
+        away = [node.name for node in self.nodes if node.manifest.wal_id and node.manifest.wal_id not in node.wal.logs]
+        return sorted({*self.missing_nodes, *away})
+
+    @property
     def snapshot_bytes(self) -> int:
         return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())
 

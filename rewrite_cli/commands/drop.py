@@ -35,9 +35,9 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
         if not found:
             raise Failed(f"{scope.url}: no entries of map {', '.join(map(repr, scope.maps))}")
         for view, name in found:
-            if view.missing_nodes:
+            if view.unreadable_nodes:
                 raise Failed(
-                    f"{view}: the log of {', '.join(map(repr, view.missing_nodes))} is missing and may hold map {name!r}: bring it back first"
+                    f"{view}: the log of {', '.join(map(repr, view.unreadable_nodes))} is missing and may hold map {name!r}: bring it back first"
                 )
         names = ", ".join(f"{name!r} of {view}" for view, name in found)
         if not dry_run:

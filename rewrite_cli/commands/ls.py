@@ -46,12 +46,18 @@ def command(scope: Scope, files: bool, output: str) -> None:
             )
 
 
+def _state(view: ClusterView, node: NodeView) -> str:
+    if node.name in view.unreadable_nodes:
+        return "MISSING"
+    return "closed" if node.manifest.clean else "open or crashed"
+
+
 def _node(view: ClusterView, node: NodeView) -> dict[str, object]:
     return {
         "namespace": view.namespace,
         "cluster": view.cluster,
         "node": node.name,
-        "state": "closed" if node.manifest.clean else "open or crashed",
+        "state": _state(view, node),
         "epoch": node.manifest.epoch,
         "segments": len(node.segments),
         "log_bytes": node.wal_bytes,

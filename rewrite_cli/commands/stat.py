@@ -120,7 +120,7 @@ def _count(
     finally:
         index.close()
     live = sum(count.live for count in counts.values())
-    forecast = Forecast(view.namespace, view.cluster, live, records, merged, live * MEMBER_S_PER_ENTRY, tuple(view.missing_nodes))
+    forecast = Forecast(view.namespace, view.cluster, live, records, merged, live * MEMBER_S_PER_ENTRY, tuple(view.unreadable_nodes))
     return [counts[key] for key in sorted(counts)], forecast
 
 
@@ -139,8 +139,8 @@ def _size(row: Row) -> int:
 @scope_options()
 @out.output_option
 def command(scope: Scope, output: str) -> int:
-    """Live and dead records and bytes per map and node, and how long a restart would load. Reads the whole log. Exit code 3 when two nodes claim the same change of a
-    key: a restart fails then.
+    """Live and dead records and bytes per map and node, and how long a restart would load. Reads the whole log. Exit code 3 when a
+    restart would fail: a node's log is missing, or two nodes claim the same change of a key.
 
     \b
     Examples:
@@ -169,7 +169,7 @@ def command(scope: Scope, output: str) -> int:
     if output == out.JSON:
         maps = [{**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes} for count in counts]
         out.print_json({"maps": maps, "storage": storage, "forecast": [asdict(forecast) for forecast in forecasts]})
-        return FINDINGS if any(forecast.conflicts for forecast in forecasts) else 0
+        return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0
     out.print_table(
         ("cluster", "map", "node", "records", "live", "dead", "tombstones", "expired", "live bytes", "dead bytes"),
         [
@@ -189,4 +189,4 @@ def command(scope: Scope, output: str) -> int:
             click.echo(click.style(f"  node {node!r} is missing", fg="red") + ": a restart refuses to go on without it (recovery_policy = full)")
         for text in forecast.conflicts:
             click.echo(click.style("  conflict of order", fg="red") + f": {text}: a restart fails; {conflicts.ADVICE}")
-    return FINDINGS if any(forecast.conflicts for forecast in forecasts) else 0
+    return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0

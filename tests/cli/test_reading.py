@@ -200,3 +200,18 @@ def test_a_missing_node_stops_a_restore_until_partial_is_asked_for(run: Run, url
     assert "'n2'" in ended.err
     assert "o1" in {line["key"] for line in run("export", url, "--partial").lines}
     assert "MISSING" in run("ls", url).out
+
+
+def test_segments_on_a_disk_that_is_not_mounted_are_a_missing_node_for_everyone(run: Run, tmp_path: Path) -> None:
+    url, fast = f"file://{tmp_path}/log", tmp_path / "fast"
+    with imap_wal.open(url, node="n1", wal_dir=f"file://{fast}") as store:
+        store.map("m")["a"] = 1
+    fast.rename(tmp_path / "elsewhere")
+    stat = run("stat", url, "-o", "json")
+    assert (stat.code, stat.json["forecast"][0]["missing"]) == (3, ["n1"])
+    doctor = run("doctor", url, "-o", "json")
+    assert doctor.code == 3
+    assert [check["what"] for check in doctor.json["checks"] if check["status"] == "problem" and "'n1'" in check["what"]]
+    assert [node["state"] for node in run("ls", url, "-o", "json").json["nodes"]] == ["MISSING"]
+    assert run("drop", url, "--map", "m", "--yes").code != 0
+    assert run("verify", url).code == 3
