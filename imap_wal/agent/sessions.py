@@ -153,9 +153,6 @@ class Sessions:
 
         claims = self._log.claims.update(claim)
         incarnation = claims.claims[cluster_id]
-        for file in self._log.store.list(f"{self._folder}/claims"):
-            if (layout.parse_claim_path(file.path) or incarnation) < incarnation:
-                self._log.store.delete(file.path)
         cuts: dict[str, Position] | None = None
 
         def publish(manifest: ClusterManifest) -> ClusterManifest | None:
@@ -163,8 +160,7 @@ class Sessions:
             if any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes):
                 return None
             if cuts is None:
-                for older in range(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation):
-                    self._log.store.delete(layout.claim_path(self._folder, older))
+                self._delete_permits(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation)
                 # Older clusters have no permit now: what was acknowledged for them is below these.
                 cuts = pin_cuts(self._cluster)
             known = (*manifest.lifetimes, Lifetime(cluster_id, incarnation, cuts))
@@ -175,3 +171,11 @@ class Sessions:
         self._log.clusters.update(publish)
         self._claims_number, self._claims = self._log.claims.read()
         return incarnation
+
+    def _delete_permits(self, first: int, end: int) -> None:
+        """Delete the permits of incarnations before `end`: from `first` on by name, and those that
+        a listing shows."""
+        store, folder = self._log.store, self._folder
+        listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
+        for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
+            store.delete(path)
