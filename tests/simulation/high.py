@@ -28,7 +28,7 @@ from rewrite_cli import conflicts, local, rewriter, spark
 from rewrite_cli.conflicts import Resolution
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.rewriter import Job, Result, drop_map, rewrite
-from storage_backends import AlreadyExists, NotFound, StorageError
+from storage_backends import NotFound, StorageError
 from tests.simulation import runs, threads
 from tests.simulation.actors import MAP, MEMORY, Actor, Op, Spec, Stage, key_of
 from tests.simulation.attempts import TwoAttempts
@@ -40,7 +40,7 @@ from tests.simulation.members import AgentActor, MemberActor
 from tests.simulation.mutations import (
     Mutation,
     Put,
-    _parts_are_believed,
+    _parts_are_created_again,
     caught_by_drills,
 )
 from tests.simulation.runs import Plan, Survivor
@@ -336,18 +336,8 @@ def _ranges_share_their_names(put: Put) -> None:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
         return f"{folder}/part-{partition + number:05d}.parquet"  # a thousand names for each range
 
-    def publish(self: Any, store: Any, path: str) -> Any:
-        self._close()
-        try:
-            store.create_from(path, str(self.local))
-        except AlreadyExists:
-            store.delete(path)
-            store.create_from(path, str(self.local))
-        return self.discard()
-
     put(rewriter.Job, "part_path", part_path)
-    put(archive.ParquetFile, "publish", publish)
-    _parts_are_believed(put)
+    _parts_are_created_again(put)
 
 
 def _owners_are_not_compared(put: Put) -> None:

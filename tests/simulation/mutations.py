@@ -251,11 +251,7 @@ def _parts_are_believed(put: Put) -> None:
     put(prune, "demand_whole", lambda *_: None)
 
 
-def _parts_named_by_their_number(put: Put) -> None:
-    def part_path(self: Any, name: str, partition: int, number: int, token: str) -> str:
-        folder = layout.snapshot_folder(self.folder, name, self.generation)
-        return f"{folder}/part-{partition:05d}-{number:05d}.parquet"
-
+def _parts_are_created_again(put: Put) -> None:
     def publish(self: Any, store: Any, path: str) -> Any:
         self._close()
         try:
@@ -265,9 +261,17 @@ def _parts_named_by_their_number(put: Put) -> None:
             store.create_from(path, str(self.local))
         return self.discard()
 
-    put(rewriter.Job, "part_path", part_path)
     put(archive.ParquetFile, "publish", publish)
     _parts_are_believed(put)
+
+
+def _parts_named_by_their_number(put: Put) -> None:
+    def part_path(self: Any, name: str, partition: int, number: int, token: str) -> str:
+        folder = layout.snapshot_folder(self.folder, name, self.generation)
+        return f"{folder}/part-{partition:05d}-{number:05d}.parquet"
+
+    put(rewriter.Job, "part_path", part_path)
+    _parts_are_created_again(put)
     put(snapshots, "demand_whole", lambda *_: None)
 
 
