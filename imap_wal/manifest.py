@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, overload
 
 import google_crc32c
@@ -163,6 +164,12 @@ class ManifestLog(Generic[C]):
         return data, self._kind.from_json(data)
 
 
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass with slots by their names. `asdict` copies each value deeply, and
+    a manifest may have thousands."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
 def _without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Without empty fields: a manifest of the first format did not have them."""
     silent = {name for name in names if not document[name]}
@@ -225,7 +232,7 @@ class Archive:
     """CRC-32C of the whole file; 0: not known."""
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}  # a node may have thousands; `asdict` copies each deeply
+        return _fields(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -333,6 +340,11 @@ class NodeManifest:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
             object.__setattr__(self, "archives", ArchiveList(self.archives))
 
+    def lives_in(self, logs: Collection[str]) -> bool:
+        """Whether a `wal/` folder of these logs is this log's; see `segments.WalFolder.logs`. A log
+        of version 1 has no id to tell."""
+        return not self.wal_id or self.wal_id in logs
+
     @property
     def empty(self) -> bool:
         """No log is here: none ever was, or the last one was forgotten."""
@@ -345,22 +357,14 @@ class NodeManifest:
         return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
 
     def to_json(self) -> dict[str, Any]:
-        document = asdict(replace(self, archives=()))
+        document = _fields(self)
         if isinstance(self.archives, ArchiveList):
             document |= {"format": FORMAT_PACKED, "archives": self.archives.text}
         else:
             document["archives"] = [archive.to_json() for archive in self.archives]
+        document["cluster"] = _fields(self.cluster)
         document["requests"] = {str(session): request for session, request in self.requests.items()}
-        for name in (
-            "kind",
-            "removed",
-            "wal_id",
-            "newest",
-            "begins",
-            "permit",
-            "forgotten",
-            "cluster",
-        ):  # written only when set: version 1 had none of them
+        for name in _NOT_OF_VERSION_1:
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
@@ -391,6 +395,8 @@ class NodeManifest:
 
 
 _NO_NODE = NodeManifest()
+_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "cluster")
+"""Written only when they are set."""
 
 
 # ---- the cluster's manifest ----------------------------------------------------------------------------------------
@@ -476,9 +482,10 @@ class Snapshot:
     last_expiry_ms: int = 0
     """When the last row expires; 0: some row never does, or it is not known."""
 
-    def to_json(self) -> dict[str, Any]:
-        fields_ = {**asdict(replace(self, marks={})), "marks": {node: asdict(mark) for node, mark in self.marks.items()}}
-        return _without_defaults(fields_, ("sizes", "rows", "versions", "last_expiry_ms"))
+    def to_json(self, shared: str | None = None) -> dict[str, Any]:
+        """`shared`: the number of its marks, where several snapshots have the same."""
+        document = {**_fields(self), "marks": shared or _marks_json(self.marks)}
+        return _without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, Mark]] | None = None) -> Self:
@@ -492,22 +499,25 @@ def _marks(data: dict[str, Any]) -> dict[str, Mark]:
     return {node: Mark.from_json(mark) for node, mark in data.items()}
 
 
+def _marks_json(marks: Mapping[str, Mark]) -> dict[str, Any]:
+    return {node: _fields(mark) for node, mark in marks.items()}
+
+
 def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of
     100 nodes have 100,000 marks, and one rewrite of all maps makes 100 distinct ones."""
-    keys: dict[int, tuple[Any, ...]] = {}
-    users: dict[tuple[Any, ...], int] = {}
-    for snapshot in snapshots.values():
-        key = keys.setdefault(id(snapshot.marks), tuple(sorted(snapshot.marks.items(), key=lambda item: item[0])))
-        users[key] = users.get(key, 0) + 1
-    numbers = {key: str(number) for number, key in enumerate((key for key, count in users.items() if count > 1), 1)}
+    # Those that one manifest or one rewrite gave are mostly one object: compared by content once.
+    distinct = {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}
+    content = {each: tuple(sorted(marks.items(), key=lambda item: item[0])) for each, marks in distinct.items()}
+    same: dict[tuple[Any, ...], int] = {}
+    first = {each: same.setdefault(key, each) for each, key in content.items()}
+    users = Counter(first[id(snapshot.marks)] for snapshot in snapshots.values())
+    numbers = {each: str(number) for number, each in enumerate((each for each, count in users.items() if count > 1), 1)}
     found = {}
     for name, snapshot in snapshots.items():
-        found[name] = snapshot.to_json()
-        number = numbers.get(keys[id(snapshot.marks)])
-        if number is not None:
-            found[name]["marks"] = number
-    return found, {number: {node: asdict(mark) for node, mark in key} for key, number in numbers.items()}
+        number = numbers.get(first[id(snapshot.marks)])
+        found[name] = snapshot.to_json(number)
+    return found, {number: _marks_json(distinct[each]) for each, number in numbers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,7 +564,8 @@ class ClusterManifest:
         snapshots, marks = _with_marks_once(self.snapshots)
         versions = {str(number): table.encode() for number, table in self.versions.items()}
         document = {
-            **asdict(replace(self, snapshots={}, versions={})),
+            **_fields(self),
+            "lifetimes": [_fields(lifetime) for lifetime in self.lifetimes],
             "marks": marks,
             "snapshots": snapshots,
             "versions": versions,
@@ -636,7 +647,7 @@ class ClaimManifest:
         return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return _without_defaults(asdict(self), ("permits",))
+        return _without_defaults(_fields(self), ("permits",))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -688,6 +699,12 @@ def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluste
         if mark is not None and mark.directory == manifest.directory and mark.position[:2] > end:
             return f"a snapshot covers node {node!r} up to {mark.position}, its log ends with segment {end[0]}-{end[1]}"
     return ""
+
+
+def put_back(node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest) -> str:
+    """Why a node's folder was put back from an older copy, by what the cluster's manifest knows of
+    it; "" where it was not. `last`: (epoch, number) of its last segment."""
+    return mark_beyond(node, manifest, last, cluster) or cluster.older(manifest)
 
 
 def current_cluster(

@@ -31,9 +31,9 @@ from imap_wal.manifest import (
     cluster_manifests,
     current_cluster,
     foreign_wal,
-    mark_beyond,
     node_manifests,
     older_manifest,
+    put_back,
 )
 from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, CutBack, Metadata, Overtaken, Piece, read_piece
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
@@ -160,7 +160,7 @@ class ClusterLog:
         """Why a node's folder was put back from an older copy; "" where it was not."""
         if node.missing or not node.manifest.directory:
             return ""
-        return mark_beyond(name, node.manifest, node.last, cluster) or cluster.older(node.manifest)
+        return put_back(name, node.manifest, node.last, cluster)
 
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:
@@ -180,7 +180,7 @@ class ClusterLog:
             listed = self.store.list(f"{folder}/wal")
             _, manifest = manifests.read()
             wal = sorted_out(listed, manifest.archived, manifest.begins)
-            if manifest.wal_id and manifest.wal_id not in wal.logs:
+            if not manifest.lives_in(wal.logs):
                 return NodeState(name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs))
             gap = self._gap(folder, manifest, wal.segments)
             if not gap:
@@ -628,13 +628,11 @@ class LiveView:
         for name, known in state.nodes.items():
             manifest = known.manifest
             wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
-            if [each.path for each in wal.segments] != [each.path for each in known.segments] or (
-                manifest.wal_id and manifest.wal_id not in wal.logs
-            ):
+            if [each.path for each in wal.segments] != [each.path for each in known.segments] or (not manifest.lives_in(wal.logs)):
                 found = log.node(name)
                 if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
                     return None
-                if mark_beyond(name, found.manifest, found.last, state.manifest):
+                if put_back(name, found.manifest, found.last, state.manifest):
                     return None
                 nodes[name] = found
                 moved.add(name)

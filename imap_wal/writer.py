@@ -554,7 +554,7 @@ class _Opening:
         """The manifest, if the segments beside it are this log's. If they are not, and the recovery
         policy allows it: the manifest of the same log without those segments. Its numbers continue
         after all that are known."""
-        if not before.wal_id or before.wal_id in wal.logs:
+        if before.lives_in(wal.logs):
             return before
         what = f"node {self._identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
         if self._settings.recovery_policy is RecoveryPolicy.FULL:

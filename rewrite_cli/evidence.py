@@ -54,6 +54,6 @@ def of_claims(view: ClusterView) -> str:
 def misplaced_wal(node: NodeView) -> str:
     """Why the segments beside a node's manifest are not its own, or ""."""
     manifest = node.manifest
-    if not manifest.wal_id or manifest.wal_id in node.wal.logs:
+    if manifest.lives_in(node.wal.logs):
         return ""
     return foreign_wal(node.folder, manifest, node.wal.logs)

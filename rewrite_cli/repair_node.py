@@ -423,7 +423,7 @@ class NodeRepair:
             checkpoint=checkpoint,
             removed=self.position(manifest.removed),
             clean=False,
-            epoch=max([manifest.epoch + self.lost_manifests, self._evidence.epoch, *(mark.epoch for mark in self._marks())]),
+            epoch=max(manifest.epoch + self.lost_manifests, self._evidence.epoch),
             session=max(manifest.session + self.lost_manifests, self.highest.session),
             newest=self._newest,
             begins=(0, 0),  # the copy holds what counts, and no replaced writer knows of it

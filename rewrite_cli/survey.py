@@ -13,8 +13,8 @@ from imap_wal.manifest import (
     NodeManifest,
     claim_manifests,
     cluster_manifests,
-    mark_beyond,
     node_manifests,
+    put_back,
 )
 from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from storage_backends import SegmentStore, StoredFile
@@ -90,7 +90,7 @@ class ClusterView:
     def unreadable_nodes(self) -> list[str]:
         """Those, and nodes whose segments are not here: their disk is not mounted, for example. A
         restart refuses to continue without them."""
-        away = [node.name for node in self.nodes if node.manifest.wal_id and node.manifest.wal_id not in node.wal.logs]
+        away = [node.name for node in self.nodes if not node.manifest.lives_in(node.wal.logs)]
         return sorted({*self.missing_nodes, *away})
 
     @property
@@ -143,9 +143,7 @@ def _moved(node: NodeView, view: ClusterView) -> bool:
     """Whether node and cluster cannot have been as they were seen at one moment."""
     last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
     seen = view.manifest.seen(view.manifest_number)
-    if node.manifest.cluster.newer_than(seen) or view.manifest.older(node.manifest):
-        return True
-    return bool(mark_beyond(node.name, node.manifest, last, view.manifest))
+    return node.manifest.cluster.newer_than(seen) or bool(put_back(node.name, node.manifest, last, view.manifest))
 
 
 def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:

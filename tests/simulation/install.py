@@ -118,32 +118,6 @@ def _number(path: str) -> int | None:
     return int(name[:-5]) if name.endswith(".json") and name[:-5].isdigit() else None
 
 
-_PLAIN = frozenset((int, str, bool, bytes, float, type(None)))
-
-
-@cache
-def _fields(kind: type) -> tuple[str, ...]:
-    return tuple(getattr(kind, "__dataclass_fields__", ()))
-
-
-def _asdict(value: Any) -> Any:
-    """`dataclasses.asdict` without its deep copies."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is tuple or kind is list:
-        return [each if type(each) in _PLAIN else _asdict(each) for each in value]
-    if kind is dict:
-        return {name: _asdict(each) for name, each in value.items()}
-    if not _fields(kind):
-        return value  # a position
-    found = {}
-    for name in _fields(kind):
-        each = getattr(value, name)
-        found[name] = each if type(each) in _PLAIN else _asdict(each)
-    return found
-
-
 def modules() -> list[ModuleType]:
     found = []
     for name in PACKAGES:
@@ -181,7 +155,6 @@ def installed() -> Iterator[None]:
     put(sys.modules["rewrite_cli.rewriter"], "memory_max_bytes", lambda: 0)
     put(manifest, "_text", _text)
     put(manifest, "_checksum", _checksum)
-    put(manifest, "asdict", _asdict)
     put(manifest.ManifestLog, "_decode", _read_once(manifest.ManifestLog._decode))
     put(manifest.ManifestLog, "_files", _files)
     for name in (
