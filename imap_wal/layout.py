@@ -2,6 +2,7 @@
 
 {namespace}/{cluster}/manifest/{number}.json
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
+{namespace}/{cluster}/opened/{directory}-{epoch}                 the newest epoch of a log that was opened
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
 {namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says which log these segments belong to
@@ -26,6 +27,7 @@ from imap_wal.format import Position, SegmentHeader
 from storage_backends import StoredFile
 
 _WAL = re.compile(r"(\d{8,})-(\d{8,})(?:\.(\d{8,}))?\.wal$")
+_OPENED = re.compile(r"/opened/([^/]+)-(\d{8,})$")
 _CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
 _WRITER = re.compile(r"/wal/(\d{8,})(?:-[0-9a-f]+)?\.writer$")
 _ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
@@ -172,6 +174,22 @@ def parse_claim_path(path: str) -> int | None:
     """The incarnation of such a file, or None."""
     found = _CLAIM.search(path)
     return int(found[1]) if found else None
+
+
+def opened_folder(cluster: str) -> str:
+    return f"{cluster}/opened"
+
+
+def opened_path(cluster: str, directory: str, epoch: int) -> str:
+    """The file that says outside of a node's folder which epoch of its log was opened: a folder
+    that is put back from an older copy does not take it back."""
+    return f"{opened_folder(cluster)}/{directory}-{epoch:08d}"
+
+
+def parse_opened_path(path: str) -> tuple[str, int] | None:
+    """(log directory, epoch) of such a file, or None."""
+    found = _OPENED.search(path)
+    return (found[1], int(found[2])) if found else None
 
 
 def old_fence_path(node: str, epoch: int) -> str:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, o
 
 import google_crc32c
 
+from imap_wal import layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import START, Position
@@ -556,9 +557,6 @@ class ClusterManifest:
     table, an entry of a lower pair was never acknowledged: it is void."""
     forgotten: tuple[str, ...] = ()
     """Log directories of nodes that were forgotten: they are not taken in again."""
-    epochs: Mapping[str, int] = field(default_factory=dict)
-    """Log directory → the newest epoch that was opened. A node's manifest of an earlier epoch was
-    put back from an older copy."""
 
     def to_json(self) -> dict[str, Any]:
         snapshots, marks = _with_marks_once(self.snapshots)
@@ -570,7 +568,7 @@ class ClusterManifest:
             "snapshots": snapshots,
             "versions": versions,
         }
-        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "epochs"))
+        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -585,7 +583,6 @@ class ClusterManifest:
             orphan_floor=data.get("orphan_floor", 0),
             versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
             forgotten=tuple(data.get("forgotten", ())),
-            epochs=data.get("epochs", {}),
         )
 
     @property
@@ -596,12 +593,6 @@ class ClusterManifest:
     def seen(self, number: int) -> Seen:
         """What a reader of this as manifest `number` has seen."""
         return Seen(number, self.generation, self.incarnation)
-
-    def older(self, node: NodeManifest) -> str:
-        """Why this manifest of a node was put back from an older copy; "" where it was not, as far
-        as is known here."""
-        opened = self.epochs.get(node.directory, 0)
-        return f"epoch {opened} of this log was opened, the node's manifest knows {node.epoch}" if opened > node.epoch else ""
 
     def versions_of(self, name: str) -> PartitionVersions:
         """The table that holds for a map above the marks of its snapshot; empty where none does."""
@@ -701,10 +692,21 @@ def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluste
     return ""
 
 
-def put_back(node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest) -> str:
-    """Why a node's folder was put back from an older copy, by what the cluster's manifest knows of
-    it; "" where it was not. `last`: (epoch, number) of its last segment."""
-    return mark_beyond(node, manifest, last, cluster) or cluster.older(manifest)
+def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, int]:
+    """Log directory → the newest epoch that was opened, by `layout.opened_path`."""
+    found: dict[str, int] = {}
+    for file in store.list(layout.opened_folder(cluster_folder)):
+        name = layout.parse_opened_path(file.path)
+        if name is not None:
+            found[name[0]] = max(name[1], found.get(name[0], 0))
+    return found
+
+
+def older_epoch(manifest: NodeManifest, opened: Mapping[str, int]) -> str:
+    """Why this manifest of a node was put back from an older copy; "" where no later open is
+    known."""
+    epoch = opened.get(manifest.directory, 0)
+    return f"epoch {epoch} of this log was opened, the node's manifest knows {manifest.epoch}" if epoch > manifest.epoch else ""
 
 
 def current_cluster(

@@ -31,9 +31,11 @@ from imap_wal.manifest import (
     cluster_manifests,
     current_cluster,
     foreign_wal,
+    mark_beyond,
     node_manifests,
+    older_epoch,
     older_manifest,
-    put_back,
+    opened_epochs,
 )
 from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, CutBack, Metadata, Overtaken, Piece, read_piece
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
@@ -144,7 +146,8 @@ class ClusterLog:
                 evidence = f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
                 where = self.manifests.folder
                 continue
-            older = {node.folder: why for name, node in found.items() if (why := self._older(name, node, manifest))}
+            opened = opened_epochs(self.store, self.folder)
+            older = {node.folder: why for name, node in found.items() if (why := self._older(name, node, manifest, opened))}
             if older:
                 folder, evidence = next(iter(older.items()))
                 where = f"{folder}/manifest"
@@ -156,11 +159,11 @@ class ClusterLog:
         raise NotFound("nodes joined or left this cluster each time it was looked at; try again", self.folder)
 
     @staticmethod
-    def _older(name: str, node: NodeState, cluster: ClusterManifest) -> str:
+    def _older(name: str, node: NodeState, cluster: ClusterManifest, opened: Mapping[str, int]) -> str:
         """Why a node's folder was put back from an older copy; "" where it was not."""
         if node.missing or not node.manifest.directory:
             return ""
-        return put_back(name, node.manifest, node.last, cluster)
+        return mark_beyond(name, node.manifest, node.last, cluster) or older_epoch(node.manifest, opened)
 
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:
@@ -632,7 +635,7 @@ class LiveView:
                 found = log.node(name)
                 if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
                     return None
-                if put_back(name, found.manifest, found.last, state.manifest):
+                if mark_beyond(name, found.manifest, found.last, state.manifest):
                     return None
                 nodes[name] = found
                 moved.add(name)

@@ -39,7 +39,9 @@ from imap_wal.manifest import (
     foreign_wal,
     mark_beyond,
     node_manifests,
+    older_epoch,
     older_manifest,
+    opened_epochs,
 )
 from imap_wal.recovery import Recovered, Recoverer, Recovery
 from imap_wal.segment import SegmentWriter
@@ -437,6 +439,7 @@ class _Opening:
         self._clock, self._randomness = clock, randomness
         self._folder = identity.node_folder
         self._published = False
+        self._opened: Mapping[str, int] = {}
         self.manifests = node_manifests(store, self._folder, clock, randomness)
         self.clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
 
@@ -470,7 +473,8 @@ class _Opening:
             # manifest was put back.
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
         self._check_registered(cluster, before.directory)
-        older = cluster.older(before)
+        self._opened = opened_epochs(self._store, self._identity.cluster_folder)
+        older = older_epoch(before, self._opened)
         if older:  # or another process has opened it since `before` was read: then this open begins again
             raise older_manifest(f"{self._folder}/manifest", older)
         if before.directory and (self._takeover or not before.clean):
@@ -580,18 +584,22 @@ class _Opening:
             )
 
     def _register(self, opened: NodeManifest) -> None:
-        """Enter the log directory and its epoch into the cluster's manifest."""
-        node, directory = self._identity.node, opened.directory
+        """Enter the log directory into the cluster's manifest, and its epoch beside that: in a file
+        of its own, so that many nodes can be opened at the same time."""
+        node, directory, cluster = self._identity.node, opened.directory, self._identity.cluster_folder
 
         def change(manifest: ClusterManifest) -> ClusterManifest | None:
-            if manifest.nodes.get(node) == directory and manifest.epochs.get(directory, 0) >= opened.epoch:
+            if manifest.nodes.get(node) == directory:
                 return None
             self._check_registered(manifest, directory)
-            nodes = {**manifest.nodes, node: directory}
-            epochs = {**manifest.epochs, directory: opened.epoch}
-            return replace(manifest, nodes=nodes, epochs={each: epoch for each, epoch in epochs.items() if each in nodes.values()})
+            return replace(manifest, nodes={**manifest.nodes, node: directory})
 
         self.clusters.update(change)
+        with suppress(AlreadyExists):  # our own create, whose answer was lost
+            self._store.create(layout.opened_path(cluster, directory, opened.epoch), b"")
+        former = self._opened.get(directory, 0)
+        if 0 < former < opened.epoch:
+            self._store.delete(layout.opened_path(cluster, directory, former))
 
 
 def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:

@@ -3,22 +3,23 @@ older. They were put back from an older copy, or the newest ones were removed or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from imap_wal.evidence import Evidence, of_files
-from imap_wal.manifest import ClusterManifest, NodeManifest, Seen, foreign_wal
+from imap_wal.manifest import ClusterManifest, NodeManifest, Seen, foreign_wal, older_epoch
 from rewrite_cli.survey import ClusterView, NodeView
 
 
-def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest) -> Evidence:
+def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest, opened: Mapping[str, int] | None = None) -> Evidence:
     """What the names of a node's files say, and the marks of snapshots, beside this manifest of the
     node."""
     found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
     # Of objects, the manifest learns only now and then which were made since it was opened.
     there = [each.number for each in node.wal.segments]
     last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
-    opened = cluster.epochs.get(manifest.directory, 0)
-    found = replace(found, epoch=max(found.epoch, opened), newer=found.newer or cluster.older(manifest))
+    opened = opened or {}
+    found = replace(found, epoch=max(found.epoch, opened.get(manifest.directory, 0)), newer=found.newer or older_epoch(manifest, opened))
     for name, snapshot in cluster.snapshots.items():
         mark = snapshot.marks.get(node.name)
         if mark is not None and mark.directory == manifest.directory:

@@ -162,3 +162,6 @@ def _unregister(log: ClusterLog, node: str, log_id: str) -> None:
         )
 
     log.manifests.update(change)
+    for file in log.store.list(layout.opened_folder(log.folder)):
+        if (layout.parse_opened_path(file.path) or ("",))[0] == log_id:
+            log.store.delete(file.path)

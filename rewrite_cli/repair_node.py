@@ -94,7 +94,7 @@ class NodeRepair:
         """Read everything; `items` then tells. `look_at_entries`: fill `highest` in any case.
         `UnsupportedVersion`: a newer version wrote it, nothing is damaged."""
         self._manifest = self.node.manifest
-        self._evidence = evidence.of_node(self.node, self._manifest, self.view.manifest)
+        self._evidence = evidence.of_node(self.node, self._manifest, self.view.manifest, self.view.opened)
         self._changed = self.older
         if self.older:
             # Where an epoch of another history of this log began says nothing about these files.

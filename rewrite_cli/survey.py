@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,8 +14,10 @@ from imap_wal.manifest import (
     NodeManifest,
     claim_manifests,
     cluster_manifests,
+    mark_beyond,
     node_manifests,
-    put_back,
+    older_epoch,
+    opened_epochs,
 )
 from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from storage_backends import SegmentStore, StoredFile
@@ -69,6 +72,8 @@ class ClusterView:
     claims: ClaimManifest = field(default_factory=ClaimManifest)
     forgotten: tuple[NodeView, ...] = ()
     """Folders of forgotten nodes: no log is in them, see `rewrite_cli.forget`."""
+    opened: Mapping[str, int] = field(default_factory=dict)
+    """Log directory → the newest epoch that was opened."""
 
     @property
     def claims_folder(self) -> str:
@@ -133,7 +138,7 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
         forgotten = tuple(node for node in found if node.forgotten)
         number, manifest = cluster_manifests(store, folder, clock, randomness).read()
         claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
-        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten)
+        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten, opened_epochs(store, folder))
         if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in found):
             break
     return view
@@ -143,7 +148,8 @@ def _moved(node: NodeView, view: ClusterView) -> bool:
     """Whether node and cluster cannot have been as they were seen at one moment."""
     last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
     seen = view.manifest.seen(view.manifest_number)
-    return node.manifest.cluster.newer_than(seen) or bool(put_back(node.name, node.manifest, last, view.manifest))
+    older = mark_beyond(node.name, node.manifest, last, view.manifest) or older_epoch(node.manifest, view.opened)
+    return node.manifest.cluster.newer_than(seen) or bool(older)
 
 
 def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:

@@ -156,7 +156,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
 
 def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]) -> Iterator[Finding]:
     manifest = node.manifest
-    yield _manifest(f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest, view.manifest).newer)
+    yield _manifest(f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest, view.manifest, view.opened).newer)
     for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
         piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
         units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
