@@ -3,6 +3,7 @@ node that was just made."""
 
 from __future__ import annotations
 
+import random
 import statistics
 import tempfile
 import time
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from imap_wal import layout
 from imap_wal.agent.sessions import Sessions
 from imap_wal.archive import to_absorb
 from imap_wal.clock import SystemClock, SystemRandomness
@@ -34,6 +36,11 @@ def opened(store: SegmentStore, node: str) -> NodeLog:
     return open_node_log(store, Identity("bench", "c", node), Settings(preallocate=False), SystemClock(), SystemRandomness())
 
 
+def unlike(digits: int) -> str:
+    """So many digits of a name that compresses as badly as a real one."""
+    return f"{random.getrandbits(4 * digits):0{digits}x}"
+
+
 def archives(maps: int, since_rewrite: int) -> tuple[Archive, ...]:
     """What so many archive runs since the last rewrite and prune leave, by the rule that merges
     small ones."""
@@ -44,8 +51,15 @@ def archives(maps: int, since_rewrite: int) -> tuple[Archive, ...]:
         first = taken[0].first if taken else place
         size = ARCHIVE_BYTES + sum(archive.bytes for archive in taken)
         kept = [archive for archive in kept if archive not in taken]
-        kept.append(Archive("m", "bench/c/nodes/n000/archive/m/" + "0" * 90 + ".parquet", first, place, 1000, 10, size, 2**31))
-    return tuple(replace(each, map=f"map-{number:04d}") for number in range(maps) for each in kept)
+        kept.append(Archive("", "", first, place, 1000, 10, size, 0))
+    nonces = [unlike(32) for _ in kept]  # an archive run has one
+    found = []
+    for number in range(maps):
+        for each, nonce in zip(kept, nonces, strict=True):
+            path = layout.archive_path("bench/c/nodes/n000", f"map-{number:04d}", each.first, each.last, 1, f"{nonce}{number:x}")
+            size = each.bytes + random.randrange(ARCHIVE_BYTES)
+            found.append(replace(each, map=f"map-{number:04d}", path=path, bytes=size, checksum=random.getrandbits(32)))
+    return tuple(found)
 
 
 def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
@@ -63,10 +77,11 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
         manifests = node_manifests(store, f"bench/c/nodes/n{number:03d}", SystemClock(), SystemRandomness())
         manifests.update(lambda manifest: replace(manifest, archives=left, archived=(1, runs), checkpoint=Position(1, runs, 100, 0), newest=runs))
     marks = {node: Mark(log_id, Position(1, 1, 0, 0)) for node, log_id in ids.items()}
-    files = tuple(f"bench/c/snapshot/m/{days:08d}/part-00000-00000-{'0' * 32}.parquet" for _ in range(1))
-    snapshots = {
-        f"map-{number:04d}": Snapshot(days, files, marks, 1000, 10, 10**6, 0, checksums=(1,), sizes=(10**6,), rows=(1010,)) for number in range(maps)
-    }
+    snapshots = {}
+    for number in range(maps):
+        files = (f"bench/c/snapshot/map-{number:04d}/{days:08d}/part-00000-00000-{unlike(32)}.parquet",)
+        checksum, size = random.getrandbits(32), random.randrange(10**6)
+        snapshots[f"map-{number:04d}"] = Snapshot(days, files, marks, 1000, 10, size, 0, checksums=(checksum,), sizes=(size,), rows=(1010,))
     ClusterLog(store, "bench", "c").manifests.update(lambda manifest: replace(manifest, snapshots=snapshots, generation=days))
     return store
 

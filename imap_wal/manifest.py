@@ -28,9 +28,9 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 FORMAT = 1
 FORMAT_PACKED = 2
-"""Format of a node's manifest whose list of archives is packed: see `ArchiveList`."""
+"""Format of a manifest with a packed list: see `ArchiveList` and `SnapshotTable`."""
 PACKED_FROM = 256
-"""A list of this many archives or more is packed."""
+"""A list of this many archives, or of snapshots of this many maps, or more is packed."""
 KEEP = 64
 """How many manifests stay for readers that are slow, and for people who look."""
 READ_ATTEMPTS = 100
@@ -101,7 +101,7 @@ class ManifestLog(Generic[C]):
         # Never lower than before: else a number that was cleaned would count as free in its turn.
         floor = number if alone else max(1, number - KEEP, min(self._floor, number))
         body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
-        text = _text({"checksum": _checksum(body), **body})
+        text = with_checksum(body)
         try:
             self._store.create(self._path(number), text)
         except StorageError as error:
@@ -150,18 +150,20 @@ class ManifestLog(Generic[C]):
 
     def _decode(self, number: int) -> tuple[dict[str, Any], C]:
         path = self._path(number)
+        text = self._store.read(path)
         try:
-            data: dict[str, Any] = json.loads(self._store.read(path))
+            data: dict[str, Any] = json.loads(text)
             if not isinstance(data, dict):
                 raise ValueError("not an object")
         except ValueError as error:
             raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE) from error
+        checksum = data.pop("checksum", None)
+        if checksum != _checksum_of_rest(text) and checksum != _checksum(_canonical(data)):
+            raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
         known = getattr(self._kind, "formats", (FORMAT,))
-        if data.get("format", FORMAT) not in known and data.pop("checksum", None) == _checksum(data):
+        if data.get("format", FORMAT) not in known:
             what = f"manifest format {data['format']}; this imap-wal reads {' and '.join(map(str, known))}"
             raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")
-        if data.pop("checksum", None) != _checksum(data):
-            raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
         return data, self._kind.from_json(data)
 
 
@@ -177,14 +179,39 @@ def _without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[st
     return {name: value for name, value in document.items() if name not in silent}
 
 
-def _text(document: Mapping[str, Any]) -> bytes:
-    """On several lines for people who look, unless it is large: that takes ten times as long."""
-    text = json.dumps(document)
-    return (json.dumps(document, indent=1) if len(text) < INDENTED_BYTES_MAX else text).encode()
+def _packed(document: Any) -> str:
+    """JSON, deflated, in base64."""
+    return b64encode(zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)).decode()
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
-    return f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
+def _unpacked(text: str) -> Any:
+    return json.loads(zlib.decompress(b64decode(text)))
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _checksum(canonical: bytes) -> str:
+    return f"{google_crc32c.value(canonical):08x}"
+
+
+_BEFORE_REST = len('{"checksum":"01234567",')
+
+
+def with_checksum(body: Mapping[str, Any]) -> bytes:
+    """The canonical JSON, with its checksum as the first field. On several lines for people who
+    look, unless it is large: that takes ten times as long."""
+    canonical = _canonical(body)
+    checksum = _checksum(canonical)
+    if len(canonical) < INDENTED_BYTES_MAX:
+        return json.dumps({"checksum": checksum, **body}, indent=1).encode()
+    return b'{"checksum":"%s",' % checksum.encode() + canonical[1:]
+
+
+def _checksum_of_rest(text: bytes) -> str:
+    """The checksum of a manifest on one line without parsing it."""
+    return f"{google_crc32c.extend(google_crc32c.value(b'{'), text[_BEFORE_REST:]):08x}"
 
 
 # ---- a node's manifest ---------------------------------------------------------------------------------------------
@@ -254,14 +281,13 @@ class ArchiveList(Sequence[Archive]):
     @property
     def text(self) -> str:
         if not self._text:
-            document = json.dumps([archive.to_json() for archive in self.whole], separators=(",", ":"))
-            self._text = b64encode(zlib.compress(document.encode(), 1)).decode()
+            self._text = _packed([archive.to_json() for archive in self.whole])
         return self._text
 
     @property
     def whole(self) -> tuple[Archive, ...]:
         if self._archives is None:
-            self._archives = tuple(map(Archive.from_json, json.loads(zlib.decompress(b64decode(self._text)))))
+            self._archives = tuple(map(Archive.from_json, _unpacked(self._text)))
         return self._archives
 
     @overload
@@ -521,6 +547,75 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
     return found, {number: _marks_json(distinct[each]) for each, number in numbers.items()}
 
 
+def _from_json_with_marks(snapshots: Mapping[str, Any], marks: Mapping[str, Any]) -> dict[str, Snapshot]:
+    """What `_with_marks_once` gave."""
+    shared = {number: _marks(each) for number, each in marks.items()}
+    return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in snapshots.items()}
+
+
+def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[Mark, ...]]:
+    """Node → for each log directory that it had, the farthest mark of any snapshot."""
+    farthest: dict[tuple[str, str], Position] = {}
+    for marks in {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}.values():
+        for node, mark in marks.items():
+            log = (node, mark.directory)
+            farthest[log] = max(mark.position, farthest.get(log, START))
+    found: dict[str, tuple[Mark, ...]] = {}
+    for (node, directory), position in farthest.items():
+        found[node] = (*found.get(node, ()), Mark(directory, position))
+    return found
+
+
+class SnapshotTable(Mapping[str, Snapshot]):
+    """The snapshots of many maps, stored in a manifest as one string, as `ArchiveList` is: an open
+    and a claim copy it without parsing it. What they need of it is beside it, in `covered`."""
+
+    __slots__ = ("_covered", "_snapshots", "_text")
+
+    def __init__(self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[Mark, ...]] | None = None) -> None:
+        """Give the first, or the other two; what is not given is computed on first use. Safe in any
+        thread."""
+        self._snapshots, self._text, self._covered = snapshots, text, covered
+
+    @property
+    def text(self) -> str:
+        if not self._text:
+            self._text = _packed(_with_marks_once(self.whole))
+        return self._text
+
+    @property
+    def whole(self) -> Mapping[str, Snapshot]:
+        if self._snapshots is None:
+            self._snapshots = _from_json_with_marks(*_unpacked(self._text))
+        return self._snapshots
+
+    @property
+    def covered(self) -> Mapping[str, tuple[Mark, ...]]:
+        """Node → for each log directory that it had, the farthest mark of any snapshot."""
+        if self._covered is None:
+            self._covered = _covered(self.whole)
+        return self._covered
+
+    def __getitem__(self, name: str) -> Snapshot:
+        return self.whole[name]
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SnapshotTable):
+            return self is other or self.whole == other.whole
+        return self.whole == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.whole)
+
+
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended before it. What an older
@@ -538,6 +633,8 @@ class Lifetime:
 @dataclass(frozen=True, slots=True)
 class ClusterManifest:
     """What all nodes of a cluster share."""
+
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED)
 
     incarnation: int = 0
     """The last incarnation given, to a cluster lifetime or an embedded open."""
@@ -558,37 +655,48 @@ class ClusterManifest:
     forgotten: tuple[str, ...] = ()
     """Log directories of nodes that were forgotten: they are not taken in again."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
+            object.__setattr__(self, "snapshots", SnapshotTable(self.snapshots))
+
     def to_json(self) -> dict[str, Any]:
-        snapshots, marks = _with_marks_once(self.snapshots)
         versions = {str(number): table.encode() for number, table in self.versions.items()}
         document = {
             **_fields(self),
             "lifetimes": [_fields(lifetime) for lifetime in self.lifetimes],
-            "marks": marks,
-            "snapshots": snapshots,
             "versions": versions,
         }
+        if isinstance(self.snapshots, SnapshotTable):
+            covered = {node: [_fields(mark) for mark in marks] for node, marks in self.snapshots.covered.items()}
+            document |= {"format": FORMAT_PACKED, "snapshots": self.snapshots.text, "covered": covered, "marks": {}}
+        else:
+            document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
         return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        marks = {number: _marks(shared) for number, shared in data.get("marks", {}).items()}
+        snapshots: Mapping[str, Snapshot]
+        if isinstance(data["snapshots"], str):
+            covered = {node: tuple(map(Mark.from_json, marks)) for node, marks in data["covered"].items()}
+            snapshots = SnapshotTable(None, data["snapshots"], covered)
+        else:
+            snapshots = _from_json_with_marks(data["snapshots"], data.get("marks", {}))
         return cls(
             incarnation=data["incarnation"],
             claims=data["claims"],
             lifetimes=tuple(Lifetime.from_json(lifetime) for lifetime in data["lifetimes"]),
             nodes=data["nodes"],
-            snapshots={name: Snapshot.from_json(snapshot, marks) for name, snapshot in data["snapshots"].items()},
+            snapshots=snapshots,
             generation=data["generation"],
             orphan_floor=data.get("orphan_floor", 0),
             versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
             forgotten=tuple(data.get("forgotten", ())),
         )
 
-    @property
-    def distinct_marks(self) -> list[Mapping[str, Mark]]:
-        """The marks of all snapshots. Those that one rewrite made are mostly the same object."""
-        return list({id(snapshot.marks): snapshot.marks for snapshot in self.snapshots.values()}.values())
+    def covered(self, node: str) -> tuple[Mark, ...]:
+        """For each log directory that the node had, the farthest mark of any snapshot."""
+        table = self.snapshots
+        return (table.covered if isinstance(table, SnapshotTable) else _covered(table)).get(node, ())
 
     def seen(self, number: int) -> Seen:
         """What a reader of this as manifest `number` has seen."""
@@ -685,9 +793,8 @@ def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluste
     log: the node's folder was put back from an older copy, and later entries would be taken for
     covered. "" where no snapshot does."""
     end = max(last, manifest.archived)
-    for marks in cluster.distinct_marks:
-        mark = marks.get(node)
-        if mark is not None and mark.directory == manifest.directory and mark.position[:2] > end:
+    for mark in cluster.covered(node):
+        if mark.directory == manifest.directory and mark.position[:2] > end:
             return f"a snapshot covers node {node!r} up to {mark.position}, its log ends with segment {end[0]}-{end[1]}"
     return ""
 

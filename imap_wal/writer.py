@@ -564,8 +564,7 @@ class _Opening:
         if self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(what, MISSING_ADVICE)
         _log.warning("%s; this node continues without the entries that only those segments held", what)
-        marks = (snapshot.marks.get(self._identity.node) for snapshot in cluster.snapshots.values())
-        numbers = [mark.position.segment for mark in marks if mark is not None]
+        numbers = [mark.position.segment for mark in cluster.covered(self._identity.node)]
         number = max([before.newest, before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
 

@@ -8,7 +8,6 @@ A marker is a manifest number 0 that no version reads: until the real one stands
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -28,10 +27,10 @@ from imap_wal.manifest import (
     Mark,
     Seen,
     Snapshot,
-    _checksum,
     claim_manifests,
     cluster_manifests,
     node_manifests,
+    with_checksum,
 )
 from rewrite_cli import evidence, salvage
 from rewrite_cli.failures import Failed
@@ -111,7 +110,7 @@ class ClusterRepair:
         """Make the copy. An error leaves what nobody takes for a log."""
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
-        text = json.dumps({"checksum": _checksum(marker), **marker}).encode()
+        text = with_checksum(marker)
         markers = [f"{folder}/manifest/{0:010d}.json" for folder in folders]
         for path in markers:
             target.create(path, text)

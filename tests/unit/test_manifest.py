@@ -15,7 +15,17 @@ import pytest
 from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
-from imap_wal.manifest import KEEP, Archive, ClusterManifest, ManifestLog, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.manifest import (
+    KEEP,
+    Archive,
+    ClusterManifest,
+    ManifestLog,
+    Mark,
+    NodeManifest,
+    Snapshot,
+    cluster_manifests,
+    node_manifests,
+)
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
@@ -204,10 +214,10 @@ def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> Non
 
 
 def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(memory: MemoryStore) -> None:
-    body: dict[str, Any] = {"format": 2, "number": 1, "something": "new"}
+    body: dict[str, Any] = {"format": 3, "number": 1, "something": "new"}
     body["checksum"] = f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
-    with pytest.raises(UnsupportedVersion, match="format 2; this imap-wal reads 1"):
+    with pytest.raises(UnsupportedVersion, match="format 3; this imap-wal reads 1 and 2"):
         log(memory).update(count)
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 
@@ -234,6 +244,35 @@ def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(memory: Me
     read.update(lambda manifest: replace(manifest, archives=archives[:255]))
     document = json.loads(memory.read("n/manifest/0000000003.json"))
     assert (document["format"], len(document["archives"])) == (1, 255)
+
+
+def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def table(maps: int) -> dict[str, Snapshot]:
+        shared = {f"n{at}": Mark(f"log{at}", Position(1, at, 0, 0)) for at in range(50)}
+        own = {"n1": Mark("log1", Position(1, 7, 0, 0)), "n2": Mark("older", Position(1, 1, 0, 0))}
+        return {f"m{at}": Snapshot(at, (f"s/{at}",), own if at == 5 else shared, 1, 0, 10, 0) for at in range(maps)}
+
+    wanted = ClusterManifest(nodes={"n1": "log1"}, snapshots=table(1000), generation=9)
+    log(memory).update(lambda _: wanted)
+    document = json.loads(memory.read("c/manifest/0000000001.json"))
+    assert (document["format"], "marks" in document) == (2, False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Snapshot, "from_json", None)
+        patched.setattr(Snapshot, "to_json", None)
+        log(memory).update(count)
+        found = log(memory).read()[1]
+        assert found.covered("n1") == (Mark("log1", Position(1, 7, 0, 0)),)
+        assert found.covered("n2") == (Mark("log2", Position(1, 2, 0, 0)), Mark("older", Position(1, 1, 0, 0)))
+        assert found.covered("unknown") == ()
+    assert found == replace(wanted, incarnation=1)
+    assert dict(found.snapshots) == table(1000)
+
+    log(memory).update(lambda manifest: replace(manifest, snapshots=table(255)))
+    document = json.loads(memory.read("c/manifest/0000000003.json"))
+    assert (document["format"], len(document["snapshots"]), len(document["marks"])) == (1, 255, 1)
+    for node in ("n1", "n2", "n3", "unknown"):
+        assert log(memory).read()[1].covered(node) == found.covered(node)
 
 
 def test_foreign_files_beside_manifests_are_left_alone(memory: MemoryStore) -> None:
