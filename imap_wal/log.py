@@ -359,7 +359,7 @@ def open(  # the public name: imap_wal.log.open
 
 
 def _open(url: str, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> Log:
-    log = open_node_log(store, identity, settings, clock, randomness, what=f"imap_wal.log.open({url!r})", takeover=takeover)
+    log = open_node_log(store, identity, settings, clock, randomness, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True)
     try:
         return Log(url, log, settings, next_incarnation(log))
     except BaseException:

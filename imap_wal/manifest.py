@@ -359,6 +359,9 @@ class NodeManifest:
     forgotten: bool = False
     """`imap-wal forget-node` is deleting this log: it cannot be opened again. Without `directory`: it
     has ended, and a new log under the node's name continues after `epoch` and `archived`."""
+    embedded: bool = False
+    """The last open was that of a program, not of an agent: a cluster of Hazelcast members that
+    claims this log shuts the program out."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used beside it."""
@@ -417,12 +420,13 @@ class NodeManifest:
             begins=(data["begins"][0], data["begins"][1]) if "begins" in data else (0, 0),
             permit=data.get("permit", ""),
             forgotten=data.get("forgotten", False),
+            embedded=data.get("embedded", False),
             cluster=Seen(**data.get("cluster", {})),
         )
 
 
 _NO_NODE = NodeManifest()
-_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "cluster")
+_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "cluster")
 """Written only when they are set."""
 
 
@@ -654,6 +658,8 @@ class ClusterManifest:
     table, an entry of a lower pair was never acknowledged: it is void."""
     forgotten: tuple[str, ...] = ()
     """Log directories of nodes that were forgotten: they are not taken in again."""
+    embedded: int = 0
+    """The last incarnation given to an embedded open."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -671,7 +677,7 @@ class ClusterManifest:
             document |= {"format": FORMAT_PACKED, "snapshots": self.snapshots.text, "covered": covered, "marks": {}}
         else:
             document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
-        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten"))
+        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -691,6 +697,7 @@ class ClusterManifest:
             orphan_floor=data.get("orphan_floor", 0),
             versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
             forgotten=tuple(data.get("forgotten", ())),
+            embedded=data.get("embedded", 0),
         )
 
     def covered(self, node: str) -> tuple[Mark, ...]:

@@ -23,10 +23,10 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
 from imap_wal.decisions import Decision, Outlook, Unsettled, clear, made, pop, pop_last, set_default
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
-from imap_wal.errors import Closed, InvalidSetting, MissingNode, NotAppended, StorageUnavailable, TooLarge
+from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX
 from imap_wal.keeper import Keeper
-from imap_wal.manifest import ClusterManifest, claim_manifests, current_cluster, node_manifests
+from imap_wal.manifest import ClusterManifest, claim_manifests, current_cluster
 from imap_wal.progress import Progress
 from imap_wal.restore import ClusterLog, LiveView, live
 from imap_wal.ring import RingBuffer, RingStatistics
@@ -34,7 +34,7 @@ from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.settings import RecoveryPolicy, Settings, choose, location
 from imap_wal.views import MapReads
 from imap_wal.wal_filter import WalFilter, filtered
-from imap_wal.writer import OTHER_NODE, Identity, NodeLog, Recovery, open_node_log
+from imap_wal.writer import OTHER_NODE, Identity, NodeLog, Recovery, open_node_log, shut_out_others
 from storage_backends import SegmentStore, StorageError, open_store
 
 REWRITE_ADVICE = "an open reads all changes that no snapshot covers; `imap-wal rewrite` makes one"
@@ -498,11 +498,13 @@ def open(  # the public name: imap_wal.open
         store = storage or open_store(url, wal_dir=wal_dir)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
         _demand_ours(all_logs, node, chosen.recovery_policy)
-        log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover)
+        log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True)
         try:
             incarnation = next_incarnation(log)
             if not shared:
-                _shut_out_others(log, chosen)
+                # After the claim of an incarnation: a store that is opened at the same moment and
+                # claims a later one shuts this one out.
+                shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
             return Store(log, all_logs, chosen, incarnation, serializer or MsgpackSerializer(), wal_filter)
         except BaseException:
             log.close(clean=False)
@@ -528,26 +530,6 @@ def _of_members(cluster: str, namespace: str) -> InvalidSetting:
     )
 
 
-def _shut_out_others(log: NodeLog, settings: Settings) -> None:
-    """Take over, and close, the log of every other node that is not closed. Call it after the claim
-    of an incarnation: a store that is opened at the same moment and claims a later one shuts this
-    one out."""
-    who = log.identity
-    for node in sorted(log.clusters.read()[1].nodes):
-        other = Identity(who.namespace, who.cluster, node)
-        if node == who.node:
-            continue
-        clean = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].clean
-        if clean and not log.store.capabilities.stale_listings:  # else a newer manifest may be there
-            continue
-        what = f"{OTHER_NODE}, under node name {who.node!r}"
-        try:
-            open_node_log(log.store, other, settings, log.clock, log.randomness, what=what, takeover=True).close()
-        except MissingNode:
-            if settings.recovery_policy is RecoveryPolicy.FULL:
-                raise
-
-
 def next_incarnation(log: NodeLog) -> int:
     """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where
     Hazelcast members write: the next lifetime of their cluster would void what this store
@@ -557,6 +539,6 @@ def next_incarnation(log: NodeLog) -> int:
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         if log.claims.read()[1].newest:
             raise _of_members(log.identity.cluster, log.identity.namespace)
-        return replace(manifest, incarnation=manifest.incarnation + 1)
+        return replace(manifest, incarnation=manifest.incarnation + 1, embedded=manifest.incarnation + 1)
 
     return log.clusters.update(claim).incarnation

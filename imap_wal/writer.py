@@ -398,8 +398,9 @@ def open_node_log(
     *,
     what: str = "imap-wal",
     takeover: bool = False,
+    embedded: bool = False,
 ) -> NodeLog:
-    """Become the writer of a node's log. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    """Become the writer of a node's log; `embedded`: of a program, not of an agent. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
     identity.check()
     can = store.capabilities
     if settings.durability is Durability.ALWAYS and can.durable_append and not can.durable_sync:
@@ -412,7 +413,7 @@ def open_node_log(
         lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
     except Locked as error:
         raise WriterLocked(identity.node, error.holder) from error
-    opening = _Opening(store, identity, settings, clock, randomness, takeover)
+    opening = _Opening(store, identity, settings, clock, randomness, takeover, embedded)
     try:
         manifest, recovered = opening.run()
         return NodeLog(
@@ -422,6 +423,30 @@ def open_node_log(
     except BaseException:
         lock.release()
         raise
+
+
+def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[str]:
+    """Take over, and close, the log of every other node that is not closed; `embedded`: only of
+    those that programs opened, and not agents. Call it after a claim that a later open sees. The
+    names of those nodes. `what`: who does it, for their writers."""
+    who, found = log.identity, []
+    for node in sorted(log.clusters.read()[1].nodes):
+        if node == who.node:
+            continue
+        other = replace(who, node=node)
+        manifest = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1]
+        if manifest.clean and not log.store.capabilities.stale_listings:  # else a newer manifest may be there
+            continue
+        if embedded and not manifest.embedded:
+            continue
+        try:
+            open_node_log(log.store, other, log.settings, log.clock, log.randomness, what=what, takeover=True).close()
+        except MissingNode:
+            if log.settings.recovery_policy is RecoveryPolicy.FULL:
+                raise
+        else:
+            found.append(node)
+    return found
 
 
 class _Moved(Exception):
@@ -434,8 +459,18 @@ class _Opening:
     and of no other, before a segment is changed. If another manifest was published in between (by
     the old writer's archive run, or by a prune), the open begins again."""
 
-    def __init__(self, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        identity: Identity,
+        settings: Settings,
+        clock: Clock,
+        randomness: Randomness,
+        takeover: bool,
+        embedded: bool,
+    ) -> None:
         self._store, self._identity, self._settings, self._takeover = store, identity, settings, takeover
+        self._embedded = embedded
         self._clock, self._randomness = clock, randomness
         self._folder = identity.node_folder
         self._published = False
@@ -492,6 +527,7 @@ class _Opening:
             epoch=before.epoch + 1,
             clean=False,
             forgotten=False,
+            embedded=self._embedded,
             directory=before.directory or self._randomness.name(),
             session=before.session if before.directory else self._first_session(cluster, cluster_number),
             wal_id=before.wal_id or self._randomness.name(),

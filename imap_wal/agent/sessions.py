@@ -13,7 +13,7 @@ from imap_wal.errors import ImapWalError, OutcomeUnknown
 from imap_wal.format import Position
 from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
 from imap_wal.restore import ClusterLog, pin_cuts
-from imap_wal.writer import NodeLog
+from imap_wal.writer import NodeLog, shut_out_others
 from storage_backends import AlreadyExists
 
 READ_AGAIN_S = 1.0
@@ -130,16 +130,17 @@ class Sessions:
 
     def _incarnation(self, cluster_id: str, plugin: str) -> int:
         reserved: int | None = None
+        outdated = 0
 
         def claim(claims: ClaimManifest) -> ClaimManifest | None:
             nonlocal reserved
             claimed = claims.claims.get(cluster_id)
-            if claimed is not None and claimed == claims.newest:
+            if claimed is not None and claimed == claims.newest != outdated:
                 if not claims.permitted or self._log.store.exists(layout.claim_path(self._folder, claimed)):
                     # Without the permit, another cluster is claiming the log now, or this log is a
                     # copy.
                     return None
-            elif claimed is not None and f"{plugin}/{claims.newest}" not in self._log.manifests.read()[1].plugins:
+            elif claimed is not None and claimed != claims.newest and f"{plugin}/{claims.newest}" not in self._log.manifests.read()[1].plugins:
                 # Only a plug-in that was of the newest cluster may bring an older one back: its cluster was merged into that one.
                 raise VoidIncarnation(f"this cluster's incarnation {claimed} was followed by {claims.newest}: start it anew")
             if reserved is None or reserved <= claims.newest:  # a number of its own, from where all writers of this cluster get theirs
@@ -151,13 +152,20 @@ class Sessions:
                     log.store.create(layout.claim_path(self._folder, reserved), b"")
             return claims.with_claim(cluster_id, reserved)
 
-        claims = self._log.claims.update(claim)
-        incarnation = claims.claims[cluster_id]
+        while True:
+            claims = self._log.claims.update(claim)
+            incarnation = claims.claims[cluster_id]
+            if _begun(self._log.clusters.read()[1], incarnation):
+                return self._claimed(incarnation)
+            shut_out_others(self._log, f"Hazelcast cluster {cluster_id!r}", embedded=True)
+            if self._log.clusters.read()[1].embedded < incarnation:
+                break
+            outdated = incarnation  # the program's changes would win over those of the members
         cuts: dict[str, Position] | None = None
 
         def publish(manifest: ClusterManifest) -> ClusterManifest | None:
             nonlocal cuts
-            if any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes):
+            if _begun(manifest, incarnation):
                 return None
             if cuts is None:
                 self._delete_permits(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation)
@@ -169,6 +177,9 @@ class Sessions:
             return replace(manifest, lifetimes=tuple(sorted(known, key=lambda lifetime: lifetime.incarnation)))
 
         self._log.clusters.update(publish)
+        return self._claimed(incarnation)
+
+    def _claimed(self, incarnation: int) -> int:
         self._claims_number, self._claims = self._log.claims.read()
         return incarnation
 
@@ -179,3 +190,8 @@ class Sessions:
         listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
         for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
             store.delete(path)
+
+
+def _begun(manifest: ClusterManifest, incarnation: int) -> bool:
+    """Whether the lifetime of that incarnation is published."""
+    return any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes)

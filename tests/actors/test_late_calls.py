@@ -11,7 +11,7 @@ from imap_wal import format
 from imap_wal.agent.sessions import Session, Sessions
 from imap_wal.clock import SystemRandomness
 from imap_wal.committer import Batch
-from imap_wal.errors import CorruptLog, ImapWalError, OutcomeUnknown
+from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnknown
 from imap_wal.restore import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
 from imap_wal.store import Store
@@ -170,3 +170,32 @@ def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(tmp
         assert acknowledged(gone, "before", 1)
         forget_node(ClusterLog(store, "default", "embedded"), "n1", lose=True)
     assert not acknowledged(gone, "lost", 1)
+
+
+def test_the_first_cluster_of_members_shuts_out_an_embedded_store_that_is_open(memory: MemoryStore) -> None:
+    """It wrote on above the cut of that cluster, and a restart took all of that for void."""
+    store = embedded(memory, node="program", cluster="members")
+    store.map("m")["before"] = 1
+    hello(sessions(memory, "n1"), "A")
+    assert not acknowledged(store, "after", 1), "it is void for the members"
+    with pytest.raises(InvalidSetting, match="belongs to Hazelcast members"):
+        embedded(memory, node="program", cluster="members")
+    log = ClusterLog(memory, "default", "members")
+    assert sum(len(changes.rows) for changes in log.changes()) == 1
+
+
+def test_a_claim_comes_after_the_incarnation_of_an_embedded_store_that_was_opened_meanwhile(memory: MemoryStore) -> None:
+    """The store had the higher incarnation: its changes won over later ones of the members."""
+    opened: list[Store] = []
+    paused = Interrupted(memory)
+    members = sessions(paused, "n1")
+
+    def meanwhile() -> None:
+        opened.append(embedded(memory, node="program", cluster="members", shared=True))
+        opened[0].map("m")["before"] = 1
+
+    paused.when, paused.meanwhile = lambda name, path: name == "create" and "/claims/manifest/" in path, meanwhile
+    session = hello(members, "A")
+    assert not acknowledged(opened[0], "after", 1)
+    manifest = ClusterLog(memory, "default", "members").manifest()
+    assert session.incarnation == manifest.incarnation == manifest.lifetimes[-1].incarnation > 2
