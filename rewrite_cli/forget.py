@@ -124,7 +124,7 @@ def _clear(log: ClusterLog, node: str, manifests: ManifestLog[NodeManifest], log
     kept = {manifests.next_path(number - 1)} if manifest.empty and number else set()
     if not log.store.capabilities.durable_append:
         in_wal = [file for file in listed if file.path.startswith(f"{folder}/wal/")]
-        kept |= {path for path in layout.fences(in_wal, manifest.epoch + 1) if holds_nothing(log.store, path)}
+        kept |= {path for path in sorted(layout.fences(in_wal, manifest.epoch + 1)) if holds_nothing(log.store, path)}
     files = [file.path for file in listed if file.path not in kept]
     former = [path for path in files if path.startswith(f"{folder}/manifest/")]
     others = [path for path in files if path not in former]

@@ -19,10 +19,12 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 from greenlet import getcurrent
+from msgpack import Packer, unpackb
 
 from imap_wal import evidence, layout, manifest
 from imap_wal.clock import SeededRandomness
 from imap_wal.settings import Settings
+from tests.simulation import values
 from tests.simulation.threads import Threading, Time
 from tests.simulation.world import BASE_MS, Task
 
@@ -72,9 +74,23 @@ class _Clock:
         return float(task.process.clock.monotonic()) if isinstance(task, Task) else 0.0
 
 
+class _Json:
+    """The module `json` of manifests: as msgpack, which has the same values and takes a tenth of
+    the time. `tests/unit` looks at their JSON."""
+
+    dumps = staticmethod(json.dumps)
+
+    @staticmethod
+    def loads(text: Any) -> Any:
+        return json.loads(text) if text[:1] != _PACKED else unpackb(text[1:], strict_map_key=False)
+
+
+_PACKED = b"\0"
+_packer = Packer()
+
+
 def _text(document: Any) -> bytes:
-    """Encode without indent: with one, Python does not use its fast encoder."""
-    return json.dumps(document).encode()
+    return _PACKED + bytes(_packer.pack(document))
 
 
 def _checksum(body: Any) -> str:
@@ -154,6 +170,7 @@ def installed() -> Iterator[None]:
     put(sys.modules["imap_wal.store"], "Settings", lru_cache(1000)(Settings))
     put(sys.modules["rewrite_cli.rewriter"], "memory_max_bytes", lambda: 0)
     put(manifest, "_text", _text)
+    put(manifest, "json", _Json)
     put(manifest, "_checksum", _checksum)
     put(manifest.ManifestLog, "_decode", _read_once(manifest.ManifestLog._decode))
     put(manifest.ManifestLog, "_files", _files)
@@ -168,7 +185,11 @@ def installed() -> Iterator[None]:
     put(evidence, "epoch_of", lru_cache(100_000)(evidence.epoch_of))
     from tests.simulation import members, parquet
 
-    for where, name, value in (*members.patches(), *parquet.patches()):
+    for where, name, value in (
+        *values.patches(modules()),
+        *members.patches(),
+        *parquet.patches(),
+    ):
         put(where, name, value)
     pa.set_cpu_count(1)
     writer = sys.modules["imap_wal.writer"]

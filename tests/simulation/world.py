@@ -155,6 +155,8 @@ class World:
         self.on_power: list[Callable[[], None]] = []
         self._steps_max = steps_max
         self._running = False
+        self._blocked = False
+        """Whether a task may wait for something."""
 
     @property
     def elapsed_ms(self) -> int:
@@ -273,18 +275,22 @@ class World:
         if task.process.dead:
             raise Killed
         task.waiting = what
+        self._blocked = True
         self.ready.remove(task)
         self._switch_away(task)
 
     def wake(self, what: object) -> None:
         """Those blocked on it may run."""
-        for task in self.tasks:
-            if task.waiting is what:
-                task.waiting = None
+        if self._blocked:
+            for task in self.tasks:
+                if task.waiting is what:
+                    task.waiting = None
+                    self._make_ready(task)
+            self._blocked = any(task.waiting is not None for task in self.tasks)
+        if self.late:
+            for task in [task for task in self.late if task.expects is what]:
+                self.late.remove(task)
                 self._make_ready(task)
-        for task in [task for task in self.late if task.expects is what]:
-            self.late.remove(task)
-            self._make_ready(task)
 
     # ---- deaths ----
 
