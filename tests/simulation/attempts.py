@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 from greenlet import getcurrent
 
-from imap_wal.archive import to_batch
 from imap_wal.clock import SeededRandomness
 from imap_wal.index import NewestIndex
 from imap_wal.pieces import SEGMENT, read_piece
@@ -21,6 +20,7 @@ from imap_wal.restore import ClusterLog, snapshot_pieces
 from rewrite_cli import spark
 from rewrite_cli.rewriter import Job, Merged, Result, Tally, worth_reading
 from tests.simulation.medium import open_sim
+from tests.simulation.parquet import to_record_batch
 from tests.simulation.threads import Event
 
 
@@ -52,7 +52,7 @@ class TwoAttempts:
         batches = []
         for name in sorted(touched):
             for rows, nodes in index.batches_with_nodes(name, ordered=True):
-                batch = to_batch(rows, nodes)
+                batch = to_record_batch(rows, nodes)
                 late = [(name, row[1]) in tally.late for row in rows]
                 columns = [*batch.columns, pa.array(late, pa.bool_())]
                 names = [*batch.schema.names, "late"]

@@ -15,13 +15,14 @@ from types import TracebackType
 from typing import Any
 
 import google_crc32c
-import pyarrow as pa
+import msgpack
 
 from imap_wal import archive
 from imap_wal.contents import demand_checksum
 from imap_wal.errors import CorruptLog
+from imap_wal.format import Position
 
-_MAGIC = {True: b"simulated archive\0", False: b"simulated snapshot\0"}
+_MAGIC = b"simulated rows\0"
 _numbers = itertools.count(1)
 _local: dict[str, bytes] = {}
 """Path → content of a file that was written on this machine and is not published yet."""
@@ -56,11 +57,51 @@ class Folder:
             del _local[path]
 
 
+class Batch:
+    """Replaces a record batch: rows, who wrote each, and in an archive the position of each."""
+
+    __slots__ = ("nodes", "places", "rows")
+
+    def __init__(
+        self, rows: list[Any], nodes: list[str], places: list[Any] | None = None
+    ) -> None:
+        self.rows, self.nodes, self.places = rows, nodes, places
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return 100 * len(self.rows)
+
+
+to_record_batch = archive.to_batch
+"""The real one, for tasks of Spark."""
+
+
+def to_batch(rows: Any, nodes: Any, positions: Any = None) -> Batch:
+    """Replaces `imap_wal.archive.to_batch`."""
+    named = [nodes] * len(rows) if isinstance(nodes, str) else list(nodes)
+    assert len(named) == len(rows) and (positions is None or len(positions) == len(rows))
+    return Batch(list(rows), named, None if positions is None else list(positions))
+
+
+def _of_batch(attribute: str, real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`to_rows` and the like."""
+
+    def found(batch: Any) -> Any:
+        if type(batch) is Batch:
+            return list(getattr(batch, attribute))
+        return real(batch)
+
+    return found
+
+
 class File(archive.ParquetFile):
     """Replaces `ParquetFile`."""
 
     def __init__(self, folder: Path, schema: Any) -> None:
-        self._schema = schema
+        self._placed = schema is archive.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
         self._done: list[Any] = []
@@ -77,11 +118,14 @@ class File(archive.ParquetFile):
 
     def _close(self) -> None:
         self.flush()
-        if str(self.local) not in _local:
-            table = pa.Table.from_batches(self._done, self._schema).combine_chunks()
-            parts = [batch.serialize().to_pybytes() for batch in table.to_batches()]
-            placed = self._schema is archive.ARCHIVE_SCHEMA
-            _local[str(self.local)] = b"".join((_MAGIC[placed], *parts))
+        name = str(self.local)
+        if name not in _local:
+            rows = [row for batch in self._done for row in batch.rows]
+            nodes = [node for batch in self._done for node in batch.nodes]
+            places = None
+            if self._placed:
+                places = [place for batch in self._done for place in batch.places]
+            _local[name] = _MAGIC + msgpack.packb((rows, nodes, places))
 
 
 def batches(
@@ -104,35 +148,20 @@ def batches(
         if len(_decoded) >= REMEMBERED:
             _decoded.clear()
         _decoded[data] = batch
-    found = len(batch) if batch else 0
-    if records and found != records:
-        raise CorruptLog(path, 0, f"this file holds {found} rows, the manifest says {records}")
-    if batch:
+    if records and len(batch) != records:
+        what = f"this file holds {len(batch)} rows, the manifest says {records}"
+        raise CorruptLog(path, 0, what)
+    if len(batch):
         yield batch
 
 
-def _decode(data: bytes, path: str) -> Any:
-    for placed, magic in _MAGIC.items():
-        if data.startswith(magic):
-            schema = archive.ARCHIVE_SCHEMA if placed else archive.SNAPSHOT_SCHEMA
-            body = data[len(magic) :]
-            return pa.ipc.read_record_batch(pa.py_buffer(body), schema) if body else ()
-    raise CorruptLog(path, 0, "this is no file of rows")
-
-
-def remembered(convert: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
-    """`to_rows` and the like, once for each batch that was read."""
-    known: dict[int, tuple[Any, list[Any]]] = {}
-
-    def converted(batch: Any) -> list[Any]:
-        found = known.get(id(batch))
-        if found is None or found[0] is not batch:
-            if len(known) >= REMEMBERED:
-                known.clear()
-            found = known[id(batch)] = batch, convert(batch)
-        return found[1].copy()
-
-    return converted
+def _decode(data: bytes, path: str) -> Batch:
+    if not data.startswith(_MAGIC):
+        raise CorruptLog(path, 0, "this is no file of rows")
+    rows, nodes, places = msgpack.unpackb(data[len(_MAGIC) :], use_list=False)
+    return Batch(
+        list(rows), list(nodes), None if places is None else [Position(*each) for each in places]
+    )
 
 
 def patches() -> list[tuple[Any, str, Any]]:
@@ -145,9 +174,13 @@ def patches() -> list[tuple[Any, str, Any]]:
         (conflicts, "ParquetFile", File),
         (archive, "batches", batches),
         (rewriter, "batches", batches),
-        (archive, "to_rows", remembered(archive.to_rows)),
-        (archive, "to_positions", remembered(archive.to_positions)),
-        (archive, "nodes_of", remembered(archive.nodes_of)),
+        (archive, "to_batch", to_batch),
+        (local, "to_batch", to_batch),
+        (conflicts, "to_batch", to_batch),
+        (archive, "plain", lambda batch: batch),
+        (archive, "to_rows", _of_batch("rows", archive.to_rows)),
+        (archive, "to_positions", _of_batch("places", archive.to_positions)),
+        (archive, "nodes_of", _of_batch("nodes", archive.nodes_of)),
         (archive, "tempfile", _Tempfile),
         (local, "tempfile", _Tempfile),
         (spark, "tempfile", _Tempfile),
