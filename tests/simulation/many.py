@@ -44,7 +44,7 @@ def chunk(job: tuple[str, int, int]) -> Tally:
         tally.schedules += 1
         tally.steps += result.steps
         tally.acknowledged += result.acked
-        tally.faults.update(step.note for step in result.trace if step.note)
+        tally.faults.update(result.world.notes.values())
         if result.violation is not None:
             tally.failures.append(failure_of(scenario, seed, result))
     gc.collect()

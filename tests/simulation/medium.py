@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import io
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random
@@ -52,11 +52,16 @@ class File:
 
     __slots__ = ("data", "listed", "modified_ms", "synced")
 
-    def __init__(self, data: bytes | bytearray, modified_ms: int, synced: int = -1) -> None:
-        self.data = bytearray(data)
-        self.synced = len(self.data) if synced < 0 else synced
+    def __init__(self, data: bytes, modified_ms: int, synced: int = -1) -> None:
+        self.data = bytes(data)
+        self.synced = len(data) if synced < 0 else synced
         self.modified_ms = modified_ms
         self.listed: StoredFile | None = None
+
+    def copy(self) -> File:
+        other = File(self.data, self.modified_ms, self.synced)
+        other.listed = self.listed
+        return other
 
     def as_listed(self, path: str) -> StoredFile:
         """The same value as long as nothing changed: listings are most of what is asked for."""
@@ -70,27 +75,36 @@ class Files(dict[str, File]):
     """Path → file; `under` gives the paths of a folder in order. `listings`: folder → its
     listing, until anything in it changes."""
 
-    _sorted: list[str] | None = None
-
     def __init__(self) -> None:
         super().__init__()
+        self._sorted: list[str] = []
         self.listings: dict[str, list[StoredFile]] = {}
+
+    def copy(self) -> Files:
+        other = Files()
+        for path, file in self.items():
+            dict.__setitem__(other, path, file.copy())
+        other._sorted = self._sorted.copy()
+        other.listings = self.listings.copy()  # a listing is never changed, only replaced
+        return other
 
     def __setitem__(self, path: str, file: File) -> None:
         if path not in self:
-            self._sorted = None
+            insort(self._sorted, path)
         super().__setitem__(path, file)
         self.changed(path)
 
     def __delitem__(self, path: str) -> None:
         super().__delitem__(path)
-        self._sorted = None
+        del self._sorted[bisect_left(self._sorted, path)]
         self.changed(path)
 
     def changed(self, path: str) -> None:
         """This file has changed: forget the listings that show it."""
-        for prefix in [prefix for prefix in self.listings if path.startswith(prefix)]:
-            del self.listings[prefix]
+        listings = self.listings
+        for prefix in _prefixes(path):
+            if prefix in listings:
+                del listings[prefix]
 
     def listing(self, prefix: str) -> list[StoredFile]:
         found = self.listings.get(prefix)
@@ -102,11 +116,15 @@ class Files(dict[str, File]):
 
     def under(self, prefix: str) -> list[str]:
         paths = self._sorted
-        if paths is None:
-            paths = self._sorted = sorted(self)
         if not prefix:
-            return paths
+            return paths.copy()
         return paths[bisect_left(paths, prefix) : bisect_left(paths, prefix[:-1] + "0")]
+
+
+@lru_cache(100_000)
+def _prefixes(path: str) -> tuple[str, ...]:
+    """The folders that a file is in, as `folder_prefix` writes them."""
+    return "", *(path[: at + 1] for at, letter in enumerate(path) if letter == "/")
 
 
 class Medium:
@@ -119,8 +137,7 @@ class Medium:
     def copy(self) -> Medium:
         """The same files, without locks."""
         other = Medium()
-        for path, file in self.files.items():
-            other.files[path] = File(file.data, file.modified_ms, file.synced)
+        other.files = self.files.copy()
         return other
 
     def lose_power(self, rng: Random) -> None:
@@ -128,11 +145,11 @@ class Medium:
         for file in self.files.values():
             if file.synced < len(file.data):
                 kept = rng.randint(file.synced, len(file.data))
+                data = file.data[:kept]
                 if rng.random() < 0.25 and kept > file.synced:
                     hole = rng.randint(file.synced, kept - 1)
-                    file.data[hole:kept] = bytes(kept - hole)
-                del file.data[kept:]
-                file.synced = len(file.data)
+                    data = data[:hole] + bytes(kept - hole)
+                file.data, file.synced = data, kept
         self.files.listings.clear()
         self.locks.clear()
 
@@ -159,7 +176,7 @@ class SimAppender:
                 file.data += data
                 file.synced = len(file.data)
             else:
-                file.data[self.size : self.size + len(data)] = data
+                file.data = file.data[: self.size] + data + file.data[self.size + len(data) :]
             file.modified_ms = self._store.storage_ms()
             self._store.medium.files.changed(self.path)
             self._store._changed(self.path)
@@ -179,7 +196,7 @@ class SimAppender:
     def truncate(self, size: int) -> None:
         def effect() -> None:
             file = self._target()
-            del file.data[size:]
+            file.data = file.data[:size]
             file.synced = len(file.data)
             self._store.medium.files.changed(self.path)
 
@@ -290,11 +307,15 @@ class SimStore:
         return self.do("size", path, lambda: len(self._seen(path).data))
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        stop = None if length is None else offset + length
-        return self.do("read", path, lambda: bytes(self._seen(path).data[offset:stop]))
+        world, process = self.world, self.process  # inline too
+        fault = world.enter(process, "read", path)
+        data = self._seen(path).data
+        if fault is not None:
+            world.leave(process, fault, path)
+        return data[offset : None if length is None else offset + length]
 
     def open_input(self, path: str) -> BinaryIO:
-        return self.do("open_input", path, lambda: io.BytesIO(bytes(self._seen(path).data)))
+        return self.do("open_input", path, lambda: io.BytesIO(self._seen(path).data))
 
     # writing
 
@@ -324,8 +345,8 @@ class SimStore:
             file = self.file(path)
             if size > len(file.data):
                 raise StorageError(f"cannot cut {len(file.data)} bytes to {size}", path)
-            del file.data[size:]
-            file.synced = len(file.data)
+            file.data = file.data[:size]
+            file.synced = size
             self.medium.files.changed(path)
             self._changed(path)
 

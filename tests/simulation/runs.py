@@ -55,12 +55,16 @@ ROLES: dict[str, type[Actor]] = {"embedded": Actor, "agent": AgentActor, "member
 class Result:
     violation: Violation | None
     cause: BaseException | None
-    trace: list[Step]
+    world: World
     runs: list[tuple[int, int]]
     steps: int
     calls: dict[str, int]
     acked: int
     tasks: int
+
+    @property
+    def trace(self) -> list[Step]:
+        return self.world.trace
 
 
 def play(plan: Plan, chooser: Chooser) -> Result:
@@ -95,7 +99,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
             except Violation as error:
                 world.violate(error, error.__cause__)
         return Result(
-            world.violation, world.cause, world.trace, as_runs(world.choices), world.step,
+            world.violation, world.cause, world, as_runs(world.choices), world.step,
             {process.name: process.calls for process in world.processes}, past.acked,
             len(world.tasks),
         )  # fmt: skip

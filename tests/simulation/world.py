@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -54,13 +54,14 @@ class Fault:
     kind: str
 
 
-class Step:
+class Step(NamedTuple):
     """One line of the trace."""
 
-    __slots__ = ("call", "note", "path", "step", "task")
-
-    def __init__(self, step: int, task: str, call: str, path: str) -> None:
-        self.step, self.task, self.call, self.path, self.note = step, task, call, path, ""
+    step: int
+    task: str
+    call: str
+    path: str
+    note: str = ""
 
 
 class SimClock:
@@ -147,7 +148,9 @@ class World:
         self.step = 0
         self._ticks = 0
         self.extra_ms = 0
-        self.trace: list[Step] = []
+        self._trace: list[tuple[int, str, str, str]] = []
+        self.notes: dict[int, str] = {}
+        """Step → the fault that was injected there."""
         self.choices: list[int] = []
         self.violation: Violation | None = None
         self.cause: BaseException | None = None
@@ -161,6 +164,10 @@ class World:
     @property
     def elapsed_ms(self) -> int:
         return self.step * STEP_MS + self.extra_ms
+
+    @property
+    def trace(self) -> list[Step]:
+        return [Step(*each, self.notes.get(each[0], "")) for each in self._trace]
 
     def tick(self) -> float:
         """A moment of its own within this step, later than all before."""
@@ -226,14 +233,14 @@ class World:
         task.calls += 1
         if call in CHANGES:
             task.changes += 1
-        self.trace.append(Step(step, task.name, call, path))
+        self._trace.append((step, task.name, call, path))
         if process.faults and process.calls in process.faults:
             return self._fault(process, process.faults[process.calls], path)
         return None
 
     def _fault(self, process: Process, fault: Fault, path: str) -> Fault:
         """What happens to this call, before it takes effect."""
-        self.trace[-1].note = fault.kind
+        self.notes[self.step] = fault.kind
         process.hurt = True
         if fault.kind == "crash":
             self.kill(process)
