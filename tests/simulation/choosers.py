@@ -69,22 +69,26 @@ class Pause:
         self.reached = False
 
     def choose(self, world: World, ready: list[Task], current: Task | None) -> Task:
-        by_number = {task.number: task for task in ready}
         for number in self._first:
-            if number in by_number:
-                return by_number[number]
-        task = by_number.get(self._paused)
-        if task is not None and not self.reached:
+            for task in ready:
+                if task.number == number:
+                    return task
+        paused = None
+        for task in ready:
+            if task.number == self._paused:
+                paused = task
+        if paused is not None and not self.reached:
             if self._changes:
-                self.reached = task.following in CHANGES and task.changes + 1 >= self._at
+                self.reached = paused.following in CHANGES and paused.changes + 1 >= self._at
             else:
-                self.reached = task.calls + 1 >= self._at
+                self.reached = paused.calls + 1 >= self._at
             if not self.reached:
-                return task
+                return paused
         for number in self._during:
-            if number in by_number:
-                return by_number[number]
-        return task if task is not None else ready[0]
+            for task in ready:
+                if task.number == number:
+                    return task
+        return paused if paused is not None else ready[0]
 
 
 class Replay:

@@ -12,24 +12,25 @@ import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-import google_crc32c
 import pyarrow as pa
 from greenlet import getcurrent
 from msgpack import Packer, unpackb
 
-from imap_wal import evidence, layout, manifest
+from imap_wal import evidence, layout, manifest, segments
 from imap_wal.clock import SeededRandomness
-from imap_wal.settings import Settings
+from imap_wal.settings import choose
 from tests.simulation import values
 from tests.simulation.threads import Threading, Time
 from tests.simulation.world import BASE_MS, Task
 
 PACKAGES = ("imap_wal", "rewrite_cli")
 MODULES = ("storage_backends.lease", "storage_backends.objects", "storage_backends.hdfs")
+REMEMBERED = 300
 _LEFT_OUT = ("spark", "demo", "cluster", "playback", "flights", "picture")
 
 
@@ -94,8 +95,8 @@ def _text(document: Any) -> bytes:
 
 
 def _checksum(body: Any) -> str:
-    """A checksum of the nonce only. Simulations damage no bytes; `tests/faults` does."""
-    return f"{google_crc32c.value(body['nonce'].encode()):08x}"
+    """The nonce. Simulations damage no bytes; `tests/faults` does."""
+    return str(body["nonce"])
 
 
 def _read_once(decode: Any) -> Any:
@@ -106,7 +107,7 @@ def _read_once(decode: Any) -> Any:
         text = self._store.read(self._path(number))
         found = known.get((text, self._kind))
         if found is None:
-            if len(known) >= 10_000:
+            if len(known) >= REMEMBERED:  # those of one run; a new one has others
                 known.clear()
             found = known[text, self._kind] = decode(_At(self, text), number)
         return found
@@ -123,15 +124,50 @@ class _At:
 
 
 def _files(self: Any) -> dict[int, Any]:
-    """`ManifestLog._files`: names are parsed once."""
+    """`ManifestLog._files`: names are parsed once. A folder of manifests has no other files."""
     files = self._store.list(self.folder)
-    return {number: file for file in files if (number := _number(file.path)) is not None}
+    return dict(zip(map(_number, map(_path, files)), files, strict=True))
 
 
-@cache
-def _number(path: str) -> int | None:
-    name = path.rpartition("/")[2]
-    return int(name[:-5]) if name.endswith(".json") and name[:-5].isdigit() else None
+_path = attrgetter("path")
+
+
+@lru_cache(100_000)
+def _number(path: str) -> int:
+    return int(path.rpartition("/")[2].removesuffix(".json"))
+
+
+def _sorted_out(sort: Any) -> Any:
+    """`segments.sorted_out`, once for each listing: files that did not change are the same
+    values."""
+    known: dict[Any, Any] = {}
+
+    def sorted_out(
+        files: Any, archived: tuple[int, int] = (0, 0), begins: tuple[int, int] = (0, 0)
+    ) -> Any:
+        files = list(files)
+        key = (tuple(map(id, files)), archived, begins)
+        found = known.get(key)
+        if found is None:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            found = known[key] = files, sort(files, archived, begins)  # an id is kept in use
+        return found[1]
+
+    return sorted_out
+
+
+def _chosen(choose: Any) -> Any:
+    """`settings.choose`, once for each choice."""
+    known: dict[Any, Any] = {}
+
+    def chosen(given: Any, others: Any = ()) -> Any:
+        key = tuple(given.items())
+        if key not in known:
+            known[key] = choose(given, others)
+        return known[key]
+
+    return chosen
 
 
 def modules() -> list[ModuleType]:
@@ -167,7 +203,11 @@ def installed() -> Iterator[None]:
         for name, fake in real.items():
             if isinstance(getattr(module, name, None), ModuleType):
                 put(module, name, fake)
-    put(sys.modules["imap_wal.store"], "Settings", lru_cache(1000)(Settings))
+    put(sys.modules["imap_wal.store"], "choose", _chosen(choose))
+    sort = _sorted_out(segments.sorted_out)
+    for module in modules():
+        if hasattr(module, "sorted_out"):
+            put(module, "sorted_out", sort)
     put(sys.modules["rewrite_cli.rewriter"], "memory_max_bytes", lambda: 0)
     put(manifest, "_text", _text)
     put(manifest, "json", _Json)
@@ -178,6 +218,8 @@ def installed() -> Iterator[None]:
         "parse_wal_path",
         "parse_writer_path",
         "parse_archive_path",
+        "parse_opened_path",
+        "parse_claim_path",
         "recovered_by",
         "original_path",
     ):

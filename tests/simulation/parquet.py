@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 _local: dict[str, bytes] = {}
 """Path → content of a file that was written on this machine and is not published yet."""
 _decoded: dict[bytes, Any] = {}
-REMEMBERED = 5000
+REMEMBERED = 300
 
 
 def taken(path: str) -> bytes | None:

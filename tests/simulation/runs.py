@@ -106,6 +106,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
     finally:
         manifest.KEEP = kept
         threads.enter(None)
+        world.close()
 
 
 def _unlock(media: Mapping[str, Medium], process: Process) -> None:

@@ -181,6 +181,15 @@ class World:
         self.processes.append(process)
         return process
 
+    def close(self) -> None:
+        """Let go of what was run: without this, all of it is one cycle of references."""
+        for process in self.processes:
+            process.tasks.clear()
+            process.memory.clear()
+        self.tasks.clear()
+        self.on_death.clear()
+        self.on_power.clear()
+
     def spawn(self, process: Process, name: str, work: Callable[[], None]) -> Task:
         task = Task(self, process, name, work)
         self.tasks.append(task)
