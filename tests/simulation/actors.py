@@ -45,7 +45,7 @@ from tests.simulation.world import Killed, Process, Violation, World
 
 MAP = "m"
 NAMESPACE, CLUSTER = "default", "embedded"
-SETTINGS: dict[str, Any] = {"preallocate": False, "segment_bytes": 1 << 20}
+SETTINGS: dict[str, Any] = {"preallocate": False, "segment_bytes": 1 << 20, "ring_slots": 64}
 MEMORY = Settings(**SETTINGS)
 KEYS = 4
 

@@ -10,12 +10,11 @@ import json
 import logging
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from greenlet import getcurrent
@@ -31,6 +30,7 @@ from tests.simulation.world import BASE_MS, Task
 PACKAGES = ("imap_wal", "rewrite_cli")
 MODULES = ("storage_backends.lease", "storage_backends.objects", "storage_backends.hdfs")
 REMEMBERED = 300
+T = TypeVar("T")
 _LEFT_OUT = ("spark", "demo", "cluster", "playback", "flights", "picture")
 
 
@@ -115,46 +115,47 @@ def _read_once(decode: Any) -> Any:
     return decoded
 
 
+class _Text:
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def read(self, path: str) -> bytes:
+        return self._text
+
+
 class _At:
     """A manifest log whose text is in memory."""
 
     def __init__(self, log: Any, text: bytes) -> None:
-        self._kind, self._path, self._store = log._kind, log._path, self
-        self.read = lambda path: text
+        self._kind, self._path, self._store = log._kind, log._path, _Text(text)
 
 
-def _files(self: Any) -> dict[int, Any]:
-    """`ManifestLog._files`: names are parsed once. A folder of manifests has no other files."""
-    files = self._store.list(self.folder)
-    return dict(zip(map(_number, map(_path, files)), files, strict=True))
+def _once(make: Callable[..., T]) -> Callable[..., T]:
+    """What is made of a listing, once for each listing: a file that did not change is the same
+    value there."""
+    known: dict[Any, tuple[Any, T]] = {}
 
-
-_path = attrgetter("path")
-
-
-@lru_cache(100_000)
-def _number(path: str) -> int:
-    return int(path.rpartition("/")[2].removesuffix(".json"))
-
-
-def _sorted_out(sort: Any) -> Any:
-    """`segments.sorted_out`, once for each listing: files that did not change are the same
-    values."""
-    known: dict[Any, Any] = {}
-
-    def sorted_out(
-        files: Any, archived: tuple[int, int] = (0, 0), begins: tuple[int, int] = (0, 0)
-    ) -> Any:
+    def made(files: Iterable[Any], *more: Any) -> T:
         files = list(files)
-        key = (tuple(map(id, files)), archived, begins)
+        key = (tuple(map(id, files)), more)
         found = known.get(key)
         if found is None:
             if len(known) >= REMEMBERED:
                 known.clear()
-            found = known[key] = files, sort(files, archived, begins)  # an id is kept in use
+            found = known[key] = files, make(files, *more)  # the files: an id is of one value
         return found[1]
 
-    return sorted_out
+    return made
+
+
+@_once
+def _numbered(files: list[Any]) -> dict[int, Any]:
+    return {int(file.path.rpartition("/")[2].removesuffix(".json")): file for file in files}
+
+
+def _files(self: Any) -> dict[int, Any]:
+    """`ManifestLog._files`. A folder of manifests has no other files here."""
+    return _numbered(self._store.list(self.folder))
 
 
 def _chosen(choose: Any) -> Any:
@@ -204,7 +205,7 @@ def installed() -> Iterator[None]:
             if isinstance(getattr(module, name, None), ModuleType):
                 put(module, name, fake)
     put(sys.modules["imap_wal.store"], "choose", _chosen(choose))
-    sort = _sorted_out(segments.sorted_out)
+    sort = _once(segments.sorted_out)
     for module in modules():
         if hasattr(module, "sorted_out"):
             put(module, "sorted_out", sort)
@@ -222,6 +223,9 @@ def installed() -> Iterator[None]:
         "parse_claim_path",
         "recovered_by",
         "original_path",
+        "cluster_folder",
+        "node_folder",
+        "wal_path",
     ):
         put(layout, name, lru_cache(100_000)(getattr(layout, name)))
     put(evidence, "epoch_of", lru_cache(100_000)(evidence.epoch_of))

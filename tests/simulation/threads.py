@@ -28,7 +28,7 @@ def _block(what: object) -> None:
 
 
 def _wake(what: object) -> None:
-    if _world is not None:
+    if _world is not None and (_world.blocked or _world.late):
         _world.wake(what)
 
 
@@ -52,13 +52,17 @@ class Lock:
         if not self._locked:
             raise RuntimeError("release unlocked lock")
         self._locked = False
-        _wake(self)
+        if _world is not None and (_world.blocked or _world.late):
+            _world.wake(self)
 
     def locked(self) -> bool:
         return self._locked
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        if self._locked:
+            return self.acquire()
+        self._locked = True
+        return True
 
     def __exit__(self, *_: object) -> None:
         self.release()

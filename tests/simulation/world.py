@@ -71,10 +71,12 @@ class SimClock:
         self._world, self.offset_ms = world, offset_ms
 
     def now_ms(self) -> int:
-        return BASE_MS + self._world.elapsed_ms + self.offset_ms
+        world = self._world
+        return BASE_MS + world.step * STEP_MS + world.extra_ms + self.offset_ms
 
     def monotonic(self) -> float:
-        return self._world.elapsed_ms / 1000
+        world = self._world
+        return (world.step * STEP_MS + world.extra_ms) / 1000
 
 
 class Process:
@@ -158,7 +160,7 @@ class World:
         self.on_power: list[Callable[[], None]] = []
         self._steps_max = steps_max
         self._running = False
-        self._blocked = False
+        self.blocked = False
         """Whether a task may wait for something."""
 
     @property
@@ -186,6 +188,7 @@ class World:
         for process in self.processes:
             process.tasks.clear()
             process.memory.clear()
+        self.processes.clear()
         self.tasks.clear()
         self.on_death.clear()
         self.on_power.clear()
@@ -232,7 +235,7 @@ class World:
         if not isinstance(task, Task):
             return None  # before or after the run: one actor alone
         task.following = call
-        if self.late or len(self.ready) > 1 or not self.ready:
+        if self.late or len(self.ready) != 1:
             self._give_way(task)
         self.step = step = self.step + 1
         if step > self._steps_max:
@@ -291,18 +294,18 @@ class World:
         if task.process.dead:
             raise Killed
         task.waiting = what
-        self._blocked = True
+        self.blocked = True
         self.ready.remove(task)
         self._switch_away(task)
 
     def wake(self, what: object) -> None:
         """Those blocked on it may run."""
-        if self._blocked:
+        if self.blocked:
             for task in self.tasks:
                 if task.waiting is what:
                     task.waiting = None
                     self._make_ready(task)
-            self._blocked = any(task.waiting is not None for task in self.tasks)
+            self.blocked = any(task.waiting is not None for task in self.tasks)
         if self.late:
             for task in [task for task in self.late if task.expects is what]:
                 self.late.remove(task)
