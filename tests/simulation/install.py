@@ -20,7 +20,7 @@ import pyarrow as pa
 from greenlet import getcurrent
 from msgpack import Packer, unpackb
 
-from imap_wal import evidence, layout, manifest, segments
+from imap_wal import entry, evidence, format, layout, manifest, segments
 from imap_wal.clock import SeededRandomness
 from imap_wal.settings import choose
 from tests.simulation import values
@@ -158,6 +158,12 @@ def _files(self: Any) -> dict[int, Any]:
     return _numbered(self._store.list(self.folder))
 
 
+def _rows(decode: Any) -> Any:
+    """`entry.rows`: the same bytes are unpacked once."""
+    known = lru_cache(REMEMBERED)(lambda payload: tuple(decode(payload)))
+    return lambda payload, *_: iter(known(bytes(payload)))
+
+
 def _chosen(choose: Any) -> Any:
     """`settings.choose`, once for each choice."""
     known: dict[Any, Any] = {}
@@ -228,6 +234,8 @@ def installed() -> Iterator[None]:
         "wal_path",
     ):
         put(layout, name, lru_cache(100_000)(getattr(layout, name)))
+    put(format, "decode_header", lru_cache(REMEMBERED)(format.decode_header))
+    put(entry, "rows", _rows(entry.rows))
     put(evidence, "epoch_of", lru_cache(100_000)(evidence.epoch_of))
     from tests.simulation import members, parquet
 

@@ -62,9 +62,7 @@ class Batch:
 
     __slots__ = ("nodes", "places", "rows")
 
-    def __init__(
-        self, rows: list[Any], nodes: list[str], places: list[Any] | None = None
-    ) -> None:
+    def __init__(self, rows: list[Any], nodes: list[str], places: list[Any] | None = None) -> None:
         self.rows, self.nodes, self.places = rows, nodes, places
 
     def __len__(self) -> int:

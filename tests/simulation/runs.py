@@ -56,11 +56,15 @@ class Result:
     violation: Violation | None
     cause: BaseException | None
     world: World
-    runs: list[tuple[int, int]]
     steps: int
     calls: dict[str, int]
     acked: int
     tasks: int
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The schedule, as `Replay` takes it."""
+        return as_runs(self.world.choices)
 
     @property
     def trace(self) -> list[Step]:
@@ -99,7 +103,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
             except Violation as error:
                 world.violate(error, error.__cause__)
         return Result(
-            world.violation, world.cause, world, as_runs(world.choices), world.step,
+            world.violation, world.cause, world, world.step,
             {process.name: process.calls for process in world.processes}, past.acked,
             len(world.tasks),
         )  # fmt: skip

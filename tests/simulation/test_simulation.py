@@ -48,10 +48,11 @@ _DIGEST = """
 import hashlib
 from tests.simulation.explore import run_seed
 from tests.simulation.install import installed
+from tests.simulation.scenarios import SCENARIOS
 found = hashlib.sha256()
 with installed():
-    for scenario in ("agents", "maintenance"):
-        for seed in range(1, 6):
+    for scenario in SCENARIOS:
+        for seed in range(1, 20):
             for step in run_seed(scenario, seed).trace:
                 found.update(f"{step.task} {step.call} {step.path}".encode())
 print(found.hexdigest())
