@@ -1,6 +1,6 @@
 """Puts the world's locks and time in place of the real ones, in the modules of the log. And what
-makes a run quick without changing what it does: the same Parquet bytes are decoded once, and
-manifests are written without the indent that keeps Python from its quick JSON encoder."""
+makes a run quick without changing what it does: manifests are packed, and what is made of the same
+bytes or of the same listing is made once."""
 
 from __future__ import annotations
 
@@ -90,13 +90,10 @@ _PACKED = b"\0"
 _packer = Packer()
 
 
-def _text(document: Any) -> bytes:
-    return _PACKED + bytes(_packer.pack(document))
-
-
-def _checksum(body: Any) -> str:
-    """The nonce. Simulations damage no bytes; `tests/faults` does."""
-    return str(body["nonce"])
+def _with_checksum(body: Any) -> bytes:
+    """`manifest.with_checksum`, with the nonce for a checksum: simulations damage no bytes;
+    `tests/faults` does."""
+    return _PACKED + bytes(_packer.pack({"checksum": str(body["nonce"]), **body}))
 
 
 def _read_once(decode: Any) -> Any:
@@ -216,9 +213,11 @@ def installed() -> Iterator[None]:
         if hasattr(module, "sorted_out"):
             put(module, "sorted_out", sort)
     put(sys.modules["rewrite_cli.rewriter"], "memory_max_bytes", lambda: 0)
-    put(manifest, "_text", _text)
+    put(manifest, "with_checksum", _with_checksum)
+    put(manifest, "_checksum_of_rest", lambda text: "")
+    put(manifest, "_canonical", lambda body: str(body.get("nonce", "")))
+    put(manifest, "_checksum", lambda canonical: canonical)
     put(manifest, "json", _Json)
-    put(manifest, "_checksum", _checksum)
     put(manifest.ManifestLog, "_decode", _read_once(manifest.ManifestLog._decode))
     put(manifest.ManifestLog, "_files", _files)
     for name in (
