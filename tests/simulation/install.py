@@ -133,7 +133,8 @@ def _once(make: Callable[..., T]) -> Callable[..., T]:
     known: dict[Any, tuple[Any, T]] = {}
 
     def made(files: Iterable[Any], *more: Any) -> T:
-        files = list(files)
+        if type(files) is not list:
+            files = list(files)
         key = (tuple(map(id, files)), more)
         found = known.get(key)
         if found is None:

@@ -57,18 +57,12 @@ class File:
         self.synced = len(data) if synced < 0 else synced
         self.modified_ms = modified_ms
         self.listed: StoredFile | None = None
+        """The same value as long as nothing changed: listings are most of what is asked for."""
 
     def copy(self) -> File:
         other = File(self.data, self.modified_ms, self.synced)
         other.listed = self.listed
         return other
-
-    def as_listed(self, path: str) -> StoredFile:
-        """The same value as long as nothing changed: listings are most of what is asked for."""
-        found = self.listed
-        if found is None or found.size != len(self.data) or found.modified_ms != self.modified_ms:
-            found = self.listed = StoredFile(path, len(self.data), self.modified_ms)
-        return found
 
 
 class Files(dict[str, File]):
@@ -109,9 +103,18 @@ class Files(dict[str, File]):
     def listing(self, prefix: str) -> list[StoredFile]:
         found = self.listings.get(prefix)
         if found is None:
-            found = self.listings[prefix] = [
-                self[path].as_listed(path) for path in self.under(prefix)
-            ]
+            found = []
+            for path in self.under(prefix):
+                file = self[path]
+                listed = file.listed
+                if (
+                    listed is None
+                    or listed.size != len(file.data)
+                    or listed.modified_ms != file.modified_ms
+                ):
+                    listed = file.listed = StoredFile(path, len(file.data), file.modified_ms)
+                found.append(listed)
+            self.listings[prefix] = found
         return found
 
     def under(self, prefix: str) -> list[str]:

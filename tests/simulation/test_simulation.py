@@ -4,6 +4,8 @@ the storage: nothing acknowledged is lost, nothing old is served. `IMAP_WAL_SEED
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -11,13 +13,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from imap_wal import manifest
+from imap_wal.errors import InvalidSetting
+from imap_wal.manifest import ClusterManifest, NodeManifest, Seen
+from imap_wal.pieces import Piece
+from imap_wal.settings import Settings
+from storage_backends import StoredFile
 from tests.simulation.__main__ import story
 from tests.simulation.choosers import Pause, Replay
 from tests.simulation.explore import chooser_of, plan_of, run_seed
-from tests.simulation.install import installed
+from tests.simulation.install import installed, modules
 from tests.simulation.many import explore
 from tests.simulation.runs import Result, play
 from tests.simulation.scenarios import OPEN, SCENARIOS
+from tests.simulation.values import frozen_classes
 
 Cases = Callable[[int], None]
 
@@ -68,6 +77,27 @@ def test_a_seed_replays_in_another_process_whose_hashes_differ() -> None:
         for hashes in ("1", "2")
     }  # fmt: skip
     assert len(digests) == 1
+
+
+def test_a_value_made_in_a_simulation_is_the_one_that_is_made_outside() -> None:
+    classes = frozen_classes(modules())
+    signatures = {kind: list(inspect.signature(kind).parameters) for kind in classes}
+    assert {NodeManifest, ClusterManifest, Settings, StoredFile, Piece} <= set(classes)
+    given = dataclasses.replace(NodeManifest(requests={1: 2}), epoch=3, cluster=Seen(1, 2, 3))
+    file = StoredFile("a", 1, 2)
+    with installed():
+        made = manifest.replace(NodeManifest(requests={1: 2}), epoch=3, cluster=Seen(1, 2, 3))
+        assert made == given and hash(StoredFile("a", 1, 2)) == hash(file)
+        assert NodeManifest().requests is not NodeManifest().requests
+        assert Settings(durability="os") == dataclasses.replace(Settings(), durability="os")
+        with pytest.raises(InvalidSetting):
+            Settings(ring_slots=3)
+        with pytest.raises(TypeError):
+            StoredFile("a", 1, 2, sizes=3)  # type: ignore[call-arg]
+        for kind in classes:
+            assert list(inspect.signature(kind).parameters) == signatures[kind], kind
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        file.size = 3  # type: ignore[misc]
 
 
 def test_every_way_to_choose_is_drawn() -> None:
