@@ -159,7 +159,7 @@ def _segments_of_anybody(put: Put) -> None:
 
 
 def _others_are_left_alone(put: Put) -> None:
-    put(store, "_shut_out_others", lambda *_: None)
+    put(store, "shut_out_others", lambda *_, **__: None)
 
 
 def _permits_named_by_their_epoch(put: Put) -> None:
