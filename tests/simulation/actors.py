@@ -207,6 +207,10 @@ class Actor:
                 takeover=takeover, clock=self.process.clock, randomness=self.process.randomness,
                 storage=self.storage(), **settings,
             )  # fmt: skip
+        except InvalidSetting as error:
+            if self.stage.exclusive:
+                raise
+            raise Stop from error  # it belongs to Hazelcast members
         except (ImapWalError, StorageError) as error:
             if not isinstance(error.__cause__, NotFound):  # another process took over
                 self._refused(error, WriterLocked, Fenced, LostRace)

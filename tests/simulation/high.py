@@ -18,7 +18,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from imap_wal import archive, layout, pieces, restore
-from imap_wal.agent import reads
+from imap_wal.agent import reads, sessions
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace, OrderConflict
 from imap_wal.manifest import NO_VERSIONS
@@ -241,6 +241,7 @@ _SPLIT = "both halves of a split network change a key"
 _ARCHIVES = "a rewrite beside archive runs"
 _FULL = "an agent whose scratch is full"
 _RANGES = "a rewrite in ranges"
+_PROGRAM = "a program that writes when the first members come"
 
 
 def _late(*ops: Op) -> Plan:
@@ -277,6 +278,17 @@ PLANS: dict[str, Plan] = {
             _agent("agent 2", "n2"), _member("member 2", "n2", ("put_also", 0)),
         ),
         after=(("resolve",),),
+    ),
+    _PROGRAM: Plan(
+        APPEND, "empty",
+        (
+            Spec(
+                "program", ((("open", False), ("put", 6), ("put", 7), ("put", 6)),), "n3",
+                settings=(("shared", True),),
+            ),
+            _agent("agent"), _member("member", "n1", ("put", 0), ("list",)),
+        ),
+        exclusive=False,
     ),
 }  # fmt: skip
 """Each is run with one long pause of every actor at every call."""
@@ -368,7 +380,15 @@ def _nobody_looks_for_conflicts(put: Put) -> None:
     put(conflicts, "find", lambda *_, **__: iter(()))
 
 
+def _programs_are_left_alone(put: Put) -> None:
+    put(sessions, "shut_out_others", lambda *_, **__: [])
+
+
 MUTATIONS = (
+    Mutation(
+        "C7", "the first members leave a program alone", _programs_are_left_alone,
+        (_PROGRAM,), "programs",
+    ),
     Mutation(
         "H2", "a rewrite begins again when a segment is archived", _a_rewrite_does_not_go_on,
         (_ARCHIVES,), _ARCHIVES,

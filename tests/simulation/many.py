@@ -6,7 +6,8 @@ import gc
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -82,11 +83,11 @@ def explore(
     workers = workers or os.cpu_count() or 1
     work = list(jobs(scenarios, first, runs))
     context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, _begin) as pool:
-        results: Iterable[Tally] = pool.imap_unordered(chunk, work)
-        for tally in results:
-            total.add(tally)
+    with ProcessPoolExecutor(workers, context, _begin) as pool:
+        waiting = {pool.submit(chunk, job) for job in work}
+        for future in as_completed(waiting):
+            total.add(future.result())
             if len(total.failures) >= failures_max:
+                pool.shutdown(cancel_futures=True)
                 break
-        pool.terminate()
     return total

@@ -227,6 +227,15 @@ def agents(rng: Random) -> Plan:
     return _faults(rng, Plan(kind, past, tuple(specs)))
 
 
+def programs(rng: Random) -> Plan:
+    """`agents` and a program with an embedded store, which the first claim shuts out."""
+    plan = replace(agents(rng), prologue="empty", exclusive=False)
+    ops: list[Op] = [("open", True), ("put", 6)]
+    ops += [rng.choice((("put", 6), ("put", 7), ("delete", 6))) for _ in range(rng.randint(0, 4))]
+    shared = (("shared", True),)
+    return replace(plan, specs=(*plan.specs, Spec("program", (tuple(ops),), "n3", settings=shared)))
+
+
 def verifying(rng: Random) -> Plan:
     """`maintenance` with a `verify` at the same time."""
     plan = maintenance(rng)
@@ -244,6 +253,7 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "verifying": verifying,
     "drops": drops,
     "forgetting": forgetting,
+    "programs": programs,
 }
 
 OPEN: tuple[str, ...] = ()
