@@ -168,7 +168,7 @@ class ClusterLog:
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:
         if not found.manifest.directory:
-            return f"there is no log in {found.folder}"
+            return found.missing or f"there is no log in {found.folder}"
         if found.manifest.directory != directory:
             return f"in {found.folder} is log directory {found.manifest.directory}, registered was {directory}"
         return found.missing
@@ -181,8 +181,10 @@ class ClusterLog:
         for _ in range(ATTEMPTS):
             # Listing first: what is archived in between is then known to the manifest, and never seems to be missing.
             listed = self.store.list(f"{folder}/wal")
-            _, manifest = manifests.read()
+            number, manifest = manifests.read()
             wal = sorted_out(listed, manifest.archived, manifest.begins)
+            if not number and wal.segments:
+                return NodeState(name, folder, manifest, (), f"there are segments in {folder}/wal, and no manifest in {folder}/manifest")
             if not manifest.lives_in(wal.logs):
                 return NodeState(name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs))
             gap = self._gap(folder, manifest, wal.segments)

@@ -13,58 +13,77 @@ again.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from imap_wal import layout
-from imap_wal.errors import InvalidSetting, LostRace
+from imap_wal import format, layout
+from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.evidence import epoch_of
+from imap_wal.format import START
 from imap_wal.layout import Identity
 from imap_wal.manifest import ClusterManifest, ManifestLog, NodeManifest, node_manifests
-from imap_wal.pieces import SEGMENT, read_piece
-from imap_wal.removal import plan_covered
+from imap_wal.pieces import ARCHIVE, SEGMENT, Piece, read_piece
 from imap_wal.restore import ClusterLog, ClusterState
+from imap_wal.segments import wal_folder
 from imap_wal.settings import Settings
 from imap_wal.writer import holds_nothing, open_node_log
-from storage_backends import NotFound
+from storage_backends import NotFound, SegmentStore
 
 FORGOTTEN_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """The entries that only a node's log holds. `files`: where they are. `entries`: how many of
+    them could be counted. `whole`: all were; else there may be more."""
+
+    files: tuple[str, ...] = ()
+    entries: int = 0
+    whole: bool = True
+
+    def __str__(self) -> str:
+        if self.whole:
+            return f"{self.entries:,}"
+        return f"at least {self.entries:,}" if self.entries else "unknown"
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """What was, or would be, forgotten. `missing`: why the node's log cannot be read;
-    `uncovered_files`: those that no snapshot covers whole, whose entries are lost with it;
-    `deleted`: files of the node that were removed; `before`: the node had been forgotten by an
-    earlier run."""
+    """What was, or would be, forgotten. `missing`: why the node's log cannot be read; `lost`: the
+    entries that are lost with it; `deleted`: files of the node that were removed; `before`: the
+    node had been forgotten by an earlier run; `refused`: why it is not forgotten without `lose`."""
 
     node: str
     log_id: str
     missing: str
-    uncovered_files: tuple[str, ...]
+    lost: Loss
     deleted: tuple[str, ...]
     dry_run: bool
     before: bool = False
+    refused: str = ""
 
 
 def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False) -> ForgetReport:
     """Take a node out of the cluster and delete its files. Its writer is shut out first, so that
     all it acknowledged is known. Without `lose`, `InvalidSetting` where entries would be lost:
-    those that no snapshot covers, or all of a log that cannot be read."""
+    those that no snapshot covers, or all of a log that cannot be read. A dry run reports that as
+    `refused`."""
     state = log.state()
     log_id = state.manifest.nodes.get(node)
     manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
     left = manifests.read()[1]
     if log_id is None and left.forgotten:  # an earlier run did not end, or files came late
-        return ForgetReport(node, left.directory, "", (), _clear(log, node, manifests, left.directory, dry_run), dry_run, before=left.empty)
+        return ForgetReport(node, left.directory, "", Loss(), _clear(log, node, manifests, left.directory, dry_run), dry_run, before=left.empty)
     if log_id is None:
         raise InvalidSetting(f"cluster {log.cluster!r} has no node {node!r}; it has {', '.join(sorted(state.manifest.nodes)) or 'none'}")
     missing = state.missing.get(node, "")
-    uncovered = () if missing else _uncovered(log, state, node)
+    lost = _loss_of_missing(log, state, node, left) if missing else _loss(log, state, node)
+    refused = "" if lose else _refusal(node, missing, lost)
     if dry_run:
-        return ForgetReport(node, log_id, missing, uncovered, _clear(log, node, manifests, log_id, dry_run), dry_run)
-    if not lose:
-        _demand_nothing_lost(node, missing, uncovered)
+        deleted = _clear(log, node, manifests, log_id, dry_run)
+        return ForgetReport(node, log_id, missing, lost, deleted, dry_run, refused=refused)
+    if refused:
+        raise InvalidSetting(refused)
     with ExitStack() as stack:
         # Else an earlier run did not end, or its segments are not here, and its writer, if there is
         # one, is refused when it next needs the manifest.
@@ -74,15 +93,16 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
             identity = Identity(log.namespace, log.cluster, node)
             held = open_node_log(log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True)
             stack.callback(held.close, clean=False)
-            uncovered = _uncovered(log, log.state(), node)  # with what its writer acknowledged before it was shut out
-            if not lose:
-                _demand_nothing_lost(node, missing, uncovered)
+            lost = _loss(log, log.state(), node)  # with what its writer acknowledged before it was shut out
+            refused = "" if lose else _refusal(node, missing, lost)
+            if refused:
+                raise InvalidSetting(refused)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
         _unregister(log, node, log_id)
         files = _clear(log, node, manifests, log_id)
     if log.store.capabilities.locks and left.directory in ("", log_id):  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
-    return ForgetReport(node, log_id, missing, uncovered, files, dry_run)
+    return ForgetReport(node, log_id, missing, lost, files, dry_run)
 
 
 def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
@@ -93,23 +113,90 @@ def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
     return replace(manifest, epoch=epoch + 1, forgotten=True)
 
 
-def _demand_nothing_lost(node: str, missing: str, uncovered: tuple[str, ...]) -> None:
-    if missing or uncovered:
-        what = missing or f"no snapshot covers all of {uncovered[0]}" + (f" and of {len(uncovered) - 1} more files" if uncovered[1:] else "")
-        raise InvalidSetting(f"node {node!r} holds entries that would be lost: {what}; run `imap-wal rewrite` first, or pass --lose")
+def _refusal(node: str, missing: str, lost: Loss) -> str:
+    """Why a node is not forgotten as long as its loss was not asked for; "" where nothing is
+    lost."""
+    if not missing and not lost.files:
+        return ""
+    more = f" and {len(lost.files) - 1} more files" if lost.files[1:] else ""
+    number = "an unknown number of entries" if str(lost) == "unknown" else f"{lost} entries"
+    where = f"{number} of {lost.files[0]}{more}, which no snapshot covers" if lost.files else number
+    what = f"{missing}, {where}" if missing else where
+    way_out = "bring its log back" if missing else "run `imap-wal rewrite` first"
+    return f"node {node!r} holds entries that would be lost: {what}; {way_out}, or pass --lose"
 
 
-def _uncovered(log: ClusterLog, state: ClusterState, node: str) -> tuple[str, ...]:
-    """Files of the node that hold an entry which no snapshot covers."""
-    found = state.nodes[node]
-    removal = plan_covered(log.store, found, state.covered(node), writing=2**62)
-    gone = {archive.path for archive in removal.archives} | {segment.path for segment in removal.segments}
-    archives = [archive.path for archive in found.manifest.archives if archive.path not in gone]
-    segments = [piece for piece in log.node_pieces(state, node) if piece.kind == SEGMENT and piece.path not in gone]
+@dataclass
+class _Count:
+    """Adds up a `Loss`."""
+
+    store: SegmentStore
+    files: list[str] = field(default_factory=list)
+    entries: int = 0
+    whole: bool = True
+
+    def add(self, piece: Piece) -> None:
+        """The entries of a file that count and that no snapshot covers. A damaged file may hold
+        more than can be read of it."""
+        found = 0
+        try:
+            if piece.kind == ARCHIVE and piece.first > piece.covered.get(piece.map, START):
+                found = piece.records
+            else:
+                for changes in read_piece(self.store, piece):
+                    found += len(changes.rows)
+        except LogError:
+            self.whole = False
+            self.files.append(piece.path)
+        else:
+            self.files += [piece.path] if found else []
+        self.entries += found
+
+    @property
+    def loss(self) -> Loss:
+        return Loss(tuple(self.files), self.entries, self.whole)
+
+
+def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
+    """What only the log of this node holds."""
+    count = _Count(log.store)
     try:
-        return (*archives, *(piece.path for piece in segments if any(changes.rows for changes in read_piece(log.store, piece))))
+        for piece in log.node_pieces(state, node):
+            count.add(piece)
     except NotFound as error:
         raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
+    return count.loss
+
+
+def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) -> Loss:
+    """The same of a log that is not whole here. Of its files some may be here, even if no manifest
+    is: what can be read of them is counted. It is never all."""
+    count, log_id = _Count(log.store), state.manifest.nodes[node]
+    marks = {name: snapshot.marks.get(node) for name, snapshot in state.manifest.snapshots.items()}
+    covered = {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == log_id}
+    pieces = []
+    if left.directory == log_id:
+        for archive in left.archives:
+            pieces.append(
+                Piece(ARCHIVE, node, archive.path, archive.map, first=archive.first, last=archive.last, covered=covered, records=archive.records)
+            )
+    for segment in wal_folder(log.store, log.node_folder(node), left.archived).segments:
+        if _log_of(log.store, segment.path) == log_id:
+            pieces.append(Piece(SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, covered=covered))
+    for piece in pieces:
+        try:
+            count.add(piece)
+        except NotFound:
+            continue
+    return replace(count.loss, whole=False)
+
+
+def _log_of(store: SegmentStore, path: str) -> str:
+    """The log directory that a segment's header names; "" where it cannot be read."""
+    try:
+        return format.decode_header(store.read(path), path)[0].directory
+    except (NotFound, LogError):
+        return ""
 
 
 def _clear(log: ClusterLog, node: str, manifests: ManifestLog[NodeManifest], log_id: str, dry_run: bool = False) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import click
 
+from imap_wal.errors import InvalidSetting
 from imap_wal.restore import ClusterLog
 from rewrite_cli import output as out
 from rewrite_cli.failures import Failed
@@ -22,7 +23,8 @@ from rewrite_cli.scope import Scope, scope_options
 def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> None:
     """Forget a node that is gone for good: restores no longer wait for its log, and its files are deleted. Needs --node.
 
-    A process that still writes its log is shut out first. Entries that no snapshot covers would be lost: rewrite first, or pass --lose.
+    A process that still writes its log is shut out first. Entries that no snapshot covers would be lost: rewrite first, or pass --lose. Without --lose, and with --dry-run
+    too, the exit code is then 2.
 
     \b
     Examples:
@@ -32,19 +34,30 @@ def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> 
     if not scope.nodes:
         raise click.UsageError("name what to forget: --node")
     reports = _forget(scope, lose=lose, dry_run=True)
-    if not dry_run:
+    refused = "; ".join(report.refused for report in reports if report.refused)
+    if not dry_run and not refused:
         files = sum(len(report.deleted) for report in reports)
         if files or not all(report.before for report in reports):
-            out.agree(f"Forget node {', '.join(scope.nodes)} and delete its {files} files?", yes)
+            losses = {f"{report.lost} of node {report.node!r}" for report in reports if report.missing or report.lost.files}
+            lost = f" Entries that are lost: {', '.join(sorted(losses))}." if losses else ""
+            out.agree(f"Forget node {', '.join(scope.nodes)} and delete its {files} files?{lost}", yes)
             reports = _forget(scope, lose=lose, dry_run=False)
+    if dry_run or not refused:
+        _print(reports, dry_run, output)
+    if refused:
+        raise InvalidSetting(refused)
+
+
+def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
     if output == out.JSON:
         out.print_json({"dry_run": dry_run, "nodes": [asdict(report) for report in reports]})
         return
     for report in reports:
         if report.before:
             click.echo(f"node {report.node!r} was forgotten by an earlier run")
-    rows = [(report.node, len(report.deleted), len(report.uncovered_files), report.missing or "-") for report in reports]
-    out.print_table(("node", "files to delete" if dry_run else "files deleted", "with entries lost", "missing"), rows)
+    rows = [(report.node, len(report.deleted), str(report.lost), report.missing or "-") for report in reports]
+    titles = ("node", "files to delete", "entries to lose", "missing") if dry_run else ("node", "files deleted", "entries lost", "missing")
+    out.print_table(titles, rows)
 
 
 def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:

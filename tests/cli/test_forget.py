@@ -19,11 +19,11 @@ from imap_wal.restore import ClusterLog
 from imap_wal.settings import Settings
 from imap_wal.store import Store
 from imap_wal.writer import NodeLog, open_node_log
-from rewrite_cli.forget import forget_node
+from rewrite_cli.forget import Loss, forget_node
 from rewrite_cli.local import LocalEngine
 from rewrite_cli.prune import prune
 from rewrite_cli.rewriter import rewrite
-from storage_backends import SegmentStore, StorageError, Unavailable
+from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.actors.test_named_cases import Interrupted, embedded
@@ -57,7 +57,7 @@ def test_a_covered_node_is_forgotten_and_nothing_is_lost(memory: MemoryStore) ->
     rewrite(log, LocalEngine())
     assert forget_node(log, "n2", dry_run=True).deleted
     report = forget_node(log, "n2")
-    assert report.deleted and not report.uncovered_files
+    assert report.deleted and report.lost == Loss()
     assert log.state().manifest.nodes.keys() == {"n1"} and not log.state().missing
     with imap_wal.open("memory://", node="n1", storage=memory) as store:
         assert dict(store.map("m")) == {"a": 1, "b": 2}
@@ -461,3 +461,52 @@ def test_a_node_without_a_folder_is_forgotten_on_the_command_line(run: Run, tmp_
     assert run("forget-node", tmp_path / "log", "--node", "n2", "--lose", "--yes").code == 0
     with imap_wal.open(str(tmp_path / "log"), node="n1") as store:
         assert dict(store.map("m")) == {"n1": 1}
+
+
+def uncovered(root: Path) -> None:
+    """Of n2, 3 entries are covered, 10 are in an archive, and 5 in a segment."""
+    for node in ("n1", "n2"):
+        with imap_wal.open(str(root), node=node, shared=True, preallocate=False) as store:
+            store.map("m").update({f"{node}-{number}": number for number in range(3)})
+    rewrite(ClusterLog(open_store(str(root)), "default", "embedded"), LocalEngine())
+    with imap_wal.open(str(root), node="n2", shared=True, preallocate=False) as store:
+        store.map("m").update({f"a{number}": number for number in range(10)})
+        store.archive()
+        store.map("m").update({f"b{number}": number for number in range(5)})
+
+
+def test_forget_node_says_how_many_entries_are_lost(run: Run, tmp_path: Path) -> None:
+    url = tmp_path / "log"
+    uncovered(url)
+    dry = run("forget-node", url, "--node", "n2", "--lose", "--dry-run", "-o", "json")
+    lost = dry.json["nodes"][0]["lost"]
+    assert dry.code == 0 and (lost["entries"], lost["whole"], len(lost["files"])) == (15, True, 2)
+    assert run("forget-node", url, "--node", "n2", "--lose", "--yes").out.split()[-2:] == ["15", "-"]
+
+
+def test_a_dry_run_that_would_lose_entries_ends_as_the_run_does(run: Run, tmp_path: Path) -> None:
+    uncovered(tmp_path / "log")
+    words = "forget-node", tmp_path / "log", "--node", "n2"
+    dry, asked, done = run(*words, "--dry-run"), run(*words), run(*words, "--yes")
+    assert dry.code == asked.code == done.code == 2
+    assert dry.err == asked.err == done.err and "15 entries" in done.err, "nothing is asked that is refused anyway"
+    assert "15" in dry.out and not done.out
+    assert run("forget-node", tmp_path / "log", "--node", "n1", "--dry-run").code == 0
+
+
+@pytest.mark.parametrize(("gone", "said"), [("the manifest", "at least 5"), ("the folder", "unknown"), ("the segments", "at least 10")])
+def test_the_entries_of_a_log_that_is_not_whole_are_not_said_to_be_none(run: Run, tmp_path: Path, gone: str, said: str) -> None:
+    url = tmp_path / "log"
+    uncovered(url)
+    folder = url / "default/embedded/nodes/n2"
+    if gone == "the manifest":
+        shutil.rmtree(folder / "manifest")
+    elif gone == "the folder":
+        shutil.rmtree(folder)
+    else:
+        shutil.rmtree(folder / "wal")
+    words = "forget-node", url, "--node", "n2"
+    refused = run(*words, "--dry-run")
+    assert refused.code == 2 and said.replace("unknown", "an unknown number of") in refused.err
+    ended = run(*words, "--lose", "--yes")
+    assert ended.code == 0 and said in ended.out
