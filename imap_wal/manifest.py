@@ -834,6 +834,12 @@ def current_cluster(
     number, cluster = clusters.read()
     if not number and store.folders(f"{cluster_folder}/snapshot"):
         raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
+    for folder in nodes if not number else ():
+        # Segments are listed first: each is begun after a manifest of its node was published.
+        path = f"{cluster_folder}/nodes/{folder}"
+        segments = any(layout.parse_wal_path(file.path) for file in store.list(f"{path}/wal"))
+        if segments and not node_manifests(store, path, clock, randomness).read()[0]:
+            raise older_manifest(f"{path}/manifest", f"there are segments in {path}/wal, and no manifest")
     for folder, seen in nodes.items():
         if seen.newer_than(cluster.seen(number)):
             raise older_manifest(clusters.folder, f"node folder {folder} has seen {seen}, here is {cluster.seen(number)}")

@@ -184,17 +184,19 @@ def _space(url: str) -> Iterator[Check]:
 
 def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     name = f"cluster {view}"
-    if view.unreadable_nodes:
-        nodes = ", ".join(map(repr, view.unreadable_nodes))
+    without = {node.name for node in view.nodes if node.of_no_manifest}  # said below
+    away = [node for node in view.unreadable_nodes if node not in without]
+    if away:
+        nodes = ", ".join(map(repr, away))
         yield Check(
             name,
             PROBLEM,
             f"the log of {nodes} is missing: a restart refuses to go on without it",
             'bring its disk back, or start with recovery_policy = "partial" to go on without',
         )
-    for finding in plan(store, view, lambda _: True)[0]:
-        if finding.status != CLEAN and finding.kind != "node":
-            yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.kind != "node"]
+    for finding in found:
+        yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
     crashed = []
     for node in view.nodes:
         if node.manifest.clean or not store.capabilities.locks:
@@ -221,7 +223,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
             "`imap-wal stat` tells what is dead; `imap-wal rewrite`, then `prune`",
         )
-    if not view.unreadable_nodes and not crashed:
+    if not found and not view.unreadable_nodes and not crashed:
         yield Check(name, OK, f"{len(view.nodes)} nodes, epochs {', '.join(str(node.manifest.epoch) for node in view.nodes)}")
 
 

@@ -174,15 +174,14 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
     count, log_id = _Count(log.store), state.manifest.nodes[node]
     marks = {name: snapshot.marks.get(node) for name, snapshot in state.manifest.snapshots.items()}
     covered = {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == log_id}
-    pieces = []
-    if left.directory == log_id:
-        for archive in left.archives:
-            pieces.append(
-                Piece(ARCHIVE, node, archive.path, archive.map, first=archive.first, last=archive.last, covered=covered, records=archive.records)
-            )
-    for segment in wal_folder(log.store, log.node_folder(node), left.archived).segments:
-        if _log_of(log.store, segment.path) == log_id:
-            pieces.append(Piece(SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, covered=covered))
+    archives = left.archives if left.directory == log_id else ()
+    segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
+    pieces = [Piece(ARCHIVE, node, each.path, each.map, first=each.first, last=each.last, covered=covered, records=each.records) for each in archives]
+    pieces += [
+        Piece(SEGMENT, node, each.path, epoch=each.epoch, number=each.number, covered=covered)
+        for each in segments
+        if _log_of(log.store, each.path) == log_id
+    ]
     for piece in pieces:
         try:
             count.add(piece)

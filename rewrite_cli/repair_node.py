@@ -100,6 +100,8 @@ class NodeRepair:
             # Where an epoch of another history of this log began says nothing about these files.
             self._manifest = replace(self._manifest, begins=(0, 0))
             self._adopt_archives()
+            if self.made:
+                self._begin_where_segments_do()
         below = self._plan_archives()
         self._plan_segments(given_up=below is not None)
         if self.older or look_at_entries:
@@ -108,8 +110,14 @@ class NodeRepair:
 
     @property
     def older(self) -> bool:
-        """The manifest that is used is older than the files: newer manifests are lost."""
-        return self.lost_manifests > 0 or bool(self._evidence.newer)
+        """The manifest that is used is older than the files: newer manifests are lost, or all."""
+        return self.lost_manifests > 0 or bool(self._evidence.newer) or self.made
+
+    @property
+    def made(self) -> bool:
+        """No manifest is left: the one that is used was made from the files, see
+        `rewrite_cli.repair_manifest`."""
+        return not self.node.manifest_number
 
     @property
     def number(self) -> int:
@@ -243,6 +251,17 @@ class NodeRepair:
         last = max(archive.last for archive in found)
         archived = (last.epoch, last.segment) if first is None else (first.epoch, first.number - 1)
         self._manifest = replace(manifest, archives=(*manifest.archives, *found), archived=archived, requests=requests)
+
+    def _begin_where_segments_do(self) -> None:
+        """For a manifest that was made: segments before the first one that is here were archived,
+        or removed because a snapshot covers them; that none was lost, no file says. Reading in
+        order is whole only after them."""
+        wal = self._wal()
+        if wal.segments and wal.segments[0].number > self._manifest.archived[1] + 1:
+            first = wal.segments[0]
+            self._manifest = replace(self._manifest, archived=(first.epoch, first.number - 1))
+        if self._manifest.archived[1]:
+            self._manifest = replace(self._manifest, removed=Position(*self._manifest.archived, 0, 0))
 
     def _wal(self) -> WalFolder:
         return sorted_out(
@@ -408,7 +427,7 @@ class NodeRepair:
     # ---- the manifest ----
 
     def _plan_manifest(self) -> None:
-        name = f"{self.node.folder}/manifest/{self.node.manifest_number:010d}.json"
+        name = f"{self.node.folder}/manifest" + ("" if self.made else f"/{self.node.manifest_number:010d}.json")
         if not self._changed:
             self.items.append(Item(name, "manifest", "clean", COPIED))
             return
@@ -431,7 +450,13 @@ class NodeRepair:
         )
         what = "made to fit what is kept; the next open reads the log from the checkpoint on"
         status, lost = "clean", None
-        if self.lost_manifests:
+        if self.made:
+            status, lost = "missing", Extent()
+            what = "no manifest of this node can be read: this one is made from the names and headers of its files; they do not say "
+            what += f"whether segments after number {self._newest} are missing, nor the schemas of Compact values in archived segments"
+            if manifest.archived[1]:
+                what += f"; segments 1 to {manifest.archived[1]} are not here: what no archive and no snapshot has of them is lost"
+        elif self.lost_manifests:
             status, lost = "corrupt", Extent()
             what = f"the newest manifest cannot be read; number {self.node.manifest_number} is used in its place, with the files beside it"
         elif self._evidence.newer:

@@ -8,7 +8,7 @@ A marker is a manifest number 0 that no version reads: until the real one stands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -33,7 +33,7 @@ from imap_wal.manifest import (
     with_checksum,
 )
 from rewrite_cli import evidence, salvage
-from rewrite_cli.failures import Failed
+from rewrite_cli.repair_manifest import with_made_manifests
 from rewrite_cli.repair_node import NodeRepair
 from rewrite_cli.repair_report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
 from rewrite_cli.survey import ClusterView, survey
@@ -77,10 +77,9 @@ class ClusterRepair:
     """None: the newest that can be read is copied."""
 
     def plan(self) -> None:
-        """Read everything; `items` then tells."""
-        view = self.view
-        if not view.manifest_number:
-            raise Failed(f"{view}: no manifest of the cluster can be read in {view.folder}/manifest; bring one back from a copy")
+        """Read everything; `items` then tells. `Failed` where manifests are gone, and the files do
+        not say enough to make new ones."""
+        view = self.view = with_made_manifests(self.store, self.view, self.randomness.name())
         self._seen, self._newer = evidence.of_cluster(view)
         unnamed = self._unnamed_snapshots() if self.older else {}
         for name in sorted(view.manifest.snapshots.keys() | unnamed):
@@ -92,8 +91,6 @@ class ClusterRepair:
         for node in view.nodes:
             if not self.wants_node(node.name):
                 continue
-            if not node.manifest_number:
-                raise Failed(f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest; bring one back from a copy")
             lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
             repair = NodeRepair(self.store, view, node, self.mode, self.clock, self.randomness, self.tell, lost)
             repair.plan(look_at_entries=self.older)
@@ -131,8 +128,8 @@ class ClusterRepair:
     @property
     def older(self) -> bool:
         """The cluster's manifest that is used is older than what is beside it: newer ones are
-        lost."""
-        return self._lost > 0 or bool(self._newer)
+        lost, or all."""
+        return self._lost > 0 or bool(self._newer) or not self.view.manifest_number
 
     @property
     def _lost(self) -> int:
@@ -178,7 +175,9 @@ class ClusterRepair:
 
     def _unnamed_snapshots(self) -> dict[str, list[StoredFile]]:
         """Map → files of its newest generation, where that is newer than the one that the manifest
-        names. A lost manifest may have named it, and the log below it may be gone."""
+        names. A lost manifest may have named it, and the log below it may be gone. Where no manifest
+        is left, the newest one may be of a rewrite that did not finish: then all files that are
+        here."""
         newest: dict[str, tuple[int, list[StoredFile]]] = {}
         for file in self.store.list(f"{self.view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
@@ -188,7 +187,9 @@ class ClusterRepair:
             self._generation = max(self._generation, int(number))
             known = self.view.manifest.snapshots.get(map_name)
             generation, files = newest.get(map_name, (known.generation if known is not None else 0, []))
-            if int(number) >= generation and file.path not in (known.files if known is not None else ()):
+            if not self.view.manifest_number:
+                newest[map_name] = max(generation, int(number)), [*files, file]
+            elif int(number) >= generation and file.path not in (known.files if known is not None else ()):
                 newest[map_name] = int(number), [*(files if int(number) == generation else []), file]
         return {name: files for name, (_, files) in newest.items() if files}
 
@@ -206,7 +207,7 @@ class ClusterRepair:
         self._taken_in += [file.path for file in unnamed]
         return replace(
             known,
-            generation=int(unnamed[0].path.split("/")[-2]),
+            generation=max(int(file.path.split("/")[-2]) for file in unnamed),
             files=tuple(path for path, _ in files),
             checksums=tuple(checksum for _, checksum in files),
             bytes=known.bytes + sum(file.size for file in unnamed),
@@ -293,21 +294,43 @@ class ClusterRepair:
             incarnation=max(manifest.incarnation + lost, self._seen.incarnation + self._lost_claims, view.begun, self._incarnation()),
             generation=max(manifest.generation + lost, self._seen.generation, self._generation),
         )
-        name = f"{folder}/{view.manifest_number:010d}.json"
+        name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
         self._snapshots = snapshots
+        if not view.manifest_number:
+            self._note_unknown_logs(fitting.nodes.values())
         self._plan_claims(fitting.incarnation)
         if fitting == manifest and not self._anew:
             self.items.append(Item(name, "manifest", "clean", COPIED))
             return
         self._manifest = fitting
         status, given_up, what = "clean", None, "made to fit what is kept"
-        if lost:
+        if not view.manifest_number:
+            status, given_up = "missing", Extent()
+            what = f"no manifest of the cluster can be read: this one is made from the files that are here{self._forgotten()}"
+            what += "" if view.logs else "; no log of a node is here, so changes after the snapshots are lost"
+        elif lost:
             status, given_up = "corrupt", Extent()
             what = f"the newest manifest cannot be read; number {view.manifest_number} is used in its place{self._forgotten()}"
         elif self._newer:
             status, given_up = "corrupt", Extent()
             what = f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"
         self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=given_up, what=what, to=f"{folder}/{self._number:010d}.json"))
+
+    def _note_unknown_logs(self, known: Collection[str]) -> None:
+        """Logs that were opened in this cluster, and of which nothing else is here."""
+        wanted = {node.manifest.directory for node in self.view.nodes}
+        for directory in sorted(self.view.opened.keys() - set(known) - wanted):
+            what = f"log {directory} was opened in this cluster, and no file of it is here: it was lost, or another one replaced it"
+            self.items.append(
+                Item(
+                    layout.opened_path(self.view.folder, directory, self.view.opened[directory]),
+                    "node",
+                    "missing",
+                    GIVEN_UP,
+                    given_up=Extent(),
+                    what=what,
+                )
+            )
 
     def _plan_claims(self, incarnation: int) -> None:
         """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of

@@ -43,6 +43,11 @@ class NodeView:
         return self.manifest.forgotten and self.manifest.empty
 
     @property
+    def of_no_manifest(self) -> bool:
+        """Segments or archives are here, and no manifest says what they are."""
+        return not self.manifest_number and bool(self.segments or any(layout.parse_archive_path(file.path) for file in self.files))
+
+    @property
     def segments(self) -> tuple[SegmentFile, ...]:
         """All files whose name is a segment's, those that do not count too."""
         wal = self.wal
@@ -74,6 +79,22 @@ class ClusterView:
     """Folders of forgotten nodes: no log is in them, see `rewrite_cli.forget`."""
     opened: Mapping[str, int] = field(default_factory=dict)
     """Log directory → the newest epoch that was opened."""
+    snapshot_files: int = 0
+    """How many files of snapshots are here, where no manifest of the cluster is."""
+
+    @property
+    def of_no_manifest(self) -> str:
+        """What is here although no manifest of the cluster is; "" where one is, or nothing else."""
+        if self.manifest_number:
+            return ""
+        logs = f"the logs of {', '.join(map(repr, self.logs))}" if self.logs else ""
+        snapshots = f"{self.snapshot_files} files of snapshots" if self.snapshot_files else ""
+        return " and ".join(filter(None, (logs, snapshots)))
+
+    @property
+    def logs(self) -> list[str]:
+        """Nodes of which a log is here, or a part of it."""
+        return [node.name for node in self.nodes if node.manifest.directory or node.of_no_manifest]
 
     @property
     def claims_folder(self) -> str:
@@ -122,7 +143,7 @@ def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tupl
         for cluster in store.folders(namespace):
             if clusters and layout.decode(cluster) not in clusters:
                 continue
-            if {"nodes", "manifest"} & set(store.folders(f"{namespace}/{cluster}")):
+            if {"nodes", "manifest", "snapshot"} & set(store.folders(f"{namespace}/{cluster}")):
                 found.append(_cluster(store, layout.decode(namespace), layout.decode(cluster)))
     return found
 
@@ -138,7 +159,8 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
         forgotten = tuple(node for node in found if node.forgotten)
         number, manifest = cluster_manifests(store, folder, clock, randomness).read()
         claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
-        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten, opened_epochs(store, folder))
+        snapshots = 0 if number else sum(file.path.endswith(".parquet") for file in store.list(f"{folder}/snapshot"))
+        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten, opened_epochs(store, folder), snapshots)
         if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in found):
             break
     return view

@@ -21,7 +21,7 @@ from typing import Any
 
 import google_crc32c
 
-from imap_wal import missing
+from imap_wal import layout, missing
 from imap_wal import verdict as verdicts
 from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
@@ -112,8 +112,11 @@ def check(units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
 
 def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]) -> tuple[list[Finding], list[Unit]]:
     """What of a cluster is told without reading its files, and the files to read. A missing node is a finding about its folder."""
-    newer = evidence.of_cluster(view)[1]
-    findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", newer)]
+    if view.of_no_manifest:
+        whose = "the cluster" if view.logs else "the cluster and no log of a node"
+        findings = [_no_manifest(view.folder, whose, view.of_no_manifest)]
+    else:
+        findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", evidence.of_cluster(view)[1])]
     older = evidence.of_claims(view)
     if view.claims_number or older:
         findings.append(_manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older))
@@ -123,8 +126,9 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
             piece = Piece(SNAPSHOT, "", str(path), name)
             size = snapshot.bytes // len(snapshot.files)
             units.append(Unit(piece.path, size, SNAPSHOT, 0, partial(_parquet, store, piece, None, int(wanted))))
+    without = {node.name for node in view.nodes if node.of_no_manifest}
     for name in view.missing_nodes:
-        if wants_node(name):
+        if wants_node(name) and name not in without:
             what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here"
             findings.append(Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=MISSING))
     for node in view.nodes:
@@ -156,7 +160,12 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
 
 def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]) -> Iterator[Finding]:
     manifest = node.manifest
-    yield _manifest(f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest, view.manifest, view.opened).newer)
+    if node.of_no_manifest:
+        yield _no_manifest(node.folder, f"node {node.name!r}", f"{len(node.wal.segments)} segments and {_archives(node)} archives")
+    else:
+        yield _manifest(
+            f"{node.folder}/manifest/{node.manifest_number:010d}.json", evidence.of_node(node, manifest, view.manifest, view.opened).newer
+        )
     for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
         piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
         units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
@@ -169,7 +178,8 @@ def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: li
     for segment in node.wal.copied:
         yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="a recovery made a copy of it, which counts instead")
     living = node.wal.segments
-    expected = manifest.archived[1] + 1
+    # Without a manifest, those before the first one may have been archived.
+    expected = living[0].number if node.of_no_manifest and living else manifest.archived[1] + 1
     for index, segment in enumerate(living):
         if segment.number > expected:
             yield from _missing(node, segment.epoch, range(expected, segment.number), "this segment is missing: the log goes on after it")
@@ -186,6 +196,15 @@ def _manifest(path: str, newer: str) -> Finding:
         return Finding(path, "manifest", CLEAN)
     what = f"this manifest is older than the files beside it ({newer})"
     return Finding(path, "manifest", CORRUPT, offset=0, what=what, advice=ADVICE)
+
+
+def _no_manifest(folder: str, whose: str, there: str) -> Finding:
+    what = f"there is no manifest of {whose} here, but {there}"
+    return Finding(f"{folder}/manifest", "manifest", CORRUPT, what=what, advice=ADVICE)
+
+
+def _archives(node: NodeView) -> int:
+    return sum(layout.parse_archive_path(file.path) is not None for file in node.files)
 
 
 def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[Finding]:

@@ -124,7 +124,7 @@ def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run:
     if not store.capabilities.locks:
         return
     for node in view.nodes:
-        if node.manifest.clean or not scope.wants_node(node.name):
+        if (node.manifest.clean and node.manifest_number) or not scope.wants_node(node.name):
             continue
         try:
             store.lock(f"{node.folder}/writer.lock", "imap-wal repair").release()
