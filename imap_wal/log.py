@@ -35,7 +35,7 @@ from imap_wal.restore import ClusterLog
 from imap_wal.ring import RingBuffer
 from imap_wal.settings import Durability, Settings, choose, location
 from imap_wal.store import next_incarnation
-from imap_wal.writer import Identity, NodeLog, Recovery, open_node_log
+from imap_wal.writer import Identity, NodeLog, Recovery, check_new_log, open_node_log
 from storage_backends import SegmentStore, StorageError, open_store
 
 CLASS = "raw"
@@ -321,6 +321,7 @@ def create(
                 raise LogExists(f"log {node!r} in cluster {cluster!r}, namespace {namespace!r} exists; open it, or choose another name")
             return None
 
+        check_new_log(store, identity, chosen, clock, randomness)
         node_manifests(store, identity.node_folder, clock, randomness).update(change)
         return _open(url, store, identity, chosen, clock, randomness, takeover=False)
 

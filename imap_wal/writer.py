@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -47,7 +47,7 @@ from imap_wal.recovery import Recovered, Recoverer, Recovery
 from imap_wal.segment import SegmentWriter
 from imap_wal.segments import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryPolicy, Settings
-from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError, lock_holder
+from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore, StorageError, StoredFile, lock_holder
 
 _log = logging.getLogger("imap_wal")
 
@@ -384,6 +384,12 @@ class NodeLog:
             self._closed = True
 
 
+def check_new_log(store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness) -> None:
+    """Raise what `open_node_log` would raise where a node has no manifest. For a caller that
+    publishes the first one itself."""
+    _Opening(store, identity, settings, clock, randomness, takeover=False, embedded=False).check_new()
+
+
 def holder_text(what: str) -> str:
     """How this process names itself in a lock: what it is, its number, its machine."""
     return f"{what} (process {os.getpid()} on {socket.gethostname()})"
@@ -409,11 +415,12 @@ def open_node_log(
             + (", or add ?sync_on_close=true where data nodes sync on close" if "hdfs" in store.url else "")
         )
     folder = identity.node_folder
+    opening = _Opening(store, identity, settings, clock, randomness, takeover, embedded)
+    opening.check_new()
     try:
         lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
     except Locked as error:
         raise WriterLocked(identity.node, error.holder) from error
-    opening = _Opening(store, identity, settings, clock, randomness, takeover, embedded)
     try:
         manifest, recovered = opening.run()
         return NodeLog(
@@ -478,6 +485,20 @@ class _Opening:
         self.manifests = node_manifests(store, self._folder, clock, randomness)
         self.clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
 
+    def check_new(self) -> None:
+        """Refuse a node without a manifest before its lock is taken: that would leave a folder for a
+        log that never began."""
+        if self.manifests.read()[0]:
+            return
+        # Listed before the manifest is read again: it may be opened at this moment.
+        files = self._store.list(self._folder)
+        wal = sorted_out(file for file in files if file.path.startswith(f"{self._folder}/wal/"))
+        number, before = self.manifests.read()
+        if not number:
+            cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
+            self._check_registered(cluster, "")
+            _demand_current(files, self._folder, before, wal)
+
     def run(self) -> tuple[NodeManifest, Recovered]:
         first_epoch: int | None = None
         for _ in range(OPEN_ATTEMPTS):
@@ -518,7 +539,7 @@ class _Opening:
             self._shut_out(before)
         wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         before = self._check_place(before, wal, cluster)
-        _demand_current(self._store, self._folder, before, wal)
+        _demand_current(self._store.list(self._folder), self._folder, before, wal)
         beyond = mark_beyond(self._identity.node, before, wal.segments[-1].name if wal.segments else (0, 0), cluster)
         if beyond:
             raise older_manifest(f"{self._folder}/manifest", beyond)
@@ -637,10 +658,10 @@ class _Opening:
             self._store.delete(layout.opened_path(cluster, directory, former))
 
 
-def _demand_current(store: SegmentStore, folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
+def _demand_current(files: Iterable[StoredFile], folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
     """`CorruptLog` where the files beside a node's manifest know more than it: see
     `imap_wal.evidence`."""
-    newer = evidence.of_files(store.list(folder), manifest, {each.name for each in wal.segments}).newer
+    newer = evidence.of_files(files, manifest, {each.name for each in wal.segments}).newer
     if newer:
         raise older_manifest(f"{folder}/manifest", newer)
 
@@ -686,4 +707,4 @@ def holds_nothing(store: SegmentStore, path: str) -> bool:
         return False
 
 
-__all__ = ["Identity", "NodeLog", "Recovery", "holder_text", "holds_nothing", "open_node_log"]
+__all__ = ["Identity", "NodeLog", "Recovery", "check_new_log", "holder_text", "holds_nothing", "open_node_log"]

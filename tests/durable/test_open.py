@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.errors import InvalidSetting, StorageUnavailable, WriterLocked
+from imap_wal.errors import ImapWalError, InvalidSetting, StorageUnavailable, WriterLocked
 from imap_wal.log import LogReader
 from storage_backends.memory import MemoryStore
 
@@ -217,3 +218,29 @@ def test_a_flag_that_is_a_text_is_refused_and_shuts_no_store_out(tmp_path: Path,
         with pytest.raises(InvalidSetting, match=f"{name} is 'no'; it takes True or False"):
             imap_wal.open(tmp_path, **{name: "no"})
         store.map("m")["b"] = 2
+
+
+@pytest.mark.parametrize("begin", [imap_wal.open, imap_wal.log.create])
+@pytest.mark.parametrize("left", ["snapshots", "another node's segments", "its own segments", "its registration"])
+def test_a_refused_open_leaves_no_file_or_folder(tmp_path: Path, left: str, begin: Any) -> None:
+    """It left an empty folder of a node that never began."""
+    where: dict[str, Any] = {"cluster": "c", "node": "n2"}
+    with imap_wal.log.create(tmp_path, cluster="c", node="n1" if left == "another node's segments" else "n2") as log:
+        log.append("m", (b"k", b"v"))
+    cluster = tmp_path / "default/c"
+    if left == "snapshots":
+        (cluster / "snapshot/m/00000001").mkdir(parents=True)
+        (cluster / "snapshot/m/00000001/part.parquet").write_bytes(b"")
+        shutil.rmtree(cluster / "nodes")
+    if left == "its registration":
+        shutil.rmtree(cluster / "nodes")
+    else:
+        shutil.rmtree(cluster / "manifest")
+        for folder in cluster.glob("nodes/*/manifest"):
+            shutil.rmtree(folder)
+    for lock in cluster.glob("nodes/*/writer.lock"):
+        lock.unlink()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ImapWalError):
+        begin(tmp_path, **where)
+    assert sorted(tmp_path.rglob("*")) == before
