@@ -632,6 +632,10 @@ class _Opening:
                 f"move {self._folder} away to begin a new one under this name"
             )
         known = cluster.nodes.get(self._identity.node)
+        owner = next((node for node, each in cluster.nodes.items() if each == directory), "") if directory and directory != known else ""
+        if owner:
+            what = f"{self._folder} holds the log of node {owner!r} (log directory {directory}): this folder was copied or renamed"
+            raise MissingNode(what, f"move it away, or back to {layout.node_folder(self._identity.cluster_folder, owner)}")
         if known not in (None, directory) and self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(
                 f"node {self._identity.node!r} was known with log directory {known}, in {self._folder} is {directory or 'none'}: "

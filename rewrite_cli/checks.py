@@ -13,7 +13,7 @@ from imap_wal.clock import SystemRandomness
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.restore import ClusterLog
 from rewrite_cli import conflicts, jars, output
-from rewrite_cli.failures import Failed
+from rewrite_cli.failures import MISSING, Failed
 from rewrite_cli.survey import ClusterView, survey
 from rewrite_cli.verifier import CLEAN, plan
 from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
@@ -194,7 +194,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             f"the log of {nodes} is missing: a restart refuses to go on without it",
             'bring its disk back, or start with recovery_policy = "partial" to go on without',
         )
-    found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.kind != "node"]
+    found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.advice != MISSING]
     for finding in found:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
     crashed = []

@@ -6,9 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from imap_wal import layout
+from imap_wal.errors import LogError
 from imap_wal.evidence import Evidence, of_files
 from imap_wal.manifest import ClusterManifest, NodeManifest, Seen, foreign_wal, older_epoch
+from imap_wal.segment import SegmentReader
 from rewrite_cli.survey import ClusterView, NodeView
+from storage_backends import NotFound, SegmentStore
 
 
 def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest, opened: Mapping[str, int] | None = None) -> Evidence:
@@ -50,6 +54,43 @@ def of_claims(view: ClusterView) -> str:
     if view.begun > view.claims.newest:
         return f"incarnation {view.begun} has begun, the last one claimed is {view.claims.newest}"
     return ""
+
+
+def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[str, str]:
+    """Why a node's whole folder is another node's, which was copied or renamed, and what to do; two
+    empty texts where it is not. Either its log is registered for another node, or all its segments
+    say whose they are."""
+    directory = node.manifest.directory
+    owner = next((name for name, each in sorted(view.manifest.nodes.items()) if each == directory and directory), node.name)
+    home = layout.node_folder(view.folder, owner)
+    if view.manifest.nodes.get(node.name) == directory or home == node.folder:
+        homes = _homes(store, node)
+        if len(homes) != 1 or node.folder in homes or len(node.wal.segments) == 1:
+            return "", ""
+        ((home, owner),) = homes.items()
+    what = f"this folder holds the log of node {owner!r}, whose place is {home}: it was copied here or renamed"
+    known = home.startswith(f"{view.folder}/")  # else of another cluster, which is not looked at
+    there = any(other.folder == home for other in view.nodes)
+    advice = f"move it back to {home}" if known and not there else "move this folder away" if known else f"move it away, or back to {home}"
+    if node.name in view.manifest.nodes and known:
+        advice += f", and bring the log of node {node.name!r} back"
+    return what, advice
+
+
+def _homes(store: SegmentStore, node: NodeView) -> dict[str, str]:
+    """Node folder → node, by the headers of segments that can be read. The newest comes first: if
+    that is at home, the others are not read."""
+    found: dict[str, str] = {}
+    for segment in reversed(node.wal.segments):
+        try:
+            header = SegmentReader(store, segment.path).header
+        except (LogError, NotFound):
+            continue
+        folder = layout.Identity(header.namespace, header.cluster, header.node).node_folder
+        found[folder] = header.node
+        if folder == node.folder:
+            break
+    return found
 
 
 def misplaced_wal(node: NodeView) -> str:

@@ -8,7 +8,7 @@ or say too little, the repair is refused: nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from imap_wal import format, layout
@@ -25,11 +25,14 @@ from storage_backends import SegmentStore
 BRING_BACK = "bring a manifest back from a copy"
 
 
-def with_made_manifests(store: SegmentStore, view: ClusterView, new_id: str) -> ClusterView:
-    """The same cluster, in which each node whose manifests are gone has one that fits its files.
-    Its number stays 0. `new_id`: for a log that no file names. `Failed` where the files do not say
-    whose they are."""
-    made = [node if node.manifest_number else _made(store, view, node, f"{new_id}-{number}") for number, node in enumerate(view.nodes)]
+def with_made_manifests(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], new_id: str) -> ClusterView:
+    """The same cluster, in which each wanted node whose manifests are gone has one that fits its
+    files. Its number stays 0. `new_id`: for a log that no file names. `Failed` where the files do
+    not say whose they are."""
+    made = []
+    for number, node in enumerate(view.nodes):
+        makes = wants_node(node.name) and not node.manifest_number
+        made.append(_made(store, view, node, f"{new_id}-{number}") if makes else node)
     return replace(view, nodes=tuple(node for node in made if node is not None))
 
 

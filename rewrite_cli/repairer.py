@@ -33,6 +33,7 @@ from imap_wal.manifest import (
     with_checksum,
 )
 from rewrite_cli import evidence, salvage
+from rewrite_cli.failures import Failed
 from rewrite_cli.repair_manifest import with_made_manifests
 from rewrite_cli.repair_node import NodeRepair
 from rewrite_cli.repair_report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
@@ -79,7 +80,11 @@ class ClusterRepair:
     def plan(self) -> None:
         """Read everything; `items` then tells. `Failed` where manifests are gone, and the files do
         not say enough to make new ones."""
-        view = self.view = with_made_manifests(self.store, self.view, self.randomness.name())
+        for node in self.view.nodes:
+            what, way_out = evidence.other_log(self.store, self.view, node) if self.wants_node(node.name) else ("", "")
+            if what:
+                raise Failed(f"{node.folder}: {what}; {way_out}, then repair")
+        view = self.view = with_made_manifests(self.store, self.view, self.wants_node, self.randomness.name())
         self._seen, self._newer = evidence.of_cluster(view)
         unnamed = self._unnamed_snapshots() if self.older else {}
         for name in sorted(view.manifest.snapshots.keys() | unnamed):

@@ -127,12 +127,19 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
             size = snapshot.bytes // len(snapshot.files)
             units.append(Unit(piece.path, size, SNAPSHOT, 0, partial(_parquet, store, piece, None, int(wanted))))
     without = {node.name for node in view.nodes if node.of_no_manifest}
+    others = {node.name: other for node in view.nodes if wants_node(node.name) and (other := evidence.other_log(store, view, node))[0]}
+    for node in view.nodes:
+        if node.name in others:
+            what, way_out = others[node.name]
+            what += f"; its {len(node.wal.segments)} segments and {_archives(node)} archives are not read"
+            findings.append(Finding(node.folder, "node", CORRUPT, what=what, advice=way_out))
+    renamed = {node.manifest.directory for node in view.nodes if node.name in others}
     for name in view.missing_nodes:
-        if wants_node(name) and name not in without:
+        if wants_node(name) and name not in without | others.keys() and view.manifest.nodes[name] not in renamed:
             what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here"
             findings.append(Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=MISSING))
     for node in view.nodes:
-        if wants_node(node.name):
+        if wants_node(node.name) and node.name not in others:
             findings += _plan_node(store, view, node, units)
     return findings, units
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import MissingNode
 from imap_wal.manifest import node_manifests
 from rewrite_cli.survey import survey
 from rewrite_cli.verifier import Deadline, check, plan
@@ -286,3 +289,60 @@ def test_an_archive_that_the_manifest_names_and_that_is_not_there_is_damage(run:
     assert ended.code == 3
     (found,) = (file for file in ended.json["files"] if file["status"] == "corrupt")
     assert "this archive of node 'n1' is missing, and with it entries of map 'orders' from" in found["what"]
+
+
+def bad(run: Run, url: str) -> list[dict[str, Any]]:
+    return [file for file in run("verify", url, "-o", "json").json["files"] if file["status"] != "clean"]
+
+
+@pytest.fixture
+def many_segments(tmp_path: Path) -> Path:
+    """A log of node n1 with 17 segments and an archive."""
+    with imap_wal.open(str(tmp_path / "log"), node="n1", preallocate=False, segment_bytes=300) as store:
+        store.map("m").update({"a": 1, "b": 2})
+        store.archive()
+        for number in range(50):
+            store.map("m")[f"k{number}"] = number
+    return tmp_path / "log"
+
+
+@pytest.mark.parametrize("how", ["copied", "renamed", "copied over another node", "copied without manifests"])
+def test_a_folder_that_holds_another_nodes_log_is_one_finding(run: Run, many_segments: Path, how: str) -> None:
+    """It was one for each file, 17 of them, with the cause in none."""
+    nodes = many_segments / "default/embedded/nodes"
+    if how == "copied over another node":
+        with imap_wal.open(str(many_segments), node="n2", shared=True) as store:
+            store.map("m")["x"] = 1
+        shutil.rmtree(nodes / "n2")
+    shutil.copytree(nodes / "n1", nodes / "n2")
+    if how == "renamed":
+        shutil.rmtree(nodes / "n1")
+    if how == "copied without manifests":
+        shutil.rmtree(nodes / "n2/manifest")
+    (found,) = bad(run, str(many_segments))
+    assert (found["file"], found["status"]) == ("default/embedded/nodes/n2", "corrupt")
+    assert "holds the log of node 'n1'" in found["what"] and "segments and 1 archives are not read" in found["what"]
+    assert ("back to default/embedded/nodes/n1" if how == "renamed" else "move this folder away") in found["advice"]
+    assert ("bring the log of node 'n2' back" in found["advice"]) == (how == "copied over another node")
+    assert "holds the log of node 'n1'" in run("doctor", many_segments).out
+    refused = run("repair", many_segments, "--dry-run")
+    assert refused.code == 1 and "holds the log of node 'n1'" in refused.err
+
+
+def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: Path) -> None:
+    shutil.copytree(many_segments / "default/embedded", many_segments / "default/other")
+    (found,) = bad(run, str(many_segments))
+    assert found["file"] == "default/other/nodes/n1" and "whose place is default/embedded/nodes/n1" in found["what"]
+
+
+@pytest.mark.parametrize("policy", ["full", "partial"])
+def test_a_folder_that_holds_another_nodes_log_is_not_opened(many_segments: Path, policy: str) -> None:
+    """Without segments to look at, it became a log of two nodes."""
+    nodes = many_segments / "default/embedded/nodes"
+    with imap_wal.open(str(many_segments), node="n1") as store:
+        store.archive()
+    shutil.copytree(nodes / "n1", nodes / "n2")
+    before = sorted(many_segments.rglob("*"))
+    with pytest.raises(MissingNode, match="holds the log of node 'n1'"):
+        imap_wal.open(str(many_segments), node="n2", recovery_policy=policy)
+    assert sorted(many_segments.rglob("*")) == before
