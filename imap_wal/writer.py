@@ -59,6 +59,7 @@ PLUGINS_KEPT = 64
 """Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
 
 
+WITHOUT = "and open with recovery_policy='partial'"
 OTHER_NODE = "a store that was opened later"
 """How an open names itself in the lock of another node whose writer it shuts out."""
 
@@ -528,6 +529,7 @@ class _Opening:
             # All nodes are asked only now: this one may be the first to see that the cluster's
             # manifest was put back.
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
+        self._check_whose(cluster, before)
         self._check_registered(cluster, before.directory)
         self._opened = opened_epochs(self._store, self._identity.cluster_folder)
         older = older_epoch(before, self._opened)
@@ -618,12 +620,30 @@ class _Opening:
         if before.lives_in(wal.logs):
             return before
         what = f"node {self._identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
+        if wal.segments or wal.archived:
+            raise MissingNode(what, f"bring the right folder back; to continue without it, move {self._folder}/wal away first, {WITHOUT}")
         if self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(what, MISSING_ADVICE)
         _log.warning("%s; this node continues without the entries that only those segments held", what)
         numbers = [mark.position.segment for mark in cluster.covered(self._identity.node)]
         number = max([before.newest, before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
+
+    def _check_whose(self, cluster: ClusterManifest, before: NodeManifest) -> None:
+        """Refuse another log than the registered one, whatever the recovery policy: that allows to
+        continue without a log that is missing, not with another one. A log without a single segment
+        or archive was begun here by an open that did not come far enough to register it."""
+        known, folder = cluster.nodes.get(self._identity.node), self._folder
+        if not before.directory or known == before.directory:
+            return
+        owner = next((node for node, each in cluster.nodes.items() if each == before.directory), "")
+        if owner:
+            what = f"{folder} holds the log of node {owner!r} (log directory {before.directory}): this folder was copied or renamed"
+            raise MissingNode(what, f"move it away, or back to {layout.node_folder(self._identity.cluster_folder, owner)}")
+        wal = wal_folder(self._store, folder)
+        if known and (wal.segments or before.archives or before.newest or before.archived[1]):
+            what = f"node {self._identity.node!r} was known with log directory {known}, in {folder} is another log, {before.directory}"
+            raise MissingNode(what, f"bring the right folder back; to continue without it, move {folder} away first, {WITHOUT}")
 
     def _check_registered(self, cluster: ClusterManifest, directory: str) -> None:
         if directory and directory in cluster.forgotten:
@@ -632,10 +652,6 @@ class _Opening:
                 f"move {self._folder} away to begin a new one under this name"
             )
         known = cluster.nodes.get(self._identity.node)
-        owner = next((node for node, each in cluster.nodes.items() if each == directory), "") if directory and directory != known else ""
-        if owner:
-            what = f"{self._folder} holds the log of node {owner!r} (log directory {directory}): this folder was copied or renamed"
-            raise MissingNode(what, f"move it away, or back to {layout.node_folder(self._identity.cluster_folder, owner)}")
         if known not in (None, directory) and self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(
                 f"node {self._identity.node!r} was known with log directory {known}, in {self._folder} is {directory or 'none'}: "

@@ -339,6 +339,68 @@ def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(tm
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
+@pytest.mark.parametrize("part", ["", "wal"])
+@pytest.mark.parametrize("archived", [False, True])
+def test_partial_continues_without_a_missing_log_and_never_with_another_one(tmp_path: Path, part: str, archived: bool, kind: str) -> None:
+    """It took the other log in, or took its segments for archived ones, which are deleted."""
+    make = LocalStore if kind == "append" else LocalObjects
+    own, other = make(str(tmp_path / "own")), make(str(tmp_path / "other"))
+    for store, key in ((own, "own"), (other, "foreign")):
+        with embedded(store) as opened:
+            opened.map("m")[key] = 1
+            if archived and not part:
+                opened.archive()
+    folder, foreign = (tmp_path / place / "default/embedded/nodes/n1" / part for place in ("own", "other"))
+    shutil.rmtree(folder)
+    shutil.copytree(foreign, folder)
+    before = sorted(folder.rglob("*"))
+    for policy in ("full", "partial"):
+        with pytest.raises(MissingNode, match=f"move default/embedded/nodes/n1{part and '/wal'} away first, and open with recovery_policy='partial'"):
+            embedded(own, recovery_policy=policy)
+    assert {path for path in before if "writer.lock" not in path.name} <= set(folder.rglob("*"))
+    folder.rename(tmp_path / "away")
+    with embedded(own, recovery_policy="partial") as opened:
+        assert dict(opened.map("m")) == {}
+        opened.map("m")["new"] = 2
+    with embedded(own) as opened:
+        assert dict(opened.map("m")) == {"new": 2}
+
+
+@pytest.mark.parametrize("kind", ["append", "objects"])
+def test_a_partial_open_that_ended_at_any_call_is_repeated(tmp_path: Path, kind: str) -> None:
+    """It has begun another log than the registered one, which then holds nothing: not a foreign
+    log."""
+
+    class Crash(Exception):
+        """The process ends here."""
+
+    for at in range(0, 200, 1 if kind == "append" else 3):
+        store = MemoryStore(f"{tmp_path}-{at}") if kind == "append" else LocalObjects(str(tmp_path / str(at)))
+        with embedded(store) as opened:
+            opened.map("m")["lost"] = 1
+        for file in store.list("default/embedded/nodes/n1"):
+            store.delete(file.path)
+        slow = Interrupted(store)
+
+        def crash() -> None:
+            raise Crash
+
+        slow.at, slow.meanwhile = at, crash
+        try:
+            embedded(slow, recovery_policy="partial").close()
+        except Crash:
+            pass
+        else:
+            assert at > 10
+            return
+        with embedded(store, recovery_policy="partial", takeover=True) as opened:
+            opened.map("m")["new"] = 2
+        with embedded(store) as opened:
+            assert dict(opened.map("m")) == {"new": 2}, at
+    pytest.fail("an open takes more calls than were tried")
+
+
+@pytest.mark.parametrize("kind", ["append", "objects"])
 def test_a_store_under_another_node_name_shuts_out_the_one_before_it(tmp_path: Path, kind: str) -> None:
     """C7: two hosts on one root both acknowledged, and a deletion came back."""
     inner = LocalStore(str(tmp_path)) if kind == "append" else LocalObjects(str(tmp_path))
