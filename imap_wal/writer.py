@@ -178,11 +178,14 @@ class NodeLog:
             raise self._fenced()
 
     def _fenced(self) -> Fenced:
-        """The error for this writer, which was shut out. It names the holder of this node's lock.
-        If that lock is free, it names the holders of other nodes' locks: an open under another node
-        name takes this log over and closes it."""
+        """The error for this writer, which was shut out. It says if its log was forgotten. Else it
+        names the holder of this node's lock. If that lock is free, it names the holders of other
+        nodes' locks: an open under another node name takes this log over and closes it."""
         who, by_other_node = "", False
         with suppress(StorageError, ImapWalError):
+            if self.directory in self.clusters.read()[1].forgotten or self.manifests.read()[1].forgotten:
+                what = f"node {self.identity.node!r} was forgotten (imap-wal forget-node): no restore reads its log any more"
+                return Fenced(what, advice="close this one; an open under this node name begins a new log")
             who = lock_holder(self.store, f"{self._folder}/writer.lock")
             by_other_node = who.startswith(OTHER_NODE)
             if not who:

@@ -12,6 +12,9 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import Fenced, OutcomeUnknown
+from imap_wal.restore import ClusterLog
+from rewrite_cli.forget import forget_node
+from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 
 URLS = ["file://{}/maps", "objects+file://{}/maps"]
@@ -91,6 +94,27 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
                 old.append("m", (b"k", b"v"))
             with pytest.raises(Fenced, match=r"imap_wal\.log\.open"):
                 old.append("m", (b"k", b"v"))
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("opened_anew", [False, True])
+def test_the_writer_of_a_forgotten_node_is_told_so_and_no_other_node_is_named(tmp_path: Path, url: str, opened_anew: bool) -> None:
+    """It named a node that had nothing to do with it, and advised `shared=True`."""
+    url = url.format(tmp_path)
+    old = imap_wal.open(url, node="n1", shared=True)
+    with imap_wal.open(url, node="bystander", shared=True) as bystander:
+        bystander.map("m")["b"] = 1
+        old.map("m")["a"] = 1
+        store = open_store(url)
+        forget_node(ClusterLog(store, "default", "embedded"), "n1", lose=True)
+        if opened_anew:
+            imap_wal.open(url, node="n1", shared=True).close()
+        for _ in range(2):
+            with pytest.raises((OutcomeUnknown, Fenced), match=r"node 'n1' was forgotten .*an open under this node name begins a new log") as refused:
+                old.map("m")["a"] = 2
+            assert "bystander" not in str(refused.value) and "shared=True" not in str(refused.value)
+        store.close()
+        old.close()
 
 
 def test_a_change_that_was_certainly_not_written_gets_fenced(memory: MemoryStore) -> None:
