@@ -34,7 +34,7 @@ from imap_wal.pieces import ARCHIVE, SEGMENT, Piece, read_piece
 from imap_wal.restore import ATTEMPTS, ClusterLog, NodeState
 from imap_wal.segment import SegmentReader
 from imap_wal.segments import SegmentFile, wal_folder
-from imap_wal.settings import location
+from imap_wal.settings import check_seconds, location
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16
@@ -117,6 +117,7 @@ class LogReader:
     def tail(self, start: Position | str | None = None, poll_s: float = 0.1, stop: threading.Event | None = None) -> Iterator[Record]:
         """`read`, and then what is appended, for ever or until `stop` is set: over rotations, archives, and writers that take over. Looks every `poll_s` seconds; the tail of
         a `Log` in this process is woken by every commit. After an error, `tail(position of the last record.after())` goes on."""
+        check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
         place = _Place(self._start(start))
         while not stop.is_set():

@@ -49,6 +49,9 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 FRAME_BYTES_MAX = 2**31 - 2**20 - 1
 """What one frame of a segment holds at most (`format.PAYLOAD_BYTES_MAX`)."""
 
+SECONDS_MAX = 2**31
+"""68 years, for a time in any unit: a wait of more than some 290 years is an error of Python's."""
+_AT_MOST = {"ring_slots": 2**20, "segment_bytes": 2**40}
 _MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s", "wal_size_limit_mb", "wal_ttl_seconds"}
 
 
@@ -62,6 +65,20 @@ def location(url: str | os.PathLike[str], name: str = "url") -> str:
         given = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"
         raise InvalidSetting(f'{given}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", "file:///var/lib/maps" or "s3://bucket/maps"')
     return text
+
+
+def existing_folder(path: Any, name: str) -> Path:
+    """A local folder that a user gave. `InvalidSetting` if it is not there."""
+    found = Path(location(path, name)).expanduser()
+    if not os.fspath(path) or not found.is_dir():
+        raise InvalidSetting(f"{name} is {os.fspath(path)!r}; there is no such folder: create it, or leave {name} out")
+    return found
+
+
+def check_seconds(value: Any, name: str) -> None:
+    """`InvalidSetting` unless this is a time that can be waited for."""
+    if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:
+        raise InvalidSetting(f"{name} is {value!r}; it takes seconds, a number from 0 to {SECONDS_MAX}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -130,14 +147,17 @@ class Settings:
                 raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(kind)}") from None
         if self.recovery_mode is RecoveryMode.SALVAGE:
             raise InvalidSetting("recovery_mode 'salvage' is for a log that nobody writes: `imap-wal repair` makes a salvaged copy")
+        if self.scratch is not None:
+            object.__setattr__(self, "scratch", existing_folder(self.scratch, "scratch"))
         if self.ring_slots < 2 or self.ring_slots & (self.ring_slots - 1):
             raise InvalidSetting(f"ring_slots is {self.ring_slots}; it takes a power of two, 2 or more")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                least = 0 if field.name in _MAY_BE_0 else 1
-                if value < least:
-                    raise InvalidSetting(f"{field.name} is {value}; it takes {least} or more")
+                least, most = 0 if field.name in _MAY_BE_0 else 1, _most(field.name)
+                if not least <= value <= most:  # neither is nan
+                    takes = f"{least} or more" if value < least else f"a number from {least} to {most}"
+                    raise InvalidSetting(f"{field.name} is {value}; it takes {takes}")
         for name in ("max_value_bytes", "commit_bytes_max"):
             if getattr(self, name) > FRAME_BYTES_MAX:
                 raise InvalidSetting(f"{name} is {getattr(self, name)}; one commit holds at most {FRAME_BYTES_MAX} bytes, a little less than 2 GiB")
@@ -146,6 +166,11 @@ class Settings:
     def acknowledges_early(self) -> bool:
         """Whether a change is acknowledged, and in memory, before it is in the log."""
         return self.durability is Durability.ASYNC or self.manual_wal_flush
+
+
+def _most(name: str) -> int:
+    """The highest value of a number."""
+    return SECONDS_MAX if name.endswith(("_s", "_ms", "_seconds")) else _AT_MOST.get(name, 2**62)
 
 
 def choose(given: Mapping[str, Any], others: Iterable[str] = ()) -> Settings:

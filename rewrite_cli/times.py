@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from imap_wal.settings import SECONDS_MAX
+
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -44,9 +46,10 @@ class Duration(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
         found = _AGO.fullmatch(text if not text.replace(".", "", 1).isdigit() else f"{text}s")
-        if not found or not float(found[1]):
-            self.fail(f"{value!r} is no duration: it takes 30s, 500ms, 5m or 2h, more than 0", param, ctx)
-        return float(found[1]) * _UNITS_MS[found[2]] / 1000
+        seconds = float(found[1]) * _UNITS_MS[found[2]] / 1000 if found else 0
+        if not 0 < seconds <= SECONDS_MAX:
+            self.fail(f"{value!r} is no duration: it takes 30s, 500ms, 5m or 2h, more than 0 and less than 68 years", param, ctx)
+        return seconds
 
 
 def _to_ms(moment: datetime) -> int:

@@ -12,6 +12,9 @@ from typing import Any, Self
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import Settings, nearest, refuse_wrong_types
 
+CLOCK_OFFSET_MS_MAX = 10**12
+"""Some 30 years."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
@@ -33,6 +36,8 @@ class AgentConfig:
         refuse_wrong_types(self)
         if self.log.manual_wal_flush:
             raise InvalidSetting("log.manual_wal_flush is for embedded stores: a member must not be told of what is not in the log")
+        if abs(self.clock_offset_ms) > CLOCK_OFFSET_MS_MAX:
+            raise InvalidSetting(f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from -{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}")
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
 
@@ -47,8 +52,6 @@ class AgentConfig:
         _refuse_unknown(log, {each.name for each in fields(Settings)}, file, "log.")
         if "url" not in table:
             raise InvalidSetting(f"{file}: url is missing")
-        if "scratch" in log:
-            log = {**log, "scratch": Path(log["scratch"])}
         try:
             return cls(log=Settings(**log), **{**table, **overrides})
         except (TypeError, InvalidSetting) as error:

@@ -15,6 +15,7 @@ import click
 from imap_wal.clock import SystemClock
 from rewrite_cli import output as out
 from rewrite_cli.cluster import Cluster, Plan
+from rewrite_cli.times import Duration
 
 
 @click.group()
@@ -62,7 +63,7 @@ def _typed(text: str) -> Any:
 @click.option("--java-option", "java_options", multiple=True, default=["-Xmx512m"], show_default=True, help="For the members' JVM; may be repeated.")
 @click.option("--hazelcast-jar", type=click.Path(path_type=Path), envvar="IMAP_WAL_HAZELCAST_JAR", help="Hazelcast's own jar, where it is not found.")
 @click.option("--takeover", is_flag=True, help="Agents take their logs from other agents that still hold them.")
-@click.option("--timeout", type=float, default=120, show_default=True, help="Seconds until all must have joined.")
+@click.option("--timeout", type=Duration(), default=120, show_default=True, help="Until then, all must have joined (120s, 2m).")
 @out.output_option
 def start(
     members: int,

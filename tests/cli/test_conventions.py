@@ -160,3 +160,10 @@ def test_errors_of_the_library_are_shown_with_advice_for_the_command_line(run: R
 
 def test_the_error_for_a_root_without_a_log_names_imap_wal_open(run: Run, tmp_path: Path) -> None:
     assert "imap_wal.open was given" in run("ls", tmp_path).err
+
+
+@pytest.mark.parametrize("words", [("verify", "--max-duration"), ("rewrite", "--max-clock-skew"), ("node", "start", "--timeout")])
+@pytest.mark.parametrize("value", ["nan", "inf", "9" * 400, "0", "-1"])
+def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(run: Run, url: str, words: tuple[str, ...], value: str) -> None:
+    ended = run(*words, value, *(() if words[0] == "node" else (url,)))
+    assert ended.code == 2 and "is no duration" in ended.err

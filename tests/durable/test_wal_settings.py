@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import imap_wal
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import InvalidSetting
+from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, contents, copy_files, embedded, eventually, segments
 
@@ -161,3 +164,47 @@ def test_max_total_wal_size_counts_what_an_earlier_run_left(memory: MemoryStore)
             store.map("m")[number] = "v" * 50
         eventually(lambda: len(segments(left)) < before, "an archive by size")
     assert len(contents(left)) == 50
+
+
+NUMBERS = [field.name for field in fields(Settings) if field.type in ("int", "float")]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_impossible_number_is_refused_at_the_open_and_named(tmp_path: Path, name: str) -> None:
+    """`archive_interval_s=nan` was taken, and nothing was archived; a wait for 1e300 seconds failed in
+    a background thread."""
+    (kind,) = [field.type for field in fields(Settings) if field.name == name]
+    values: list[Any] = [-1, 10**30]
+    values += [math.nan, math.inf, -math.inf, 1e300, 2.0**40] if kind == "float" else []
+    for value in values:
+        for opened in (imap_wal.open, imap_wal.log.create):
+            with pytest.raises(InvalidSetting, match=rf"^{name} is .*; it takes"):
+                opened(tmp_path / "log", **{name: value})
+        with pytest.raises(InvalidSetting, match=f"{name} is"):
+            AgentConfig.from_mapping({"url": str(tmp_path), "log": {name: value}})
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1, 1e300, "1"])
+def test_a_tail_that_would_look_at_impossible_times_is_refused(tmp_path: Path, value: Any) -> None:
+    with imap_wal.log.create(tmp_path) as log, pytest.raises(InvalidSetting, match="poll_s is"):
+        next(log.tail(poll_s=value))
+
+
+def test_an_agents_clock_offset_is_a_possible_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="clock_offset_ms is"):
+        AgentConfig.from_mapping({"url": str(tmp_path), "clock_offset_ms": 10**30})
+
+
+@pytest.mark.parametrize("scratch", ["none", "file", "", 5])
+def test_a_scratch_that_is_no_folder_is_refused_at_the_open(tmp_path: Path, scratch: Any) -> None:
+    """A restore failed, when it did not fit in memory."""
+    (tmp_path / "file").write_text("x")
+    given = tmp_path / scratch if scratch in ("none", "file") else scratch
+    for opened in (imap_wal.open, imap_wal.log.create):
+        with pytest.raises(InvalidSetting, match=r"^scratch is .*(there is no such folder|it takes text)"):
+            opened(tmp_path / "log", scratch=given)
+    with pytest.raises(InvalidSetting, match="scratch is"):
+        AgentConfig.from_mapping({"url": str(tmp_path), "log": {"scratch": str(given) if scratch != 5 else 5}})
+    assert not (tmp_path / "log").exists()
+    assert Settings(scratch=str(tmp_path)).scratch == tmp_path
