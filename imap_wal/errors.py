@@ -2,7 +2,7 @@
 
 ImapWalError
 ├── NotAppended           the change is certainly not in the log and not in memory: safe to try again
-│   ├── NotSerializable   your key or value: also a TypeError
+│   ├── NotSerializable   your key or value: also a TypeError and a ValueError
 │   └── TooLarge          your key or value: also a ValueError
 ├── OutcomeUnknown        the change may be in the log: read before you try again
 ├── WriterLocked          somebody else writes this node's log
@@ -30,6 +30,13 @@ SEGMENT_ADVICE = (
 )
 
 
+def not_text(error: UnicodeEncodeError) -> str:
+    """What is wrong with a text that UTF-8 cannot hold: a half of a surrogate pair, as `json.loads`
+    and `os.fsdecode` can return it."""
+    shown, code = ascii(error.object[max(0, error.start - 20) : error.start + 20]), ord(error.object[error.start])
+    return f"the text {shown} has a lone surrogate, U+{code:04X}, at character {error.start}: it cannot be written as UTF-8"
+
+
 class ImapWalError(Exception):
     """Base of all errors that imap-wal raises on purpose. Its text says what happened, and ends
     with `advice`: what a Python program can do. The command line shows other advice instead."""
@@ -46,8 +53,9 @@ class NotAppended(ImapWalError):
     """The change is certainly not in the log, and memory is unchanged. Mend the cause that the text names, then try again."""
 
 
-class NotSerializable(NotAppended, TypeError):
-    """The key or value is not something the serializer can write. Pass another type, or a serializer of your own."""
+class NotSerializable(NotAppended, TypeError, ValueError):
+    """The key or value is not something the serializer can write: of a wrong type, or a text with a
+    lone surrogate, for example. Pass another type, or a serializer of your own."""
 
 
 class TooLarge(NotAppended, ValueError):

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, not_text
 from imap_wal.format import Position, SegmentHeader
 from storage_backends import StoredFile
 
@@ -38,7 +38,11 @@ def encode(name: str) -> str:
     """A name as one path component: everything but letters, digits, `_` and `-` is percent-encoded, dots too."""
     if not name:
         raise InvalidSetting("a namespace, cluster, node or map name must not be empty")
-    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+    try:
+        quoted = quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidSetting(f"the name of a namespace, cluster, node or map: {not_text(error)}") from error
+    return quoted.replace(".", "%2E").replace("~", "%7E")
 
 
 NAME_BYTES_MAX = 255
@@ -51,6 +55,10 @@ def check_name(name: str, what: str) -> None:
     is still read."""
     if type(name) is not str:
         raise InvalidSetting(f"the name of a {what} is {name!r}; it takes text")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSetting(f"the name of a {what}: {not_text(error)}") from error
     size = len(encode(name))
     if size > NAME_BYTES_MAX:
         raise InvalidSetting(

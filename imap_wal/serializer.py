@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from imap_wal.errors import NotSerializable
+from imap_wal.errors import NotSerializable, not_text
 
 
 class Serializer(Protocol):
@@ -40,6 +40,9 @@ class MsgpackSerializer:
     def dump(self, value: Any) -> bytes:
         try:
             data: bytes = self._packer.pack(value)
+        except UnicodeEncodeError as error:
+            self._packer = _Packer()
+            raise NotSerializable(f"cannot write {type(value).__name__} as msgpack: {not_text(error)}; pass bytes, or a serializer") from error
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             self._packer = _Packer()  # a failed pack may leave a half-filled buffer behind
             raise NotSerializable(f"cannot write {type(value).__name__} as msgpack: {error}; pass another type or a serializer") from error

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, not_text
 
 
 class Durability(StrEnum):
@@ -64,6 +64,10 @@ def location(url: str | os.PathLike[str], name: str = "url") -> str:
     if not text.strip() and (text or name == "url"):
         given = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"
         raise InvalidSetting(f'{given}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", "file:///var/lib/maps" or "s3://bucket/maps"')
+    try:
+        os.fsencode(text)  # as a file name: those that are no UTF-8 are allowed
+    except UnicodeEncodeError as error:
+        raise InvalidSetting(f"{name}: {not_text(error)}") from error
     return text
 
 

@@ -314,8 +314,12 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
     """The values of a stream of exactly so many."""
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=2**32 - 1, strict_map_key=False)
     unpacker.feed(payload)
-    for _ in range(count):
-        yield unpacker.unpack()
+    for number in range(count):
+        try:
+            yield unpacker.unpack()
+        except UnicodeDecodeError as error:
+            text = error.object[max(0, error.start - 20) : error.start + 20]
+            raise ValueError(f"value {number + 1} of {count} has text that is no UTF-8, at byte {error.start} of it: {text!r}") from error
     if unpacker.tell() != len(payload):
         raise ValueError(f"{count} values announced, the payload holds more")
 

@@ -202,6 +202,21 @@ def test_a_map_name_that_could_not_be_a_folder_is_refused_in_appends_and_listing
         assert member.values() == {"a": "1"}
 
 
+@pytest.mark.parametrize("field", [0, 2, 4])
+def test_text_that_is_no_utf8_is_refused_with_its_place(settings: AgentConfig, field: int) -> None:
+    """A lone surrogate, as a program without checks encodes it: map name or a class."""
+    with serving(settings), plugin(settings) as member:
+        parts = list(map(msgpack.packb, entry("b", "2", member.order(2))))
+        parts[field] = b"\xa5a\xed\xa0\x80b"
+        payload = msgpack.packb(entry("a", "1", member.order(1))) + b"\x9a" + b"".join(parts)
+        header, _ = member.client.ask("append", member.session, 1, 2, payload=payload)
+        assert header[:1] + header[2:3] == ["error", "bad-request"]
+        assert "value 2 of 2 has text that is no UTF-8, at byte 1 of it" in header[3]
+        member.hello()
+        assert member.put(a="1")[0] == "ack"
+        assert member.values() == {"a": "1"}
+
+
 def test_a_value_of_64_megabytes_travels_and_comes_back(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings) as member:
         value = "x" * (64 * 1024 * 1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.errors import ImapWalError, InvalidSetting, StorageUnavailable, WriterLocked
+from imap_wal.errors import ImapWalError, InvalidSetting, NotSerializable, StorageUnavailable, WriterLocked
 from imap_wal.log import LogReader
 from storage_backends.memory import MemoryStore
 
@@ -244,3 +245,67 @@ def test_a_refused_open_leaves_no_file_or_folder(tmp_path: Path, left: str, begi
     with pytest.raises(ImapWalError):
         begin(tmp_path, **where)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+LONE = "a\ud800b"
+
+
+@pytest.mark.parametrize("begin", [imap_wal.open, imap_wal.log.create])
+@pytest.mark.parametrize("name", ["namespace", "cluster", "node"])
+def test_a_name_with_a_lone_surrogate_is_refused_and_named(tmp_path: Path, name: str, begin: Any) -> None:
+    with pytest.raises(InvalidSetting, match=rf"the name of a {name}: .*U\+D800, at character 1"):
+        begin(tmp_path, **{name: LONE})
+    for what, options in (("url", {}), ("wal_dir", {"wal_dir": f"{tmp_path}/{LONE}"})):
+        with pytest.raises(InvalidSetting, match=rf"^{what}: .*U\+D800"):
+            begin(tmp_path if options else f"{tmp_path}/{LONE}", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_whose_name_is_no_utf8_is_opened(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    with imap_wal.open(folder) as store:
+        store.map("m")["a"] = 1
+    with imap_wal.open(folder) as store:
+        assert dict(store.map("m")) == {"a": 1}
+
+
+def test_a_key_value_or_map_name_with_a_lone_surrogate_is_an_error_of_the_library(tmp_path: Path) -> None:
+    """It was a bare UnicodeEncodeError, or one that is no ValueError."""
+    with imap_wal.open(tmp_path) as store, imap_wal.log.create(tmp_path / "log") as log:
+        m = store.map("m")
+        for named in (lambda: store.map(LONE), lambda: log.append(LONE, (b"k", b"v"))):
+            with pytest.raises(InvalidSetting, match=r"the name of a map: .*U\+D800, at character 1"):
+                named()
+        for change in (
+            lambda: m.put(LONE, 1),
+            lambda: m.put("a", LONE),
+            lambda: m.put("a", {"b": [LONE]}),
+            lambda: m.update({LONE: 1}),
+            lambda: m.pop(LONE),
+            lambda: m.setdefault(LONE, 1),
+            lambda: m[LONE],
+        ):
+            with pytest.raises(NotSerializable, match=r"U\+D800, at character 1") as refused:
+                change()
+            assert isinstance(refused.value, ValueError)
+        m["a"] = 1
+        assert dict(m) == {"a": 1}
+
+    async def work() -> None:
+        async with imap_wal.aopen(tmp_path) as store:
+            with pytest.raises(InvalidSetting, match=r"U\+D800"):
+                store.map(LONE)
+            m = store.map("m")
+            for change in (
+                lambda: m.set(LONE, 1),
+                lambda: m.set("a", LONE),
+                lambda: m.update({LONE: 1}),
+                lambda: m.delete(LONE),
+                lambda: m.pop(LONE),
+            ):
+                with pytest.raises(NotSerializable, match=r"U\+D800"):
+                    await change()
+            await m.set("b", 2)
+            assert m.get("a") == 1
+
+    asyncio.run(work())
