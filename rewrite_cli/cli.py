@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
+from rewrite_cli.interrupts import ends_the_process
 
-from rewrite_cli import config
-from rewrite_cli.failures import CLEAN, report
+with ends_the_process():
+    import click
+
+    from rewrite_cli import config
+    from rewrite_cli.failures import CLEAN, report
 
 # In the order a newcomer meets them.
 COMMANDS = {
@@ -48,7 +51,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"rewrite_cli.commands.{cmd_name.replace('-', '_')}")
+        with ends_the_process():
+            module = importlib.import_module(f"rewrite_cli.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         command.short_help = COMMANDS[cmd_name]
         return command

@@ -9,10 +9,10 @@ import click
 
 from imap_wal.errors import SEGMENT_ADVICE, Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
 from imap_wal.manifest import MISSING_ADVICE
+from rewrite_cli.interrupts import INTERRUPTED
 from storage_backends import Locked, NoSpace, NotFound, StorageError
 
 CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
-INTERRUPTED = 130
 
 
 class Failed(click.ClickException):

@@ -6,13 +6,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
+from imap_wal.errors import InvalidSetting
+from imap_wal.settings import location
 from rewrite_cli.failures import Failed
 from rewrite_cli.survey import ClusterView, survey
 from storage_backends import SegmentStore, StorageError, open_store
+
+
+class Url(click.ParamType[str]):
+    """A folder or URL; a blank one is wrong usage."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return location(value)
+        except InvalidSetting as error:
+            self.fail(str(error), param, ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,7 @@ class Scope:
 
 def url_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """The root of the logs, as `url`."""
-    return click.argument("url", envvar="IMAP_WAL_URL")(command)
+    return click.argument("url", type=Url(), envvar="IMAP_WAL_URL")(command)
 
 
 def scope_options(*, maps: bool = True, nodes: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -92,6 +107,26 @@ def scope_options(*, maps: bool = True, nodes: bool = True) -> Callable[[Callabl
         return url_argument(decorated)
 
     return decorate
+
+
+def refuse_nested(source: str, target: str) -> None:
+    """`Failed` if a copy of a log would be written into the log, or around it."""
+    inside, around = _place(target), _place(source)
+    if inside[0] != around[0]:
+        return
+    if inside[1][: len(around[1])] == around[1]:
+        raise Failed(f"{target} is inside {source}, which is read: name a place outside of it")
+    if around[1][: len(inside[1])] == inside[1]:
+        raise Failed(f"{target} is a folder above {source}, which is read: name an empty place outside of it")
+
+
+def _place(url: str) -> tuple[str, tuple[str, ...]]:
+    """Storage, and the path on it by its components."""
+    protocol, separator, rest = url.partition("://")
+    if not separator or protocol in ("file", "local", "objects+file"):
+        path = rest.removeprefix("localhost") if separator else url
+        return "file", Path(path).expanduser().resolve().parts[1:]
+    return protocol, tuple(filter(None, rest.partition("?")[0].split("/")))
 
 
 def open_empty(url: str) -> None:

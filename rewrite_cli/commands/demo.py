@@ -13,6 +13,7 @@ from rewrite_cli import flights
 from rewrite_cli import output as out
 from rewrite_cli.demo import Report, Tell, play_embedded
 from rewrite_cli.failures import FAILED, Failed
+from rewrite_cli.scope import Url
 
 
 @click.command()
@@ -21,7 +22,7 @@ from rewrite_cli.failures import FAILED, Failed
 @click.option(
     "--members", type=click.IntRange(min=0, max=8), default=0, show_default=True, help="Real Hazelcast members instead of the embedded map."
 )
-@click.option("--url", default=None, help="Write the log here and keep it. Default: a temporary folder.")
+@click.option("--url", type=Url(), default=None, help="Write the log here and keep it. Default: a temporary folder.")
 @click.option(
     "--picture", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/demo.png"), show_default=True, help="Where the picture goes."
 )

@@ -9,6 +9,7 @@ import click
 from rewrite_cli import checks
 from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS
+from rewrite_cli.scope import Url
 
 _MARKS = {
     checks.OK: click.style("ok", fg="green"),
@@ -18,7 +19,7 @@ _MARKS = {
 
 
 @click.command()
-@click.argument("url", required=False, envvar="IMAP_WAL_URL")
+@click.argument("url", type=Url(), required=False, envvar="IMAP_WAL_URL")
 @click.option("--agent", "endpoints", multiple=True, help="An agent's endpoint to ask: ipc:///path or tcp://host:port; may be repeated.")
 @out.output_option
 def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:

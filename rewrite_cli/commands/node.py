@@ -15,6 +15,7 @@ import click
 from imap_wal.clock import SystemClock
 from rewrite_cli import output as out
 from rewrite_cli.cluster import Cluster, Plan
+from rewrite_cli.scope import Url
 from rewrite_cli.times import Duration
 
 
@@ -43,7 +44,7 @@ def _typed(text: str) -> Any:
 
 @command.command()
 @click.option("--members", type=click.IntRange(1, 16), default=1, show_default=True, help="How many.")
-@click.option("--url", envvar="IMAP_WAL_URL", help="Root of the logs. Default: a new temporary folder, which is kept.")
+@click.option("--url", type=Url(), envvar="IMAP_WAL_URL", help="Root of the logs. Default: a new temporary folder, which is kept.")
 @click.option("--port", type=click.IntRange(1, 65519), default=5701, show_default=True, help="Port of the first member; the others follow.")
 @click.option("--namespace", envvar="IMAP_WAL_NAMESPACE", default="default", show_default=True)
 @click.option("--cluster", envvar="IMAP_WAL_CLUSTER", default="dev", show_default=True, help="Name of the cluster's folder under URL.")

@@ -11,14 +11,14 @@ from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS, Failed
 from rewrite_cli.repair_report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
 from rewrite_cli.repairer import ClusterRepair, tolerant_survey
-from rewrite_cli.scope import Scope, scope_options
+from rewrite_cli.scope import Scope, Url, refuse_nested, scope_options
 from rewrite_cli.survey import ClusterView
 from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
 
 
 @click.command()
 @scope_options(maps=False)
-@click.option("--to", "target_url", metavar="TARGET_URL", help="Where the repaired copy goes: an empty place. Not needed with --dry-run.")
+@click.option("--to", "target_url", type=Url(), metavar="TARGET_URL", help="Where the repaired copy goes: an empty place. Not needed with --dry-run.")
 @click.option(
     "--mode",
     type=click.Choice([SALVAGE, POINT_IN_TIME]),
@@ -43,6 +43,8 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
     """
     if target_url is None and not dry_run:
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
+    if target_url is not None:
+        refuse_nested(scope.url, target_url)
     target = _open(target_url) if target_url is not None else None
     store = _open(scope.url)
     items: list[Item] = []

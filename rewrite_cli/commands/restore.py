@@ -19,7 +19,7 @@ from rewrite_cli.commands.export import FORMATS, records, write
 from rewrite_cli.commands.stat import MEMBER_S_PER_ENTRY
 from rewrite_cli.failures import Failed
 from rewrite_cli.live import LiveCluster, merge, partial_option
-from rewrite_cli.scope import Scope, open_empty, scope_options
+from rewrite_cli.scope import Scope, Url, open_empty, refuse_nested, scope_options
 from rewrite_cli.times import Moment
 from storage_backends import SegmentStore, StorageError, open_store
 
@@ -32,6 +32,7 @@ FRAME_BYTES = 4 * 1024 * 1024
 @click.option(
     "--to",
     "target",
+    type=Url(),
     help="Where a clean copy goes: an empty URL for a log that agents or imap_wal.open can start from, or FILE.jsonl, .csv, .parquet.",
 )
 @click.option("--as-of", type=Moment(), help="As the maps stood at this time.")
@@ -50,6 +51,7 @@ def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, 
     """
     suffix = Path(target).suffix[1:] if target and "://" not in target else ""
     if target is not None and suffix not in FORMATS:
+        refuse_nested(scope.url, target)
         open_empty(target)
     rows: list[dict[str, Any]] = []
     with out.progress() as progress, ExitStack() as stack:

@@ -167,3 +167,51 @@ def test_the_error_for_a_root_without_a_log_names_imap_wal_open(run: Run, tmp_pa
 def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(run: Run, url: str, words: tuple[str, ...], value: str) -> None:
     ended = run(*words, value, *(() if words[0] == "node" else (url,)))
     assert ended.code == 2 and "is no duration" in ended.err
+
+
+@pytest.mark.parametrize("command", ["restore", "repair"])
+@pytest.mark.parametrize("place", ["maps", "maps/copy", "maps/../maps/deep/er", "link/copy", "."])
+def test_no_copy_is_written_into_its_own_source_or_around_it(run: Run, url: str, root: Path, command: str, place: str) -> None:
+    (root.parent / "link").symlink_to(root)
+    before = sorted(root.parent.rglob("*"))
+    for target in (f"{root.parent}/{place}", f"file://{root.parent}/{place}", f"objects+file://{root.parent}/{place}"):
+        ended = run(command, url, "--to", target)
+        assert ended.code == 1 and "which is read: name a" in ended.err
+    assert sorted(root.parent.rglob("*")) == before
+    assert run(command, url, "--to", f"{root}-copy").code == 0, "a name that begins as the source's is another place"
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+@pytest.mark.parametrize(
+    "words",
+    [*((name, "{}") for name in COMMANDS if name not in ("demo", "node", "agent", "plugin")), ("restore", "maps", "--to", "{}"), ("repair", "maps", "--to", "{}"),
+     ("demo", "--url", "{}"), ("node", "start", "--url", "{}")],
+)  # fmt: skip
+def test_an_empty_url_is_wrong_usage_and_the_text_says_what_to_pass(run: Run, words: tuple[str, ...], value: str) -> None:
+    ended = run(*(word.format(value) for word in words))
+    assert ended.code == 2
+    assert ("is empty" if not value else "which is blank") in ended.err and 'as in "/var/lib/maps"' in ended.err
+
+
+@pytest.mark.parametrize(("module", "words"), [("click", ["--help"]), ("rich", ["stat", "/tmp/none"])])
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback(tmp_path: Path, module: str, words: list[str]) -> None:
+    """In the first half second. The module stands for any: it sends the signal while it is
+    imported."""
+    (tmp_path / f"{module}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, "-m", "rewrite_cli.cli", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: stopped\n")
+
+
+def test_importing_the_command_line_leaves_a_programs_own_handler_alone() -> None:
+    program = "import signal; mine = lambda *_: None; signal.signal(signal.SIGINT, mine); import rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is mine"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+    program = "import signal, rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
