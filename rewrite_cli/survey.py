@@ -9,6 +9,7 @@ from functools import cached_property
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.manifest import (
+    NOTHING_SEEN,
     ClaimManifest,
     ClusterManifest,
     NodeManifest,
@@ -93,8 +94,13 @@ class ClusterView:
 
     @property
     def logs(self) -> list[str]:
-        """Nodes of which a log is here, or a part of it."""
-        return [node.name for node in self.nodes if node.manifest.directory or node.of_no_manifest]
+        """Nodes of which a log is here that was registered once, as each is before its first entry:
+        an open that ended before that has left a manifest, and nothing is lost."""
+        return [
+            node.name
+            for node in self.nodes
+            if node.of_no_manifest or node.manifest.archives or node.manifest.cluster != NOTHING_SEEN or node.manifest.directory in self.opened
+        ]
 
     @property
     def claims_folder(self) -> str:

@@ -215,6 +215,20 @@ def test_files_without_any_manifest_are_not_an_empty_cluster(run: Run, tmp_path:
         imap_wal.open(url, node="n2")
 
 
+def test_a_first_open_that_ended_before_its_log_was_registered_is_no_damage(run: Run, tmp_path: Path) -> None:
+    """The node has a manifest, and the cluster has none yet."""
+    url = str(tmp_path / "log")
+    imap_wal.open(url, node="n1").close()
+    root = tmp_path / "log" / CLUSTER
+    shutil.rmtree(root / "manifest")
+    shutil.rmtree(root / "opened")
+    for path in sorted((root / "nodes/n1/manifest").glob("*.json"))[1:]:
+        path.unlink()
+    assert run("verify", url).code == 0 and run("doctor", url).code == 0
+    with imap_wal.open(url, node="n1") as store:
+        store.map("m")["a"] = 1
+
+
 def test_snapshots_alone_are_no_healthy_log_and_repair_makes_them_one(run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     url, expected = log
     assert run("rewrite", url).code == 0

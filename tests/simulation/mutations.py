@@ -209,7 +209,7 @@ def _a_drop_covers_nothing(put: Put) -> None:
 
 
 def _nodes_are_forgotten_with_their_entries(put: Put) -> None:
-    put(forget, "_demand_nothing_lost", lambda *_: None)
+    put(forget, "_refusal", lambda *_: "")
 
 
 def _forgotten_with_what_shuts_their_writers_out(put: Put) -> None:
