@@ -498,10 +498,16 @@ class _Opening:
         files = self._store.list(self._folder)
         wal = sorted_out(file for file in files if file.path.startswith(f"{self._folder}/wal/"))
         number, before = self.manifests.read()
-        if not number:
+        if number:
+            return
+        try:
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
             self._check_registered(cluster, "")
             _demand_current(files, self._folder, before, wal)
+        except (LogError, MissingNode):
+            if not self.manifests.read()[0]:
+                raise
+            # Another process has opened it since: `run` looks again, with the lock held.
 
     def run(self) -> tuple[NodeManifest, Recovered]:
         first_epoch: int | None = None

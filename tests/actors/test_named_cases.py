@@ -15,7 +15,7 @@ import imap_wal
 from imap_wal import layout
 from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LogError, MissingNode, OutcomeUnknown
+from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LogError, LostRace, MissingNode, OutcomeUnknown, WriterLocked
 from imap_wal.manifest import node_manifests
 from imap_wal.restore import ClusterLog, LiveView, pin_cuts
 from imap_wal.settings import Settings
@@ -364,6 +364,26 @@ def test_partial_continues_without_a_missing_log_and_never_with_another_one(tmp_
         opened.map("m")["new"] = 2
     with embedded(own) as opened:
         assert dict(opened.map("m")) == {"new": 2}
+
+
+def test_a_first_open_that_another_process_overtakes_at_any_call_finds_no_damage(memory: MemoryStore) -> None:
+    """It looks at a node without a manifest before it takes the lock; the cluster's manifest, read
+    after that, names the log that the other process began."""
+    for at in range(60):
+        store = MemoryStore(f"overtaken-{at}-{id(memory)}")
+        slow = Interrupted(store)
+
+        def others(store: MemoryStore = store) -> None:
+            with embedded(store, takeover=True) as opened:
+                opened.map("m")["a"] = 1
+
+        slow.at, slow.meanwhile = at, others
+        try:
+            embedded(slow, takeover=True).close()
+        except (Fenced, LostRace, OutcomeUnknown, WriterLocked):
+            pass  # the other process took over in the middle
+        with embedded(store, takeover=True) as opened:
+            assert dict(opened.map("m")) == ({"a": 1} if slow.at is None else {}), at
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
