@@ -833,7 +833,10 @@ def current_cluster(
         nodes[folder] = node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness).read()[1].cluster
     number, cluster = clusters.read()
     if not number and store.folders(f"{cluster_folder}/snapshot"):
-        raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
+        # Another process may have begun this cluster, and rewritten it, since the first look.
+        number, cluster = clusters.read()
+        if not number:
+            raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
     for folder in nodes if not number else ():
         # Segments are listed first: each is begun after a manifest of its node was published.
         path = f"{cluster_folder}/nodes/{folder}"
