@@ -43,8 +43,6 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
     """
     if target_url is None and not dry_run:
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
-    if target_url is not None:
-        refuse_nested(scope.url, target_url)
     target = _open(target_url) if target_url is not None else None
     store = _open(scope.url)
     items: list[Item] = []
@@ -52,6 +50,7 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
     try:
         if target is not None:
             _must_be_empty(target, str(target_url))
+            refuse_nested(scope.url, str(target_url))
         views, lost = tolerant_survey(store, scope.namespaces, scope.clusters)
         _check_scope(store, views, scope)
         for view in views:

@@ -51,8 +51,8 @@ def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, 
     """
     suffix = Path(target).suffix[1:] if target and "://" not in target else ""
     if target is not None and suffix not in FORMATS:
-        refuse_nested(scope.url, target)
         open_empty(target)
+        refuse_nested(scope.url, target)
     rows: list[dict[str, Any]] = []
     with out.progress() as progress, ExitStack() as stack:
         task = progress.add_task("reading")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -176,7 +177,8 @@ def test_no_copy_is_written_into_its_own_source_or_around_it(run: Run, url: str,
     before = sorted(root.parent.rglob("*"))
     for target in (f"{root.parent}/{place}", f"file://{root.parent}/{place}", f"objects+file://{root.parent}/{place}"):
         ended = run(command, url, "--to", target)
-        assert ended.code == 1 and "which is read: name a" in ended.err
+        said = r"which is read: name a" if "copy" in place or "deep" in place else r"which is read|is not empty|already"
+        assert ended.code == 1 and re.search(said, ended.err)
     assert sorted(root.parent.rglob("*")) == before
     assert run(command, url, "--to", f"{root}-copy").code == 0, "a name that begins as the source's is another place"
 
