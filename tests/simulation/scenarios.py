@@ -228,12 +228,22 @@ def agents(rng: Random) -> Plan:
 
 
 def programs(rng: Random) -> Plan:
-    """`agents` and a program with an embedded store, which the first claim shuts out."""
-    plan = replace(agents(rng), prologue="empty", exclusive=False)
-    ops: list[Op] = [("open", True), ("put", 6)]
-    ops += [rng.choice((("put", 6), ("put", 7), ("delete", 6))) for _ in range(rng.randint(0, 4))]
-    shared = (("shared", True),)
-    return replace(plan, specs=(*plan.specs, Spec("program", (tuple(ops),), "n3", settings=shared)))
+    """A program has an embedded store open when the first members come: they shut it out."""
+    specs = []
+    for node in ("n1", "n2") if rng.random() < 0.2 else ("n1",):
+        threads: tuple[tuple[Op, ...], ...] = ((("serve",),),)
+        drops = tuple(rng.randint(1, 14) for _ in range(rng.randint(0, 1)))
+        specs.append(Spec(f"agent {node}", threads, node, role="agent", drops=drops))
+        number = int(node[1])
+        writes = tuple(("put", number) for _ in range(rng.randint(1, 2)))
+        specs.append(Spec(f"member {node}", (writes,), node, role="member"))
+    ops: list[Op] = [("open", False), ("put", 6)]
+    ops += [rng.choice((("put", 6), ("put", 7), ("delete", 6))) for _ in range(rng.randint(0, 3))]
+    specs.append(Spec("program", (tuple(ops),), "n3", settings=(("shared", True),)))
+    if rng.random() < 0.2:
+        specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+    kind = rng.choice((APPEND, APPEND, OBJECTS, HDFS, NFS))
+    return _faults(rng, Plan(kind, "empty", tuple(specs), exclusive=False))
 
 
 def verifying(rng: Random) -> Plan:
