@@ -100,7 +100,7 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
         if following is None:
             break
         offset = following.offset
-    if seed is None and written:
+    if seed is None:  # an empty file too: it had a header once
         gaps.append(Gap(0, written))
     return Scan(header, data[:first], seed, first, frames, gaps, len(data))
 

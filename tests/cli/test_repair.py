@@ -182,6 +182,19 @@ def test_a_missing_segment_keeps_its_number(run: Run, log: Path, tmp_path: Path)
     assert len(values(f"{tmp_path}/copy")) == 10
 
 
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096], ids=["empty", "zeros"])
+@pytest.mark.parametrize("mode", ["salvage", "point-in-time"])
+def test_a_segment_that_lost_all_its_bytes_is_given_up_and_not_called_whole(run: Run, log: Path, tmp_path: Path, content: bytes, mode: str) -> None:
+    _, middle, _ = sorted(log.glob("*.wal"))
+    middle.write_bytes(content)
+    ended = run("verify", tmp_path / "log", "-o", "json")
+    (found,) = [file for file in ended.json["files"] if file["status"] != "clean"]
+    assert (ended.code, found["status"], found["lost_records"]) == (3, "corrupt", None)
+    repaired = repair(run, tmp_path, "--mode", mode)
+    (given_up,) = [file["given_up"] for file in repaired["files"] if file["file"].endswith(middle.name)]
+    assert (given_up["first"], given_up["records"]) == (str(Position(2, 2, 0, 0)), None)
+
+
 def test_a_missing_newest_segment_is_given_up_and_the_copy_opens(run: Run, log: Path, tmp_path: Path) -> None:
     max(log.glob("*.wal")).unlink()
     damaged_file(repair(run, tmp_path))
