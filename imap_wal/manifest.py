@@ -782,9 +782,9 @@ MISSING_ADVICE = "bring the log back, or continue without what only it holds: re
 
 def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
     """The error text where the segments beside a node's manifest are not those it names."""
-    there = f"those of {', '.join(sorted(found))}" if found else "no log's"
+    there = f"those of {', '.join(sorted(found))}" if found else f"no file {manifest.wal_id}.log"
     return (
-        f"{folder}/wal should hold the segments of log {manifest.wal_id}, but holds {there}: its disk is not mounted here or was "
+        f"{folder}/wal should hold the segments of log {manifest.wal_id}, but has {there}: its disk is not mounted here or was "
         "replaced, or wal_dir is on another machine"
     )
 

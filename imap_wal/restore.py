@@ -190,7 +190,7 @@ class ClusterLog:
             gap = self._gap(folder, manifest, wal.segments)
             if not gap:
                 return NodeState(name, folder, manifest, wal.segments)
-        raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", "bring the file back from a copy")
+        raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", missing.ADVICE)
 
     @staticmethod
     def _gap(folder: str, manifest: NodeManifest, segments: Sequence[SegmentFile]) -> str:

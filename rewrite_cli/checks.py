@@ -192,7 +192,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             name,
             PROBLEM,
             f"the log of {nodes} is missing: a restart refuses to go on without it",
-            'bring its disk back, or start with recovery_policy = "partial" to go on without',
+            'bring its disk back, start with recovery_policy = "partial", or forget the node: `imap-wal forget-node`',
         )
     found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.advice != MISSING]
     for finding in found:
