@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -13,6 +13,7 @@ import click
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import location
+from rewrite_cli import output as out
 from rewrite_cli.failures import Failed
 from rewrite_cli.survey import ClusterView, survey
 from storage_backends import SegmentStore, StorageError, open_store
@@ -64,6 +65,14 @@ class Scope:
             yield store, found
         finally:
             store.close()
+
+    def note_empty(self, present: Iterable[str]) -> None:
+        """Name the maps of the scope that have no entries: the name may be mistyped. It is no
+        error: all entries of a map may have expired."""
+        there = set(present)
+        absent = [name for name in self.maps if name not in there]
+        if absent:
+            out.note(f"{self.url}: no entries of map {', '.join(map(repr, absent))}")
 
     def nothing(self, store: SegmentStore) -> str:
         """Why there is nothing of this scope, for people."""

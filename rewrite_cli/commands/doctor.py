@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from urllib.parse import urlsplit
 
 import click
 
@@ -30,6 +31,8 @@ def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
       imap-wal doctor
       imap-wal doctor /var/lib/maps --agent ipc:///run/imap-wal/agent.sock
     """
+    for endpoint in endpoints:
+        _check_endpoint(endpoint)
     found = [*checks.environment(), *checks.java_side()]
     if url:
         found += checks.storage(url)
@@ -43,3 +46,13 @@ def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
             if check.advice:
                 click.echo(f"         → {check.advice}")
     return FINDINGS if any(check.status == checks.PROBLEM for check in found) else 0
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        parts = urlsplit(endpoint)
+        whole = bool(parts.path) if parts.scheme == "ipc" else parts.scheme == "tcp" and bool(parts.hostname and parts.port)
+    except ValueError:  # the port is no number, or too large
+        whole = False
+    if not whole:
+        raise click.BadParameter(f"{endpoint!r} is no endpoint: it takes ipc:///path or tcp://host:port", param_hint="'--agent'")

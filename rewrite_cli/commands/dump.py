@@ -61,8 +61,8 @@ class KeyType(click.ParamType[str | bytes]):
             return value if isinstance(value, bytes) else str(value)
         try:
             return bytes.fromhex(str(value)[4:])
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
+        except ValueError:
+            self.fail(f"{value!r} is no key in bytes: after hex: it takes pairs of hexadecimal digits, as in hex:a3343231", param, ctx)
 
 
 @click.command()

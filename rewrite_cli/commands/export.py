@@ -16,6 +16,7 @@ import click
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
 from rewrite_cli import output as out
 from rewrite_cli.decode import plain, text
+from rewrite_cli.failures import Failed
 from rewrite_cli.live import LiveCluster, merge, partial_option
 from rewrite_cli.scope import Scope, scope_options
 from rewrite_cli.times import Moment, iso
@@ -42,6 +43,8 @@ def command(scope: Scope, form: str | None, target: Path | None, as_of: int | No
       imap-wal export /var/lib/maps --to orders.parquet --as-of 2026-11-21T10:00
     """
     form = form or (target.suffix[1:] if target and target.suffix[1:] in FORMATS else "jsonl")
+    if target is not None and not target.name:
+        raise click.UsageError("--to is empty; name a file, as in --to orders.jsonl")
     if form == "parquet" and target is None:
         raise click.UsageError("parquet needs a file: --to orders.parquet")
     with out.progress() as progress, ExitStack() as stack:
@@ -51,6 +54,7 @@ def command(scope: Scope, form: str | None, target: Path | None, as_of: int | No
             merge(store, view, scope, stack, lambda words: progress.update(task, description=words), partial=partial, as_of_ms=as_of)
             for view in clusters
         ]
+        scope.note_empty(name for each in merged for name in each.maps)
         count = write(form, target, records(merged))
     if target is not None:
         out.note(f"{count:,} entries in {target}")
@@ -140,8 +144,12 @@ def _text_file(target: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A name beside the target, moved over it at the end."""
+    """A name beside the target, moved over it at the end. `Failed` if no file can be made there."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        temporary.touch()
+    except OSError as error:
+        raise Failed(f"{target} cannot be written: {error.strerror}; name a file in a folder that exists and that you may write to") from error
     try:
         yield temporary
         temporary.replace(target)

@@ -82,6 +82,7 @@ def _missing(view: ClusterView) -> list[dict[str, object]]:
             "archive_bytes": 0,
         }
         for name in view.missing_nodes
+        if name not in {node.name for node in view.nodes}  # those have a line already
     ]
 
 

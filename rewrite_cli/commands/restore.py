@@ -62,6 +62,7 @@ def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, 
 
         store, clusters = stack.enter_context(scope.open())
         merged = [merge(store, view, scope, stack, tell, partial=partial, as_of_ms=as_of) for view in clusters]
+        scope.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged))
             out.note(f"{written:,} entries in {target}")

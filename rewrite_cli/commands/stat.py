@@ -166,6 +166,7 @@ def command(scope: Scope, output: str) -> int:
                         "snapshot_bytes": view.snapshot_bytes,
                     }
                 )
+    scope.note_empty(count.map for count in counts)
     if output == out.JSON:
         maps = [{**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes} for count in counts]
         out.print_json({"maps": maps, "storage": storage, "forecast": [asdict(forecast) for forecast in forecasts]})

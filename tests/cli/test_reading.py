@@ -215,3 +215,46 @@ def test_segments_on_a_disk_that_is_not_mounted_are_a_missing_node_for_everyone(
     assert [node["state"] for node in run("ls", url, "-o", "json").json["nodes"]] == ["MISSING"]
     assert run("drop", url, "--map", "m", "--yes").code != 0
     assert run("verify", url).code == 3
+
+
+def test_a_map_without_entries_is_named_on_stderr_because_its_name_may_be_mistyped(run: Run, url: str, tmp_path: Path) -> None:
+    for words in (("stat", url), ("export", url), ("restore", url), ("restore", url, "--to", tmp_path / "copy")):
+        ended = run(*words, "--map", "oders", "--map", "orders")
+        assert (ended.code, "no entries of map 'oders'\n" in ended.err) == (0, True), (words, ended)
+        assert "no entries" not in run(*words[:2], "--map", "orders").err
+
+
+def test_an_export_to_a_place_where_no_file_can_be_made_says_which(run: Run, url: str, tmp_path: Path) -> None:
+    for name in ("orders.jsonl", "orders.csv", "orders.parquet"):
+        ended = run("export", url, "--to", tmp_path / "absent" / name)
+        assert ended.code == 1
+        assert f"{tmp_path}/absent/{name} cannot be written: No such file or directory; name a file in a folder" in ended.err
+    ended = run("export", url, "--to", "")
+    assert (ended.code, "--to is empty" in ended.err) == (2, True)
+
+
+def test_a_key_that_is_not_hexadecimal_is_wrong_usage_with_an_example(run: Run, url: str) -> None:
+    ended = run("dump", url, "--key", "hex:zz")
+    assert (ended.code, "hex:a3343231" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("endpoint", ["x", "tcp://host", "tcp://host:port", "tcp://host:99999", "tcp://[", "ipc://", ""])
+def test_an_endpoint_that_is_none_is_wrong_usage(run: Run, endpoint: str) -> None:
+    ended = run("doctor", "--agent", endpoint)
+    assert (ended.code, "it takes ipc:///path or tcp://host:port" in ended.err) == (2, True), ended.err
+
+
+def test_ls_has_one_line_for_a_node_without_manifests(run: Run, url: str, root: Path) -> None:
+    for file in (root / "prod/eu/nodes/n1/manifest").iterdir():
+        file.unlink()
+    nodes = run("ls", url, "-o", "json").json["nodes"]
+    assert [(node["node"], node["state"]) for node in nodes][:2] == [("n1", "MISSING"), ("n2", "closed")]
+    assert len(nodes) == 2
+
+
+def test_a_missing_segment_is_reported_with_repair_as_a_way_out(run: Run, url: str, root: Path) -> None:
+    with imap_wal.open(url, namespace="prod", cluster="eu", node="n1") as store:
+        store.map("orders")["o5"] = {}
+    min((root / "prod/eu/nodes/n1/wal").glob("*.wal")).unlink()
+    ended = run("export", url)
+    assert (ended.code, "this segment is missing" in ended.err, "`imap-wal repair`" in ended.err) == (1, True, True), ended.err
