@@ -78,9 +78,9 @@ def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
         yield str(path), int(size), int(checksum)
 
 
-def remove_former(log: ClusterLog, *, dry_run: bool = False) -> tuple[StoredFile, ...]:
+def remove_former(log: ClusterLog, *, dry_run: bool = False, check: bool = True) -> tuple[StoredFile, ...]:
     """Delete the snapshot files that are not needed, and return them. Any number of processes may
-    do so at the same time."""
+    do so at the same time. A dry run without `check` does not read the snapshots that stay."""
     files = log.store.list(f"{log.folder}/snapshot")
     manifest = log.manifest()
     dead = _dead(log, manifest, files, dry_run)
@@ -95,8 +95,9 @@ def remove_former(log: ClusterLog, *, dry_run: bool = False) -> tuple[StoredFile
 
         manifest = change(manifest) if dry_run else log.manifests.update(change)
     gone = tuple(file for file in files if _goes(file, manifest))
-    if not dry_run:
+    if check or not dry_run:
         demand_whole(log, manifest, (name for file in gone if (name := _place(file.path)[0])))
+    if not dry_run:
         for file in gone:
             log.store.delete(file.path)
     return gone

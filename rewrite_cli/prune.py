@@ -26,6 +26,7 @@ def prune(
     log: ClusterLog,
     *,
     dry_run: bool = False,
+    check: bool = True,
     ttl_s: int = 0,
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
@@ -33,8 +34,9 @@ def prune(
     """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what
     outlived them (`imap_wal.retention`). A node whose log is missing, or is on another disk, is
     left alone (`skipped` says why). `CorruptLog` names a file of a snapshot that is not whole:
-    nothing that it covers is removed. With `ttl_s`, `InvalidSetting` when this machine's clock
-    differs from the storage's by more than `skew_ms_max`."""
+    nothing that it covers is removed; without `check`, a dry run does not read these files. With
+    `ttl_s`, `InvalidSetting` when this machine's clock differs from the storage's by more than
+    `skew_ms_max`."""
     if ttl_s and not dry_run:
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     state = log.state()
@@ -47,15 +49,16 @@ def prune(
         removal = plan_covered(log.store, node, covered, writing=node.segments[-1].number if node.segments else 0)
         if ttl_s or size_limit_mb:
             removal = only_outlived(log, node, removal, ttl_s, size_limit_mb)
-        if not dry_run:
+        if check or not dry_run:
             demand_whole(log, state.manifest, removal.maps)
+        if not dry_run:
             remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
         archives += removal.archives
         segments += [piece.path for piece in removal.segments]
         total += removal.bytes
     if not dry_run:
         _drop_lifetimes(log)
-    orphans = remove_former(log, dry_run=dry_run)
+    orphans = remove_former(log, dry_run=dry_run, check=check)
     return PruneReport(
         namespace=log.namespace,
         cluster=log.cluster,

@@ -47,7 +47,7 @@ def command(
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
-    plan = prune_all(scope, dry_run=True, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb)
+    plan = prune_all(scope, dry_run=True, check=dry_run, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb)
     files = sum(len(report.segments) + len(report.archives) + len(report.snapshot_files) for report in plan)
     size = sum(report.bytes for report in plan)
     if dry_run or not files:
@@ -81,6 +81,7 @@ def prune_all(
     scope: Scope,
     *,
     dry_run: bool = False,
+    check: bool = True,
     ttl_s: int = 0,
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
@@ -91,6 +92,7 @@ def prune_all(
             prune(
                 ClusterLog(store, view.namespace, view.cluster),
                 dry_run=dry_run,
+                check=check,
                 ttl_s=ttl_s,
                 size_limit_mb=size_limit_mb,
                 skew_ms_max=skew_ms_max,

@@ -92,3 +92,12 @@ def test_maps_with_the_longest_names_are_rewritten_and_pruned(run: Run, tmp_path
     assert run("prune", tmp_path / "maps", "--yes").code == 0
     with imap_wal.open(tmp_path / "maps") as store:
         assert {name: dict(store.map(name)) for name in store.maps()} == {name: {"a": 1} for name in names}
+
+
+def test_a_dry_run_of_prune_refuses_what_the_run_refuses(run: Run, url: str, root: Path) -> None:
+    assert run("rewrite", url).code == 0
+    (part,) = (root / "prod/eu/snapshot/orders").rglob("*.parquet")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    dry, ended = run("prune", url, "--dry-run"), run("prune", url, "--yes")
+    assert (dry.code, dry.err) == (ended.code, ended.err)
+    assert (dry.code, part.name in dry.err) == (1, True), dry.err
