@@ -792,7 +792,8 @@ def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> 
 def older_manifest(path: str, evidence: str) -> CorruptLog:
     """The error for a manifest that was put back from an older copy."""
     what = f"the manifests here are older than the files beside them ({evidence})"
-    return CorruptLog(path, 0, what, MANIFEST_ADVICE)
+    advice = "bring the newer manifests back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+    return CorruptLog(path, 0, what, advice)
 
 
 def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest) -> str:

@@ -184,7 +184,8 @@ class ClusterLog:
             number, manifest = manifests.read()
             wal = sorted_out(listed, manifest.archived, manifest.begins)
             if not number and wal.segments:
-                return NodeState(name, folder, manifest, (), f"there are segments in {folder}/wal, and no manifest in {folder}/manifest")
+                why = f"there are segments in {folder}/wal, and no manifest in {folder}/manifest (`imap-wal repair` makes one)"
+                return NodeState(name, folder, manifest, (), why)
             if not manifest.lives_in(wal.logs):
                 return NodeState(name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs))
             gap = self._gap(folder, manifest, wal.segments)

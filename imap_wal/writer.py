@@ -651,7 +651,7 @@ class _Opening:
             raise MissingNode(what, f"move it away, or back to {layout.node_folder(self._identity.cluster_folder, owner)}")
         wal = wal_folder(self._store, folder)
         if known and (wal.segments or before.archives or before.newest or before.archived[1]):
-            what = f"node {self._identity.node!r} was known with log directory {known}, in {folder} is another log, {before.directory}"
+            what = f"node {self._identity.node!r} is registered with log {known}, but {folder} holds another one, {before.directory}"
             raise MissingNode(what, f"bring the right folder back; to continue without it, move {folder} away first, {WITHOUT}")
 
     def _check_registered(self, cluster: ClusterManifest, directory: str) -> None:
@@ -663,7 +663,7 @@ class _Opening:
         known = cluster.nodes.get(self._identity.node)
         if known not in (None, directory) and self._settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(
-                f"node {self._identity.node!r} was known with log directory {known}, in {self._folder} is {directory or 'none'}: "
+                f"node {self._identity.node!r} is registered with log {known}, but {self._folder} holds {directory or 'no manifest'}: "
                 "its log was lost or replaced",
                 MISSING_ADVICE,
             )

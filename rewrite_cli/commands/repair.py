@@ -154,11 +154,11 @@ def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None
         verdict = click.style(f"{totals['damaged']} files lost something", fg="red", bold=True)
         verdict += f": {totals['given_up_records']:,} records, {out.size(float(str(totals['given_up_bytes'])))}"
         if totals["untold"]:
-            verdict += f", and in {totals['untold']} of them a number that cannot be told"
+            verdict += f", and in {totals['untold']} of them an unknown number"
     click.echo(f"{verdict}; {totals['kept_records']:,} records kept ({place})")
 
 
 def _lost(extent: Extent | None) -> tuple[object, ...]:
     if extent is None:
         return "", "", ""
-    return "not told" if extent.records is None else extent.records, extent.first, extent.last
+    return "unknown" if extent.records is None else extent.records, extent.first, extent.last

@@ -129,4 +129,4 @@ def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> li
 def _lost_records(finding: Finding) -> int | str:
     if finding.lost_records is not None:
         return finding.lost_records
-    return "" if finding.status == CLEAN else "not told"
+    return "" if finding.status == CLEAN else "unknown"

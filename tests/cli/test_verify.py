@@ -199,7 +199,7 @@ def test_damage_is_told_with_what_is_lost_and_what_stands_behind(run: Run, tmp_p
     assert (file["status"], file["offset"], file["frames_after"], file["lost_records"], file["records"]) == ("corrupt", frames[3].offset, 6, 4, 16)
     assert file["first_lost"] == f"00000001.00000001.{frames[3].offset:012d}.00000000"
     assert file["last_lost"] == f"00000001.00000001.{frames[4].offset:012d}.00000001"
-    assert "not told" not in run("verify", tmp_path / "log").out
+    assert "unknown" not in run("verify", tmp_path / "log").out
 
 
 class Ticking:
