@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -29,6 +30,22 @@ class Url(click.ParamType[str]):
             return location(value)
         except InvalidSetting as error:
             self.fail(str(error), param, ctx)
+
+
+class Endpoint(click.ParamType[str]):
+    """Where an agent listens."""
+
+    name = "endpoint"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parts = urlsplit(str(value))
+            whole = bool(parts.path) if parts.scheme == "ipc" else parts.scheme == "tcp" and bool(parts.hostname and parts.port)
+        except ValueError:  # the port is no number, or too large
+            whole = False
+        if not whole:
+            self.fail(f"{value!r} is no endpoint: it takes ipc:///path or tcp://host:port", param, ctx)
+        return str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from urllib.parse import urlsplit
 
 import click
 
 from rewrite_cli import checks
 from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS
-from rewrite_cli.scope import Url
+from rewrite_cli.scope import Endpoint, Url
 
 _MARKS = {
     checks.OK: click.style("ok", fg="green"),
@@ -21,7 +20,14 @@ _MARKS = {
 
 @click.command()
 @click.argument("url", type=Url(), required=False, envvar="IMAP_WAL_URL")
-@click.option("--agent", "endpoints", multiple=True, help="An agent's endpoint to ask: ipc:///path or tcp://host:port; may be repeated.")
+@click.option(
+    "--agent",
+    "endpoints",
+    metavar="TEXT",
+    type=Endpoint(),
+    multiple=True,
+    help="An agent's endpoint to ask: ipc:///path or tcp://host:port; may be repeated.",
+)
 @out.output_option
 def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
     """Check the environment; with URL the storage and the logs on it; with --agent whether agents are well. Exit code 3 when there is a problem.
@@ -31,8 +37,6 @@ def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
       imap-wal doctor
       imap-wal doctor /var/lib/maps --agent ipc:///run/imap-wal/agent.sock
     """
-    for endpoint in endpoints:
-        _check_endpoint(endpoint)
     found = [*checks.environment(), *checks.java_side()]
     if url:
         found += checks.storage(url)
@@ -46,13 +50,3 @@ def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
             if check.advice:
                 click.echo(f"         → {check.advice}")
     return FINDINGS if any(check.status == checks.PROBLEM for check in found) else 0
-
-
-def _check_endpoint(endpoint: str) -> None:
-    try:
-        parts = urlsplit(endpoint)
-        whole = bool(parts.path) if parts.scheme == "ipc" else parts.scheme == "tcp" and bool(parts.hostname and parts.port)
-    except ValueError:  # the port is no number, or too large
-        whole = False
-    if not whole:
-        raise click.BadParameter(f"{endpoint!r} is no endpoint: it takes ipc:///path or tcp://host:port", param_hint="'--agent'")

@@ -6,6 +6,7 @@ import click
 
 from rewrite_cli import hazelcast_yaml, jars
 from rewrite_cli import output as out
+from rewrite_cli.scope import Endpoint
 
 
 @click.group()
@@ -30,7 +31,14 @@ def path(output: str) -> None:
 
 
 @command.command()
-@click.option("--agent", default="ipc:///run/imap-wal/agent.sock", show_default=True, help="Where the agent listens: ipc:///path or tcp://host:port.")
+@click.option(
+    "--agent",
+    metavar="TEXT",
+    type=Endpoint(),
+    default="ipc:///run/imap-wal/agent.sock",
+    show_default=True,
+    help="Where the agent listens: ipc:///path or tcp://host:port.",
+)
 @click.option("--map", "maps", multiple=True, help="Only these maps are durable (wildcards as in Hazelcast); may be repeated. Default: all.")
 @click.option("--cluster-name", default="dev", show_default=True, help="Hazelcast's cluster name.")
 def config(agent: str, maps: tuple[str, ...], cluster_name: str) -> None:
@@ -41,6 +49,4 @@ def config(agent: str, maps: tuple[str, ...], cluster_name: str) -> None:
       imap-wal plugin config > hazelcast.yaml
       imap-wal plugin config --agent tcp://127.0.0.1:7701 --map orders --map 'session-*'
     """
-    if not agent.startswith(("ipc:///", "tcp://")):
-        raise click.BadParameter(f"{agent!r} is not ipc:///path/to/socket or tcp://host:port", param_hint="--agent")
     click.echo(hazelcast_yaml.to_paste(maps or ("default",), agent, cluster_name), nl=False)

@@ -164,7 +164,7 @@ def test_export_as_of_before_a_rewrite_is_refused_not_wrong(run: Run, url: str) 
     assert run("rewrite", url).code == 0
     ended = run("export", url, "--as-of", f"@{moment}")
     assert ended.code == 1
-    assert "can no longer be told" in ended.err
+    assert "is no longer known" in ended.err
 
 
 def test_restore_forecasts_and_changes_nothing(run: Run, url: str, root: Path) -> None:
@@ -240,8 +240,9 @@ def test_a_key_that_is_not_hexadecimal_is_wrong_usage_with_an_example(run: Run, 
 
 @pytest.mark.parametrize("endpoint", ["x", "tcp://host", "tcp://host:port", "tcp://host:99999", "tcp://[", "ipc://", ""])
 def test_an_endpoint_that_is_none_is_wrong_usage(run: Run, endpoint: str) -> None:
-    ended = run("doctor", "--agent", endpoint)
-    assert (ended.code, "it takes ipc:///path or tcp://host:port" in ended.err) == (2, True), ended.err
+    for words in (("doctor",), ("plugin", "config")):
+        ended = run(*words, "--agent", endpoint)
+        assert (ended.code, "it takes ipc:///path or tcp://host:port" in ended.err) == (2, True), ended.err
 
 
 def test_ls_has_one_line_for_a_node_without_manifests(run: Run, url: str, root: Path) -> None:
