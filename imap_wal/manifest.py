@@ -503,7 +503,7 @@ class Snapshot:
     checksums: tuple[int, ...] = ()
     """CRC-32C of each whole file; empty: not known."""
     until_ms: int = 0
-    """How the map stood at earlier times than this (Unix time) can no longer be told: older changes of its keys are gone."""
+    """How the map stood at earlier times than this (Unix time) is no longer known: older changes of its keys are gone."""
     sizes: tuple[int, ...] = ()
     """Bytes of each file; empty: not known."""
     rows: tuple[int, ...] = ()

@@ -81,7 +81,7 @@ def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, t
     if forgotten:
         name, until = max(forgotten.items(), key=lambda item: item[1])
         raise Failed(
-            f"{view}: how map {name!r} stood at {iso(as_of_ms)} can no longer be told: a rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
+            f"{view}: how map {name!r} stood at {iso(as_of_ms)} is no longer known: a rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
         )
     clock = SystemClock()
     start = clock.monotonic()

@@ -276,7 +276,7 @@ def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | N
     """`InvalidSetting` when a snapshot has replaced changes that are needed to tell how a map stood at `as_of_ms`."""
     for name, snapshot in state.manifest.snapshots.items():
         if (maps is None or name in maps) and snapshot.until_ms > as_of_ms:
-            raise InvalidSetting(f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): how it stood at {as_of_ms} can no longer be told")
+            raise InvalidSetting(f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): how it stood at {as_of_ms} is no longer known")
 
 
 def _last_until(log: ClusterLog, state: ClusterState, node: str, as_of_ms: int) -> Position:

@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service.
 
-    How a map stood before its snapshot can no longer be told afterwards, except from a copy.
+    How a map stood before its snapshot is known afterwards only from a copy.
 
     \b
     Examples:

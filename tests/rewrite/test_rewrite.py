@@ -446,7 +446,7 @@ def test_as_of_covers_what_was_written_until_then_and_leaves_the_rest(memory: Me
     assert values(view(memory, clock)) == {"a": "9"}
     above = [row[3] for changes in cluster(memory).changes(snapshots=False) for row in changes.rows]
     assert above == [b"7", b"8", b"9"]
-    with pytest.raises(InvalidSetting, match="can no longer be told"):
+    with pytest.raises(InvalidSetting, match="is no longer known"):
         run(memory, clock, as_of_ms=start + 3000)
     prune(cluster(memory, clock))
     assert values(view(memory, clock)) == {"a": "9"}
