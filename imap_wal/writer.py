@@ -672,14 +672,20 @@ class _Opening:
         """Enter the log directory into the cluster's manifest, and its epoch beside that: in a file
         of its own, so that many nodes can be opened at the same time."""
         node, directory, cluster = self._identity.node, opened.directory, self._identity.cluster_folder
+        lost: str | None = None
 
         def change(manifest: ClusterManifest) -> ClusterManifest | None:
+            nonlocal lost
             if manifest.nodes.get(node) == directory:
                 return None
             self._check_registered(manifest, directory)
+            lost = manifest.nodes.get(node)
             return replace(manifest, nodes={**manifest.nodes, node: directory})
 
         self.clusters.update(change)
+        if lost is not None:
+            text = "node %r continues with a new log, %s, without the entries that only its missing log %s held"
+            _log.warning(text, node, directory, lost)
         with suppress(AlreadyExists):  # our own create, whose answer was lost
             self._store.create(layout.opened_path(cluster, directory, opened.epoch), b"")
         former = self._opened.get(directory, 0)

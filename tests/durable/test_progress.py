@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,18 @@ def test_a_long_open_logs_its_progress(memory: MemoryStore, caplog: pytest.LogCa
     assert "%" in opening[0]
     assert "imap-wal rewrite" in opening[-1]
     assert len(caplog.messages) < 40, "one line in five seconds"
+
+
+def test_a_new_log_in_place_of_a_missing_one_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`recovery_policy="partial"` began one, and no text said that entries were lost."""
+    with imap_wal.open(tmp_path, node="n1") as store:
+        store.map("m")["a"] = 1
+    shutil.rmtree(tmp_path / "default/embedded/nodes/n1")
+    with imap_wal.open(tmp_path, node="n1", recovery_policy="partial") as store:
+        assert dict(store.map("m")) == {}
+    (text,) = caplog.messages
+    assert "node 'n1' continues with a new log" in text
+    caplog.clear()
+    with imap_wal.open(tmp_path, node="n1") as store:
+        assert dict(store.map("m")) == {}
+    assert caplog.messages == [], "once"
