@@ -8,6 +8,7 @@ Memory holds serialised values; `get` gives a fresh object each time, the same t
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -36,6 +37,8 @@ from imap_wal.views import MapReads
 from imap_wal.wal_filter import WalFilter, filtered
 from imap_wal.writer import OTHER_NODE, Identity, NodeLog, Recovery, open_node_log, shut_out_others
 from storage_backends import SegmentStore, StorageError, open_store
+
+_log = logging.getLogger("imap_wal")
 
 REWRITE_ADVICE = "an open reads all changes that no snapshot covers; `imap-wal rewrite` makes one"
 TTL_S_MAX = 100 * 366 * 86_400
@@ -304,6 +307,8 @@ class Store:
         with closing(LiveView(cluster, self._settings, lambda done: progress.reached(done.records, done.part))) as view:
             view.catch_up()
             progress.over(view.statistics.records, REWRITE_ADVICE)
+            for node, why in view.missing.items():
+                _log.warning("the entries that only the log of node %r holds are left out: %s", node, why)
             for name in view.maps():
                 for rows in view.rows(name):
                     self._fill(name, rows)

@@ -55,3 +55,13 @@ def test_a_new_log_in_place_of_a_missing_one_is_logged(tmp_path: Path, caplog: p
     with imap_wal.open(tmp_path, node="n1") as store:
         assert dict(store.map("m")) == {}
     assert caplog.messages == [], "once"
+
+
+def test_a_node_that_is_left_out_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for node in ("n1", "n2"):
+        with imap_wal.open(tmp_path, node=node) as store:
+            store.map("m")[node] = 1
+    shutil.rmtree(tmp_path / "default/embedded/nodes/n2")
+    with imap_wal.open(tmp_path, node="n1", recovery_policy="partial") as store:
+        assert dict(store.map("m")) == {"n1": 1}
+    assert caplog.messages == ["the entries that only the log of node 'n2' holds are left out: there is no log in default/embedded/nodes/n2"]
