@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import click
 
@@ -62,8 +63,9 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
                     for view in clusters:
                         progress.update(task, description=f"{view}: order")
                         findings += _conflicts(store, view, deadline)
-        except LogError as error:  # a manifest: what it should name cannot be told
-            findings.append(damaged(error.file, "manifest", 0, error, None))
+        except LogError as error:  # a manifest: which files it should name is unknown
+            found = damaged(error.file, "manifest", 0, error, None)
+            findings.append(replace(found, what=f"{found.what}; verify stopped here: other files were not checked"))
     counts = Counter(finding.status for finding in findings)
     summary = {
         "files": len(findings),

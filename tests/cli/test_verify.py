@@ -122,6 +122,7 @@ def test_a_damaged_manifest_is_a_finding(run: Run, url: str, root: Path) -> None
     ended = run("verify", url, "-o", "json")
     assert ended.code == 3
     assert statuses(ended.json) == {manifest.name: "corrupt"}
+    assert "other files were not checked" in ended.json["files"][0]["what"]
 
 
 def test_a_foreign_file_is_told_and_left_alone(run: Run, url: str, root: Path) -> None:
