@@ -640,8 +640,9 @@ class _Opening:
 
     def _check_whose(self, cluster: ClusterManifest, before: NodeManifest) -> None:
         """Refuse another log than the registered one, whatever the recovery policy: that allows to
-        continue without a log that is missing, not with another one. A log without a single segment
-        or archive was begun here by an open that did not come far enough to register it."""
+        continue without a log that is missing, not with another one. A log without archives, and
+        with no segment but empty ones that shut a writer out, was begun here by an open that did not
+        come far enough to register it."""
         known, folder = cluster.nodes.get(self._identity.node), self._folder
         if not before.directory or known == before.directory:
             return
@@ -649,8 +650,9 @@ class _Opening:
         if owner:
             what = f"{folder} holds the log of node {owner!r} (log directory {before.directory}): this folder was copied or renamed"
             raise MissingNode(what, f"move it away, or back to {layout.node_folder(self._identity.cluster_folder, owner)}")
-        wal = wal_folder(self._store, folder)
-        if known and (wal.segments or before.archives or before.newest or before.archived[1]):
+        segments = wal_folder(self._store, folder).segments
+        gone = before.newest > max((each.number for each in segments), default=0)
+        if known and (gone or before.archives or before.archived[1] or not all(holds_nothing(self._store, each.path) for each in segments)):
             what = f"node {self._identity.node!r} is registered with log {known}, but {folder} holds another one, {before.directory}"
             raise MissingNode(what, f"bring the right folder back; to continue without it, move {folder} away first, {WITHOUT}")
 
