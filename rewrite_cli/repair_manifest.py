@@ -17,6 +17,8 @@ from imap_wal.errors import LogError
 from imap_wal.log import CLASS
 from imap_wal.manifest import LOG, NodeManifest
 from imap_wal.segment import SegmentReader
+from imap_wal.segments import SegmentFile, sorted_out
+from imap_wal.writer import holds_nothing
 from rewrite_cli import salvage
 from rewrite_cli.failures import Failed
 from rewrite_cli.survey import ClusterView, NodeView
@@ -45,11 +47,36 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
         raise Failed(f"{gone} no segment is in {node.folder}/wal: its disk is not mounted here, or wal_dir is on another machine; {BRING_BACK}")
     if len(node.wal.logs) > 1:
         raise Failed(f"{gone} {node.folder}/wal holds segments of several logs ({', '.join(sorted(node.wal.logs))}); move those of the others away")
+    node = _without_former(store, node)
     directory = _directory(store, view, node, gone) or new_id
     if directory in view.manifest.forgotten:
         return None
     manifest = NodeManifest(directory=directory, wal_id="".join(node.wal.logs), kind=_kind(store, view, node, gone))
     return replace(node, manifest=manifest)
+
+
+def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
+    """Without the empty segments at the front that are of another log than the last one: a storage
+    that cannot append keeps them of a log that was forgotten (`rewrite_cli.forget`)."""
+    segments = node.wal.segments
+    last = _log(store, segments[-1]) if segments else ""
+    former = set()
+    for segment in segments:
+        if not last or _log(store, segment) in ("", last) or not holds_nothing(store, segment.path):
+            break
+        former.add(segment.path)
+    if not former:
+        return node
+    files = tuple(file for file in node.files if file.path not in former)
+    return replace(node, files=files, wal=sorted_out(file for file in files if file.path.startswith(f"{node.folder}/wal/")))
+
+
+def _log(store: SegmentStore, segment: SegmentFile) -> str:
+    """The log directory that a segment names; "" where its header is damaged."""
+    try:
+        return SegmentReader(store, segment.path).header.directory
+    except LogError:
+        return ""
 
 
 def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:

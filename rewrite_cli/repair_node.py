@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from imap_wal import entry, format, layout
@@ -19,7 +20,7 @@ from imap_wal.errors import UnsupportedVersion
 from imap_wal.evidence import Evidence
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.manifest import NOTHING_SEEN, Archive, NodeManifest
-from imap_wal.segments import WalFolder, sorted_out
+from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from rewrite_cli import evidence, salvage
 from rewrite_cli.failures import Failed
 from rewrite_cli.repair_report import COPIED, EMPTIED, GIVEN_UP, LEFT_OUT, POINT_IN_TIME, REWRITTEN, TRIMMED, Extent, Item
@@ -232,7 +233,7 @@ class NodeRepair:
             name = layout.parse_archive_path(file.path)
             if name is not None and file.path not in known and name.last[:2] > manifest.archived:
                 unknown.append((file, name))
-        first = wal.segments[0] if wal.segments else None
+        first = self._first_left(wal, [name for _, name in unknown])
         if first is not None and first.number == manifest.archived[1] + 1:
             return  # no segment is gone
         requests = dict(manifest.requests)
@@ -251,6 +252,24 @@ class NodeRepair:
         last = max(archive.last for archive in found)
         archived = (last.epoch, last.segment) if first is None else (first.epoch, first.number - 1)
         self._manifest = replace(manifest, archives=(*manifest.archives, *found), archived=archived, requests=requests)
+
+    def _first_left(self, wal: WalFolder, unknown: list[layout.ArchiveName]) -> SegmentFile | None:
+        """The first segment that is not archived. A storage that cannot append keeps the last small
+        object of each epoch, archived or not (`layout.fences`): where segments after it are gone,
+        and an archive has what they held, it was archived too."""
+        segments = wal.segments
+        first = segments[0] if segments else None
+        if self.store.capabilities.durable_append:
+            return first
+        in_wal = [file for file in self.node.files if file.path.startswith(f"{self.node.folder}/wal/")]
+        kept = layout.fences(in_wal, segments[-1].epoch + 1) if segments else set()
+        for segment, following in pairwise(segments):
+            if segment.path not in kept:
+                break
+            gone = segment.number + 1, following.number - 1
+            if gone[0] <= gone[1] and any(name.first.segment <= gone[1] and name.last.segment >= gone[0] for name in unknown):
+                first = following
+        return first
 
     def _begin_where_segments_do(self) -> None:
         """For a manifest that was made: segments before the first one that is here were archived,

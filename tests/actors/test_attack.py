@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from rewrite_cli.forget import forget_node
+from rewrite_cli.repair_report import SALVAGE
+from rewrite_cli.repairer import ClusterRepair, tolerant_survey
 from storage_backends import SegmentStore
-from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.actors.test_named_cases import NODE, embedded
+from tests.actors.test_named_cases import NODE, compact, embedded, log_of
 
 
 class Died(BaseException):
@@ -57,3 +59,56 @@ def test_a_new_log_whose_first_two_opens_died_is_opened_by_the_third(tmp_path: P
         again.map("m")["new"] = 1
     with embedded(store, "n1", shared=True) as again:
         assert dict(again.map("m")) == {"kept": 1, "new": 1}
+
+
+def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
+    """What map "m" holds in a repaired copy."""
+    views, lost = tolerant_survey(store, (), ())
+    copy = LocalObjects(str(target))
+    for view in views:
+        repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+        repair.plan()
+        repair.write(copy)
+    with embedded(copy, "n1") as found:
+        return dict(found.map("m"))
+
+
+@pytest.mark.parametrize("gone", ["all manifests", "the newest manifests"])
+def test_a_repair_of_objects_reads_archives_after_the_object_that_stays_of_an_earlier_epoch(tmp_path: Path, gone: str) -> None:
+    """Those archives were left out as if segments still had their entries, because an object of
+    an earlier epoch was there."""
+    store = LocalObjects(str(tmp_path / "log"))
+    with embedded(store, "n1") as first:
+        first.map("m").update({"a": 1, "b": 2})
+        first.archive()
+        first.map("m")["c"] = 3
+    compact(store)
+    opened = {file.path for file in store.list(f"{NODE}/manifest")}
+    with embedded(store, "n1") as second:
+        opened |= {file.path for file in store.list(f"{NODE}/manifest")}
+        second.map("m")["d"] = 4
+        second.map("m")["e"] = 5
+        second.archive()
+        second.map("m")["f"] = 6
+    for file in store.list(f"{NODE}/manifest"):
+        if gone == "all manifests":
+            store.delete(file.path)
+        elif file.path not in opened:
+            store.replace(file.path, b"damaged")
+    assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6}
+
+
+def test_a_repair_of_objects_without_manifests_leaves_out_what_a_forgotten_log_left(tmp_path: Path) -> None:
+    """The empty object that shuts out the writer of a forgotten log stays. The repair was refused:
+    the segments were of two logs."""
+    store = LocalObjects(str(tmp_path / "log"))
+    with embedded(store, "n2", shared=True) as other:
+        other.map("m")["a"] = 1
+    compact(store)
+    forget_node(log_of(store), "n2")
+    with embedded(store, "n1", shared=True) as kept, embedded(store, "n2", shared=True) as new:
+        kept.map("m")["b"] = 2
+        new.map("m")["c"] = 3
+    for file in store.list("default/embedded/nodes/n2/manifest"):
+        store.delete(file.path)
+    assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3}
