@@ -544,16 +544,20 @@ class _Opening:
         older = older_epoch(before, self._opened)
         if older:  # or another process has opened it since `before` was read: then this open begins again
             raise older_manifest(f"{self._folder}/manifest", older)
+        wal = wal_folder(self._store, self._folder, before.archived, before.begins)
+        if before.lives_in(wal.logs):
+            # Before an object is created that shuts the writer out: it would be taken for the
+            # segment that is missing.
+            beyond = mark_beyond(self._identity.node, before, wal.segments[-1].name if wal.segments else (0, 0), cluster)
+            if beyond:
+                raise older_manifest(f"{self._folder}/manifest", beyond)
         if before.directory and (self._takeover or not before.clean):
             # Not only for a takeover: an open that was stopped between lock and manifest, and
             # replaced meanwhile, finds its successor here.
             self._shut_out(before)
-        wal = wal_folder(self._store, self._folder, before.archived, before.begins)
+            wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         before = self._check_place(before, wal, cluster)
         _demand_current(self._store.list(self._folder), self._folder, before, wal)
-        beyond = mark_beyond(self._identity.node, before, wal.segments[-1].name if wal.segments else (0, 0), cluster)
-        if beyond:
-            raise older_manifest(f"{self._folder}/manifest", beyond)
         claimed = replace(
             before,
             epoch=before.epoch + 1,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.errors import CorruptLog
 from rewrite_cli.forget import forget_node
 from rewrite_cli.repair_report import SALVAGE
 from rewrite_cli.repairer import ClusterRepair, tolerant_survey
@@ -112,3 +113,24 @@ def test_a_repair_of_objects_without_manifests_leaves_out_what_a_forgotten_log_l
     for file in store.list("default/embedded/nodes/n2/manifest"):
         store.delete(file.path)
     assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_node_of_objects_that_was_put_back_to_before_a_snapshot_is_refused(tmp_path: Path) -> None:
+    """The open itself created the object that was missing, to shut the old writer out, and only
+    then looked whether the log reaches as far as the snapshot."""
+    store = LocalObjects(str(tmp_path))
+    with embedded(store, "n1") as first:
+        first.map("m")["a"] = 1
+    writer = embedded(store, "n1")
+    older = {file.path: store.read(file.path) for file in store.list(NODE) if "writer.lock" not in file.path}
+    writer.map("m")["b"] = 2
+    compact(store)
+    writer.map("m")["lost"] = 3
+    for file in store.list(NODE):
+        if "writer.lock" not in file.path:
+            store.delete(file.path)
+    for path, data in older.items():
+        store.create(path, data)
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match="a snapshot covers node 'n1' up to"):
+            embedded(store, "n1", takeover=True)
