@@ -409,8 +409,10 @@ def open_node_log(
     what: str = "imap-wal",
     takeover: bool = False,
     embedded: bool = False,
+    directory: str | None = None,
 ) -> NodeLog:
-    """Become the writer of a node's log; `embedded`: of a program, not of an agent. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    """Become the writer of a node's log; `embedded`: of a program, not of an agent; `directory`: only
+    of this log, `LostRace` where another one has replaced it or it was forgotten. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
     identity.check()
     can = store.capabilities
     if settings.durability is Durability.ALWAYS and can.durable_append and not can.durable_sync:
@@ -419,7 +421,7 @@ def open_node_log(
             + (", or add ?sync_on_close=true where data nodes sync on close" if "hdfs" in store.url else "")
         )
     folder = identity.node_folder
-    opening = _Opening(store, identity, settings, clock, randomness, takeover, embedded)
+    opening = _Opening(store, identity, settings, clock, randomness, takeover, embedded, directory)
     opening.check_new()
     try:
         lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
@@ -479,7 +481,9 @@ class _Opening:
         randomness: Randomness,
         takeover: bool,
         embedded: bool,
+        directory: str | None = None,
     ) -> None:
+        self._directory = directory
         self._store, self._identity, self._settings, self._takeover = store, identity, settings, takeover
         self._embedded = embedded
         self._clock, self._randomness = clock, randomness
@@ -529,6 +533,9 @@ class _Opening:
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+        if self._directory not in (None, before.directory):
+            what = f"node {self._identity.node!r} was forgotten or replaced by another process at the same time"
+            raise LostRace(f"{what}; nothing was changed; run this again")
         if before.forgotten and before.directory:
             raise MissingNode(
                 f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): run that again to its end, and then open a new log"

@@ -91,9 +91,14 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
             manifests.update(partial(_forgotten, epoch=left.epoch))
         elif not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)
-            held = open_node_log(log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True)
+            held = open_node_log(
+                log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True, directory=log_id
+            )
             stack.callback(held.close, clean=False)
-            lost = _loss(log, log.state(), node)  # with what its writer acknowledged before it was shut out
+            state = log.state()
+            if node not in state.nodes or state.manifest.nodes[node] != log_id:
+                raise _replaced(node)
+            lost = _loss(log, state, node)  # with what its writer acknowledged before it was shut out
             refused = "" if lose else _refusal(node, missing, lost)
             if refused:
                 raise InvalidSetting(refused)
@@ -103,6 +108,10 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     if log.store.capabilities.locks and left.directory in ("", log_id):  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, lost, files, dry_run)
+
+
+def _replaced(node: str) -> LostRace:
+    return LostRace(f"node {node!r} was forgotten or replaced by another process at the same time; run the command again")
 
 
 def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
@@ -240,7 +249,7 @@ def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
 def _unregister(log: ClusterLog, node: str, log_id: str) -> None:
     def change(manifest: ClusterManifest) -> ClusterManifest:
         if manifest.nodes.get(node) != log_id:
-            raise LostRace(f"node {node!r} was forgotten or replaced by another process at the same time; run the command again")
+            raise _replaced(node)
         return replace(
             manifest,
             nodes={name: known for name, known in manifest.nodes.items() if name != node},

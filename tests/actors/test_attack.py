@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from imap_wal.errors import CorruptLog
+from imap_wal.errors import CorruptLog, LostRace
+from imap_wal.store import Store
 from rewrite_cli.forget import forget_node
 from rewrite_cli.repair_report import SALVAGE
 from rewrite_cli.repairer import ClusterRepair, tolerant_survey
 from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.actors.test_named_cases import NODE, compact, embedded, log_of
+from tests.actors.test_named_cases import NODE, Interrupted, compact, embedded, log_of
 
 
 class Died(BaseException):
@@ -134,3 +136,25 @@ def test_a_node_of_objects_that_was_put_back_to_before_a_snapshot_is_refused(tmp
     for _ in range(2):
         with pytest.raises(CorruptLog, match="a snapshot covers node 'n1' up to"):
             embedded(store, "n1", takeover=True)
+
+
+def test_a_slow_forget_node_leaves_the_log_alone_that_replaced_the_forgotten_one(memory: MemoryStore) -> None:
+    """It took the new log over and marked it as forgotten: it could not be opened again, and its
+    acknowledged entries were as good as lost."""
+    with embedded(memory, "n2", shared=True) as other, embedded(memory, "n1", shared=True) as old:
+        other.map("m")["a"] = old.map("m")["gone"] = 1
+    new: list[Store] = []
+
+    def forgotten_and_begun_again() -> None:
+        forget_node(log_of(memory), "n1", lose=True)
+        new.append(embedded(memory, "n1", shared=True))
+        new[0].map("m")["b"] = 2
+
+    slow = Interrupted(memory)
+    slow.when, slow.meanwhile = lambda name, path: name == "lock", forgotten_and_begun_again
+    with pytest.raises(LostRace):
+        forget_node(log_of(slow), "n1", lose=True)
+    new[0].map("m")["c"] = 3
+    new[0].close()
+    with embedded(memory, "n1", shared=True) as again:
+        assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
