@@ -453,7 +453,12 @@ def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[
         if embedded and not manifest.embedded:
             continue
         try:
-            open_node_log(log.store, other, log.settings, log.clock, log.randomness, what=what, takeover=True).close()
+            opened = open_node_log(log.store, other, log.settings, log.clock, log.randomness, what=what, takeover=True, directory=manifest.directory)
+            opened.close()
+        except LostRace:
+            if node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].directory == manifest.directory:
+                raise
+            # It was forgotten. A log that was begun in its place was opened after the claim.
         except MissingNode:
             if log.settings.recovery_policy is RecoveryPolicy.FULL:
                 raise

@@ -158,3 +158,16 @@ def test_a_slow_forget_node_leaves_the_log_alone_that_replaced_the_forgotten_one
     new[0].close()
     with embedded(memory, "n1", shared=True) as again:
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_an_open_does_not_begin_a_log_for_a_node_that_is_forgotten_meanwhile(memory: MemoryStore) -> None:
+    """It was about to shut that node's writer out, and opened a new log under its name."""
+    with embedded(memory, "n2", shared=True) as other:
+        other.map("m")["a"] = 1
+    embedded(memory, "n1", shared=True)  # its process died
+    slow = Interrupted(memory)
+    slow.when = lambda name, path: name == "lock" and path.startswith(NODE)
+    slow.meanwhile = lambda: forget_node(log_of(memory), "n1", lose=True)
+    with embedded(slow, "n2") as opened:
+        assert dict(opened.map("m")) == {"a": 1}
+    assert log_of(memory).nodes() == ["n2"]
