@@ -525,6 +525,7 @@ def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
     claims = claim_manifests(logs.store, logs.folder, manifest.claims, logs.clock, logs.randomness)
     if claims.read()[1].newest:
         raise _of_members(logs.cluster, logs.namespace)
+    logs.demand_maps(node)
     if manifest.nodes and node not in manifest.nodes:
         logs.state().demand(policy)
 

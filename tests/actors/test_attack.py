@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from imap_wal.errors import CorruptLog, LostRace
+import imap_wal
+import imap_wal.log
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.open_log import OpenLog
+from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
+from imap_wal.restore import ClusterLog
 from imap_wal.store import Store
 from rewrite_cli.forget import forget_node
 from rewrite_cli.repair_report import SALVAGE
@@ -171,3 +176,17 @@ def test_an_open_does_not_begin_a_log_for_a_node_that_is_forgotten_meanwhile(mem
     with embedded(slow, "n2") as opened:
         assert dict(opened.map("m")) == {"a": 1}
     assert log_of(memory).nodes() == ["n2"]
+
+
+def test_a_log_of_records_is_not_opened_as_one_of_maps(memory: MemoryStore, tmp_path: Path) -> None:
+    """Its writer was shut out, and entries of maps were written after its records."""
+    with imap_wal.log.create("memory://", storage=memory, preallocate=False) as log:
+        log.append("m", (b"key", b"a record"))
+        before = [file.path for file in memory.list("")]
+        with pytest.raises(InvalidSetting, match="is a log of records"):
+            imap_wal.open("memory://", cluster="log", node="log", storage=memory, takeover=True)
+        config = AgentConfig(url="memory://", cluster="log", node="log", endpoint=f"ipc://{tmp_path}/agent")
+        with pytest.raises(InvalidSetting, match="is a log of records"):
+            OpenLog(config, ClusterLog(memory, "default", "log"), takeover=True)
+        assert [file.path for file in memory.list("")] == before
+        log.append("m", (b"key", b"another"))
