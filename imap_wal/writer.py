@@ -511,8 +511,9 @@ class _Opening:
             return
         try:
             cluster = current_cluster(self._store, self._identity.cluster_folder, self.clusters, self._clock, self._randomness)
-            self._check_registered(cluster, "")
+            # First: for segments without a manifest the way out is `repair`, not to do without them.
             _demand_current(files, self._folder, before, wal)
+            self._check_registered(cluster, "")
         except (LogError, MissingNode):
             if not self.manifests.read()[0]:
                 raise
