@@ -130,18 +130,21 @@ def judge(
     return at_end(reader, place, said), reader
 
 
-def begin(store: SegmentStore, place: Place) -> SegmentReader | Verdict:
-    """A reader of the segment, or the verdict where its header does not let it be read.
-    `NotFound`."""
+def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader | Verdict:
+    """A reader of the segment, or the verdict where its header does not let it be read. The header
+    is read again if it was perhaps being written. `NotFound`."""
     try:
         reader = SegmentReader(store, place.path)
     except UnsupportedVersion as error:
         return _unsupported(place, error)
     except LogError as error:
         size = store.size(place.path)
-        if not _followed(place) and place.known < place.number and unborn(store, place.path):
-            what = "the file ends inside its header: a crash before its first commit"
-            return Verdict(UNBORN, place, 0, size, what)
+        if not _followed(place) and place.known < place.number:
+            if unborn(store, place.path):
+                what = "the file ends inside its header: a crash before its first commit"
+                return Verdict(UNBORN, place, 0, size, what)
+            if attempts > 1:
+                return begin(store, place, attempts - 1)
         status = SHORT if isinstance(error, ShortLog) else CORRUPT
         return Verdict(status, place, 0, size, error.what)
     header = reader.header

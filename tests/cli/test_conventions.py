@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,12 @@ def test_an_empty_url_is_wrong_usage_and_the_text_says_what_to_pass(run: Run, wo
     assert ("is empty" if not value else "which is blank") in ended.err and 'as in "/var/lib/maps"' in ended.err
 
 
+def _foreground() -> None:
+    """In a child: what Ctrl-C does where no shell has the tests ignore it, as for a job in the
+    background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("module", "words"), [("click", ["--help"]), ("rich", ["stat", "/tmp/none"])])
 def test_ctrl_c_while_modules_are_imported_prints_no_traceback(tmp_path: Path, module: str, words: list[str]) -> None:
     """In the first half second. The module stands for any: it sends the signal while it is
@@ -208,12 +215,13 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback(tmp_path: Path, m
         check=False,
         timeout=60,
         env={**os.environ, "PYTHONPATH": path},
+        preexec_fn=_foreground,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: stopped\n")
 
 
 def test_importing_the_command_line_leaves_a_programs_own_handler_alone() -> None:
     program = "import signal; mine = lambda *_: None; signal.signal(signal.SIGINT, mine); import rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is mine"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground).returncode == 0
     program = "import signal, rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground).returncode == 0

@@ -61,9 +61,9 @@ def test_an_open_and_verify_agree_on_which_files_are_newer_than_the_manifest(pat
     store.create(path, b"x")
     if newer:
         with pytest.raises(CorruptLog, match="older than the files beside them"):
-            _demand_current(store, NODE, MANIFEST, wal)
+            _demand_current(store.list(NODE), NODE, MANIFEST, wal)
     else:
-        _demand_current(store, NODE, MANIFEST, wal)
+        _demand_current(store.list(NODE), NODE, MANIFEST, wal)
     store.close()
 
 
