@@ -19,11 +19,10 @@ from typing import TypeVar
 from imap_wal import layout, missing
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import Row
-from imap_wal.errors import Closed, ImapWalError, InvalidSetting, MissingNode, OrderConflict, ShortLog
+from imap_wal.errors import Closed, ImapWalError, MissingNode, OrderConflict, ShortLog
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.index import KeyConflict, NewestIndex
 from imap_wal.manifest import (
-    LOG,
     MISSING_ADVICE,
     ClusterManifest,
     NodeManifest,
@@ -158,14 +157,6 @@ class ClusterLog:
         if evidence:
             raise older_manifest(where, evidence)
         raise NotFound("nodes joined or left this cluster each time it was looked at; try again", self.folder)
-
-    def demand_maps(self, node: str) -> None:
-        """`InvalidSetting` where this node's log was made by `imap_wal.log`: a writer of maps would
-        take its records for entries, and mix both."""
-        manifest = node_manifests(self.store, self.node_folder(node), self.clock, self.randomness).read()[1]
-        if manifest.kind == LOG:
-            where = f"node {node!r} in cluster {self.cluster!r}, namespace {self.namespace!r}"
-            raise InvalidSetting(f"{where}, is a log of records, made by imap_wal.log.create; choose another node name")
 
     @staticmethod
     def _older(name: str, node: NodeState, cluster: ClusterManifest, opened: Mapping[str, int]) -> str:

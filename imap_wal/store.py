@@ -503,7 +503,7 @@ def open(  # the public name: imap_wal.open
         store = storage or open_store(url, wal_dir=wal_dir)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
         _demand_ours(all_logs, node, chosen.recovery_policy)
-        log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True)
+        log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True, maps=True)
         try:
             incarnation = next_incarnation(log)
             if not shared:
@@ -525,7 +525,6 @@ def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
     claims = claim_manifests(logs.store, logs.folder, manifest.claims, logs.clock, logs.randomness)
     if claims.read()[1].newest:
         raise _of_members(logs.cluster, logs.namespace)
-    logs.demand_maps(node)
     if manifest.nodes and node not in manifest.nodes:
         logs.state().demand(policy)
 

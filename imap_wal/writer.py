@@ -29,6 +29,7 @@ from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LogError, Lost
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import (
+    LOG,
     MISSING_ADVICE,
     ClusterManifest,
     ManifestLog,
@@ -391,7 +392,7 @@ class NodeLog:
 def check_new_log(store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness) -> None:
     """Raise what `open_node_log` would raise where a node has no manifest. For a caller that
     publishes the first one itself."""
-    _Opening(store, identity, settings, clock, randomness, takeover=False, embedded=False).check_new()
+    _Opening(store, identity, settings, clock, randomness, takeover=False, embedded=False).check_before()
 
 
 def holder_text(what: str) -> str:
@@ -410,9 +411,11 @@ def open_node_log(
     takeover: bool = False,
     embedded: bool = False,
     directory: str | None = None,
+    maps: bool = False,
 ) -> NodeLog:
     """Become the writer of a node's log; `embedded`: of a program, not of an agent; `directory`: only
-    of this log, `LostRace` where another one has replaced it or it was forgotten. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    of this log, `LostRace` where another one has replaced it or it was forgotten; `maps`: for changes
+    of maps, `InvalidSetting` where `imap_wal.log` made the log. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
     identity.check()
     can = store.capabilities
     if settings.durability is Durability.ALWAYS and can.durable_append and not can.durable_sync:
@@ -421,8 +424,8 @@ def open_node_log(
             + (", or add ?sync_on_close=true where data nodes sync on close" if "hdfs" in store.url else "")
         )
     folder = identity.node_folder
-    opening = _Opening(store, identity, settings, clock, randomness, takeover, embedded, directory)
-    opening.check_new()
+    opening = _Opening(store, identity, settings, clock, randomness, takeover, embedded, directory, maps)
+    opening.check_before()
     try:
         lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
     except Locked as error:
@@ -487,8 +490,9 @@ class _Opening:
         takeover: bool,
         embedded: bool,
         directory: str | None = None,
+        maps: bool = False,
     ) -> None:
-        self._directory = directory
+        self._directory, self._maps = directory, maps
         self._store, self._identity, self._settings, self._takeover = store, identity, settings, takeover
         self._embedded = embedded
         self._clock, self._randomness = clock, randomness
@@ -498,10 +502,12 @@ class _Opening:
         self.manifests = node_manifests(store, self._folder, clock, randomness)
         self.clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
 
-    def check_new(self) -> None:
-        """Refuse a node without a manifest before its lock is taken: that would leave a folder for a
-        log that never began."""
-        if self.manifests.read()[0]:
+    def check_before(self) -> None:
+        """What is refused before the lock is taken. It would leave a folder for a log that never
+        began, where a node has no manifest."""
+        number, before = self.manifests.read()
+        self._demand_kind(before)
+        if number:
             return
         # Listed before the manifest is read again: it may be opened at this moment.
         files = self._store.list(self._folder)
@@ -518,6 +524,13 @@ class _Opening:
             if not self.manifests.read()[0]:
                 raise
             # Another process has opened it since: `run` looks again, with the lock held.
+
+    def _demand_kind(self, manifest: NodeManifest) -> None:
+        if self._maps and manifest.kind == LOG:
+            node, cluster, namespace = self._identity.node, self._identity.cluster, self._identity.namespace
+            raise InvalidSetting(
+                f"node {node!r} in cluster {cluster!r}, namespace {namespace!r}, is a log of records, made by imap_wal.log.create; choose another node name"
+            )
 
     def run(self) -> tuple[NodeManifest, Recovered]:
         first_epoch: int | None = None
@@ -539,6 +552,7 @@ class _Opening:
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+        self._demand_kind(before)
         if self._directory not in (None, before.directory):
             what = f"node {self._identity.node!r} was forgotten or replaced by another process at the same time"
             raise LostRace(f"{what}; nothing was changed; run this again")

@@ -35,8 +35,7 @@ class OpenLog:
         randomness: Randomness = all_logs.randomness
         self._identity = Identity(config.namespace, config.cluster, config.node)
         what = f"imap-wal agent at {config.endpoint}"
-        all_logs.demand_maps(config.node)
-        self.node_log = open_node_log(self._store, self._identity, config.log, clock, randomness, what=what, takeover=takeover)
+        self.node_log = open_node_log(self._store, self._identity, config.log, clock, randomness, what=what, takeover=takeover, maps=True)
         self.keeper = Keeper(config.log, clock)
         self._archiver = writer_for(config.url, config.wal_dir)
         try:
