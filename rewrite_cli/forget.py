@@ -67,7 +67,14 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     """Take a node out of the cluster and delete its files. Its writer is shut out first, so that
     all it acknowledged is known. Without `lose`, `InvalidSetting` where entries would be lost:
     those that no snapshot covers, or all of a log that cannot be read. A dry run reports that as
-    `refused`."""
+    `refused`. `LostRace` where another process opens, archives or forgets the log meanwhile."""
+    try:
+        return _forget_node(log, node, lose=lose, dry_run=dry_run)
+    except NotFound as error:
+        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
+
+
+def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> ForgetReport:
     state = log.state()
     log_id = state.manifest.nodes.get(node)
     manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
@@ -169,11 +176,8 @@ class _Count:
 def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
     """What only the log of this node holds."""
     count = _Count(log.store)
-    try:
-        for piece in log.node_pieces(state, node):
-            count.add(piece)
-    except NotFound as error:
-        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
+    for piece in log.node_pieces(state, node):
+        count.add(piece)
     return count.loss
 
 

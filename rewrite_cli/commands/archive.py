@@ -56,14 +56,19 @@ def archive_all(scope: Scope) -> None:
                     _archive(store, view, node)
 
 
+def _demand_manifest(node: NodeView) -> None:
+    if not node.manifest.directory:
+        raise Failed(f"{node.folder} has no manifest: nothing says whose log it is")
+
+
 def _plan(view: ClusterView, node: NodeView) -> dict[str, Any]:
+    _demand_manifest(node)
     segments = node.wal.segments
     return _row(view, node, len(segments), None, sum(segment.bytes for segment in segments), None)
 
 
 def _archive(store: SegmentStore, view: ClusterView, node: NodeView) -> dict[str, Any]:
-    if not node.manifest.directory:
-        raise Failed(f"{node.folder} has no manifest: nothing says whose log it is")
+    _demand_manifest(node)
     identity = Identity(view.namespace, view.cluster, node.name)
     # Opening the log cuts a torn tail and shuts others out while the segments go.
     log = open_node_log(store, identity, Settings(), SystemClock(), SystemRandomness(), what="imap-wal archive")

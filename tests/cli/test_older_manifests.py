@@ -202,6 +202,13 @@ def test_repair_makes_manifests_where_none_is_left(run: Run, log: tuple[str, dic
     check_copy(run, url, f"file://{tmp_path}/copy", expected, before, which)
 
 
+def test_a_dry_run_of_archive_refuses_a_node_without_a_manifest_as_the_run_does(run: Run, log: tuple[str, dict[str, Any]]) -> None:
+    url, _ = log
+    shutil.rmtree(Path(url.removeprefix("file://")) / f"{CLUSTER}/nodes/n1/manifest")
+    ended = [run("archive", url, "--node", "n1", *options) for options in ((), ("--dry-run",))]
+    assert [(each.code, "has no manifest" in each.err) for each in ended] == [(1, True)] * 2
+
+
 def test_files_without_any_manifest_are_not_an_empty_cluster(run: Run, tmp_path: Path) -> None:
     """No snapshot is here, and no cluster manifest that names the node: restore said 0 entries, and
     a new node began beside it."""
