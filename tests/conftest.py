@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from storage_backends.memory import MemoryStore, forget
+
+
+def _process_state() -> dict[str, object]:
+    log = logging.getLogger("imap_wal")
+    return {
+        "the level of the logger 'imap_wal'": log.level,
+        "the handlers of the logger 'imap_wal'": list(log.handlers),
+        "the working directory": os.getcwd(),
+        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "the handler of SIGTERM": signal.getsignal(signal.SIGTERM),
+    }
+
+
+@pytest.fixture(autouse=True)
+def process_state() -> Iterator[None]:
+    """What belongs to the process is afterwards as it was before: otherwise the next test that
+    depends on it fails, and only in the order of that day."""
+    before = _process_state()
+    yield
+    after = _process_state()
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert not changed, f"this test changed (before, after): {changed}"
 
 
 @pytest.fixture
