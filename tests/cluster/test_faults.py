@@ -22,7 +22,10 @@ import pytest
 from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
+from imap_wal import hazelcast as hazelcast_errors
 from imap_wal.entry import KEY, ORDER
+from imap_wal.errors import NotAppended, OutcomeUnknown
+from imap_wal.hazelcast import PACKAGE, LogUnavailable
 from imap_wal.restore import ClusterLog
 from storage_backends import open_store
 from tests.cluster.harness import Agent, Member, connect, free_ports, gateway, logged_map, member_config, until
@@ -152,9 +155,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
 
 
 def error_of(operation: Callable[[], object]) -> str:
+    """The text. Programs learn the same from the class, without reading text."""
     with pytest.raises(HazelcastError) as raised:
         operation()
-    return str(raised.value)
+    text = str(raised.value)
+    named = [kind for kind in (NotAppended, OutcomeUnknown, LogUnavailable) if f"{PACKAGE}.{kind.__name__}: " in text]
+    found = hazelcast_errors.error_of(raised.value)
+    assert [type(found)] == named if named else found is None, text
+    return text
 
 
 # ---- configuration ----
