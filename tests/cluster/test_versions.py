@@ -1,0 +1,61 @@
+"""The older Hazelcast versions that the plug-in supports. All other tests run the newest one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import ROOT, Cluster, logged_map, until
+
+OLDER = ROOT / "hazelcast_plugin/target/older"
+NAME = "versions"
+KEYS = 500
+
+
+@pytest.fixture(params=["5.5.0", "5.6.0"])
+def classpath_of(request: pytest.FixtureRequest, classpath: str) -> str:
+    """The plug-in as it was built for the newest version, with an older Hazelcast."""
+    _, plugin, classes = classpath.split(os.pathsep)
+    jar = OLDER / f"hazelcast-{request.param}.jar"
+    assert jar.is_file(), f"{jar} is missing: run make setup"
+    return os.pathsep.join([str(jar), plugin, classes])
+
+
+def maps(endpoint: str) -> dict[str, Any]:
+    return {NAME: logged_map(endpoint)}
+
+
+def contents(cluster: Cluster) -> dict[Any, Any]:
+    entries = cluster.client().get_map(NAME).blocking()
+    return dict(until("the map is there", lambda: entries.entry_set() or None))
+
+
+def test_an_older_member_keeps_its_map_over_a_migration_a_lost_member_and_a_kill_of_everything(classpath_of: str, tmp_path: Path) -> None:
+    expected: dict[Any, Any] = {}
+    with Cluster(tmp_path, classpath_of, maps, offsets_ms=(0, 0)) as cluster:
+        cluster.start(1)
+        entries = cluster.client().get_map(NAME).blocking()
+        expected |= {f"k{number}": f"first {number}" for number in range(KEYS)}
+        entries.put_all(expected)
+        cluster.join(2)
+        for number in range(0, KEYS, 5):
+            entries.remove(f"k{number}")
+            del expected[f"k{number}"]
+        entries.set("long", "lived", ttl=3600)
+        expected["long"] = "lived"
+        assert entries.replace_if_same("k1", "first 1", "second")
+        expected["k1"] = "second"
+
+        cluster.members[1].kill()
+        cluster.wait_safe(1)
+        assert contents(cluster) == expected, "after a member was lost"
+        entries = cluster.client().get_map(NAME).blocking()
+        entries.set("alone", 1)
+        expected["alone"] = 1
+
+        cluster.kill_everything()
+        cluster.start(2)
+        assert contents(cluster) == expected, "after everything was killed"
