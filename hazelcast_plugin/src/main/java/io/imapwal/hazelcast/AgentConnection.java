@@ -65,6 +65,24 @@ final class AgentConnection implements Closeable {
         }
     }
 
+    /** Which cluster may write. @param incarnation its newest view */
+    record Claim(String clusterId, long incarnation) {
+    }
+
+    /** What the agent knows of it; null: it does not say. Without a hello, as that may be refused. */
+    static Claim claim(AgentSettings settings) throws IOException {
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
+        try (AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline))) {
+            connection.start("stat", 0);
+            Object stat = connection.ask("stat", NO_PAYLOAD, 0, deadline).header.value();
+            if (stat instanceof Map<?, ?> map && map.get("claim") instanceof Map<?, ?> claim
+                    && claim.get("cluster_id") instanceof String clusterId && claim.get("incarnation") instanceof Long incarnation) {
+                return new Claim(clusterId, incarnation);
+            }
+            return null;
+        }
+    }
+
     Welcome welcome() {
         return welcome;
     }

@@ -55,6 +55,8 @@ final class AgentLink {
     private final Settler settler;
     private final ILogger logger;
     private final String member;
+    /** Called when the agent says that this member may not write. */
+    private final Runnable refused;
 
     private final Object lock = new Object();
     private final Deque<Ticket> queue = new ArrayDeque<>();
@@ -82,7 +84,7 @@ final class AgentLink {
     private volatile long welcomes;
 
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard, SchemaLog schemas, Settler settler,
-              ILogger logger, String member) {
+              ILogger logger, String member, Runnable refused) {
         this.settings = settings;
         this.identity = identity;
         this.guard = guard;
@@ -91,6 +93,7 @@ final class AgentLink {
         this.settler = settler;
         this.logger = logger;
         this.member = member;
+        this.refused = refused;
     }
 
     /** The newest welcome, or null before the first one. */
@@ -100,6 +103,18 @@ final class AgentLink {
 
     long welcomes() {
         return welcomes;
+    }
+
+    /** The newest view that is known of the log, in which this member's cluster is; 0: none. */
+    long knownView() {
+        return identity.view().of(guard.clusterId(), guard.member());
+    }
+
+    /** @param view what another member of the cluster knows; 0: nothing */
+    void learn(long view) {
+        if (view > 0) {
+            identity.view().learn(guard.clusterId(), guard.member(), view);
+        }
     }
 
     AgentSettings settings() {
@@ -173,6 +188,9 @@ final class AgentLink {
             number = asking.view(guard.members(), lost, System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs()));
             identity.view().learn(asking.welcome().clusterId(), asking.welcome().member(), number);
         } catch (IOException e) {
+            if (isRefusal(e)) {
+                refused.run();
+            }
             throw unreachable(e);
         }
         Welcome now = connect();
@@ -506,7 +524,7 @@ final class AgentLink {
         } catch (AgentError e) {
             wire.lock();
             try {
-                if (e.code().equals("void-incarnation")) {
+                if (isRefusal(e)) {
                     // Not appended, as there is a newer view. A request that was in doubt before is still in doubt.
                     message.sending = false;
                     again(e, System.nanoTime() < message.deadline);
@@ -672,6 +690,9 @@ final class AgentLink {
                 throw new IOException("it is in view " + view + ", and there is a newer one; it may not see that yet");
             }
         } catch (IOException e) {
+            if (isRefusal(e)) {
+                refused.run();
+            }
             // A connect that hangs holds up callers: at most half of their time.
             pauseMs = Math.min(MAX_PAUSE_MS, pauseMs * 2);
             long spent = System.nanoTime() - from;
@@ -725,6 +746,10 @@ final class AgentLink {
             }
         }
         message.numbered = List.of();
+    }
+
+    private static boolean isRefusal(IOException e) {
+        return e instanceof AgentError error && error.code().equals(AgentError.VOID);
     }
 
     private NotAppended notAppended(String map, IOException cause) {

@@ -35,6 +35,7 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
     private static final long SHORT_WAIT_MS = 250;
+    private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
 
     private final WalPlugin plugin;
     private final String map;
@@ -83,6 +84,9 @@ final class MapState {
     void open(AgentSettings settings, boolean readThrough) {
         if (open) {
             return;
+        }
+        if (plugin.merging()) {
+            throw new LogUnavailable("map \"" + map + "\" is not available: member " + plugin.member() + " is joining another cluster", null);
         }
         CompletableFuture<Void> attempt;
         long left;
@@ -168,6 +172,31 @@ final class MapState {
         return new Peers(false, missing);
     }
 
+    /** The newest view of this map's log that another member knows; 0: none. */
+    long askForView() {
+        NodeEngineImpl nodeEngine = plugin.nodeEngine();
+        List<CompletableFuture<Long>> answers = new ArrayList<>();
+        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                answers.add(nodeEngine.getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new ViewOperation(map, plugin.guard().member().toString()), member.getAddress()).setTryCount(1).invoke());
+            }
+        }
+        long deadline = System.nanoTime() + ASK_NANOS;
+        long newest = 0;
+        for (CompletableFuture<Long> answer : answers) {
+            try {
+                newest = Math.max(newest, answer.get(Math.max(1, deadline - System.nanoTime()), TimeUnit.NANOSECONDS));
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                return newest;
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: a member does not say which view it knows", e);
+            }
+        }
+        return newest;
+    }
+
     /** This member's answer to another one's {@link #peers()}. */
     String status() {
         if (restored) {
@@ -204,6 +233,10 @@ final class MapState {
 
     private void prepare(AgentSettings settings, boolean readThrough, int ofGeneration) throws Exception {
         AgentLink link = plugin.link(settings);
+        if (link.knownView() == 0) {
+            // A member that joins is not in the list of a view that was claimed before.
+            link.learn(askForView());
+        }
         link.connect();
         Peers peers = peers();
         if (peers.restored) {

@@ -1,7 +1,7 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
-import com.hazelcast.core.LifecycleEvent.LifecycleState;
 import com.hazelcast.instance.impl.HazelcastInstanceImpl;
 import com.hazelcast.instance.impl.HazelcastInstanceProxy;
 import com.hazelcast.internal.serialization.InternalSerializationService;
@@ -12,6 +12,7 @@ import com.hazelcast.spi.impl.NodeEngineImpl;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
+import java.util.Collection;
 import java.util.Properties;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
@@ -32,6 +33,9 @@ final class WalPlugin {
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
+    private final LocalMaps localMaps = new LocalMaps(this);
+    private final LeftOut leftOut = new LeftOut(this, localMaps);
+    private volatile boolean merging;
     private volatile boolean closed;
 
     private WalPlugin(HazelcastInstanceImpl instance) {
@@ -43,10 +47,17 @@ final class WalPlugin {
         this.settler = new Settler(this);
         PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
-            if (event.getState() == LifecycleState.SHUTDOWN) {
-                close();
+            switch (event.getState()) {
+                case MERGING -> dropAll();
+                case MERGED, MERGE_FAILED -> {
+                    leftOut.forget();
+                    merging = false;
+                }
+                case SHUTDOWN -> close();
+                default -> { }
             }
         });
+        instance.getCluster().addMembershipListener(leftOut.members());
     }
 
     static WalPlugin of(HazelcastInstance instance) {
@@ -97,10 +108,46 @@ final class WalPlugin {
         return closed;
     }
 
+    /** Whether this member is leaving its cluster for another one. */
+    boolean merging() {
+        return merging;
+    }
+
+    LeftOut leftOut() {
+        return leftOut;
+    }
+
+    Collection<AgentLink> links() {
+        return links.values();
+    }
+
+    /** The link of a map by this member's configuration; null: the map has no log here. */
+    AgentLink linkOf(String map) {
+        MapStoreConfig config = nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig();
+        return config.isEnabled() && WalMapStoreFactory.class.getName().equals(config.getFactoryClassName())
+                ? link(AgentSettings.of(map, config.getProperties())) : null;
+    }
+
+    /** The newest view of that log that another member knows; 0: none. Waits for them. */
+    long askForView(AgentLink link) {
+        for (String map : maps.keySet()) {
+            if (linkOf(map) == link) {
+                return maps.get(map).askForView();
+            }
+        }
+        return 0;
+    }
+
+    /** What this member holds is dropped, not merged: the log has it. Hazelcast merges what it finds in memory. */
+    private void dropAll() {
+        merging = true;
+        localMaps.names().forEach(localMaps::drop);
+    }
+
     /** Maps with the same agent share one link; the first one's timeouts hold for all. */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(),
-                agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member()));
+                agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member(), leftOut::suspect));
     }
 
     /** The shared reader, for single keys. */
@@ -125,6 +172,7 @@ final class WalPlugin {
 
     private void close() {
         closed = true;
+        leftOut.close();
         settler.close();
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);

@@ -11,6 +11,8 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int RESTORED = 3;
     static final int SETTLE = 4;
     static final int SETTLE_BACKUP = 5;
+    static final int VIEW = 20;
+    static final int LOOK = 21;
 
     @Override
     public int getFactoryId() {
@@ -25,6 +27,8 @@ public final class WalSerializerHook implements DataSerializerHook {
             case RESTORED -> new RestoredOperation();
             case SETTLE -> new SettleProcessor();
             case SETTLE_BACKUP -> new SettleProcessor.OnBackup();
+            case VIEW -> new ViewOperation();
+            case LOOK -> new LookOperation();
             default -> null;
         };
     }
