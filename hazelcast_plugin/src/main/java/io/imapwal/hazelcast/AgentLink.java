@@ -46,6 +46,7 @@ final class AgentLink {
     private static final int QUICK_BYTES = 64 * 1024;
     private static final long MIN_PAUSE_MS = 50;
     private static final long MAX_PAUSE_MS = 1000;
+    private static final long GOODBYE_MS = 500;
 
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
@@ -211,8 +212,22 @@ final class AgentLink {
             led |= mine;
         }
         if (mine) {
+            sayGoodbye();
             disconnect();
             handOn(new ArrayList<>());
+        }
+    }
+
+    /** So that the agent need not wait for this member; nothing is unanswered. */
+    private void sayGoodbye() {
+        if (connection == null) {
+            return;
+        }
+        try {
+            connection.start("bye", 0);
+            connection.ask("bye", payload.clear(), System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(GOODBYE_MS));
+        } catch (IOException | RuntimeException e) {
+            logger.fine("imap-wal: no goodbye to " + agent(), e);
         }
     }
 

@@ -163,7 +163,7 @@ final class WalPlugin {
     /** One for all connections to one endpoint: an agent gives a session to each, and two endpoints may be two names of one agent. */
     private AgentConnection.Identity identity(AgentSettings settings) {
         return identities.computeIfAbsent(settings.agent(), agent -> new AgentConnection.Identity(guard, UUID.randomUUID(), VERSION,
-                nodeEngine.getPartitionService().getPartitionCount(), new KnownView()));
+                nodeEngine.getPartitionService().getPartitionCount(), new KnownView(), new Pulse(settings)));
     }
 
     MapState state(String map) {
@@ -177,6 +177,7 @@ final class WalPlugin {
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);
         readers.values().forEach(AgentReader::close);
+        identities.values().forEach(identity -> identity.pulse().close());
     }
 
     private static String version() {

@@ -156,6 +156,10 @@ final class FakeAgent implements Closeable {
     /** Most keys that one answer covers. */
     volatile int loadLimit = Integer.MAX_VALUE;
     volatile int appends;
+    /** As if its process was stopped: nothing is read, connections stay. */
+    volatile boolean frozen;
+    volatile int beats;
+    volatile int byes;
     /** Requests that were there before the one before them was answered. */
     volatile int sentAhead;
     /** Appends refused because of an earlier one of their connection. */
@@ -258,13 +262,15 @@ final class FakeAgent implements Closeable {
                     }
                 }
             };
+            thaw();
             handshake(in, out);
             Connection connection = new Connection();
             BlockingQueue<List<byte[]>> requests = new LinkedBlockingQueue<>();
             daemon(() -> {
                 try {
                     while (true) {
-                        requests.add(receive(in));
+                        requests.add(receive(in, command -> pong(out, command)));
+                        thaw();
                     }
                 } finally {
                     requests.add(List.of());
@@ -288,7 +294,10 @@ final class FakeAgent implements Closeable {
                 if (answer.isEmpty()) {
                     return;
                 }
-                send(out, answer);
+                thaw();
+                synchronized (out) {
+                    send(out, answer);
+                }
             }
         } finally {
             open.remove(channel);
@@ -313,7 +322,31 @@ final class FakeAgent implements Closeable {
         in.readFully(new byte[in.read()]);
     }
 
+    /** As ZeroMQ's own thread answers a PING. */
+    private void pong(OutputStream out, byte[] command) throws IOException {
+        thaw();
+        if (new String(command, StandardCharsets.ISO_8859_1).startsWith("\4PING")) {
+            synchronized (out) {
+                out.write(new byte[] {4, 5, 4, 'P', 'O', 'N', 'G'});
+            }
+        }
+    }
+
+    private void thaw() throws IOException {
+        while (frozen) {
+            pause(5);
+        }
+    }
+
+    interface Command {
+        void accept(byte[] command) throws IOException;
+    }
+
     static List<byte[]> receive(DataInputStream in) throws IOException {
+        return receive(in, command -> { });
+    }
+
+    static List<byte[]> receive(DataInputStream in, Command commands) throws IOException {
         List<byte[]> frames = new ArrayList<>();
         while (true) {
             int flags = in.readUnsignedByte();
@@ -321,6 +354,7 @@ final class FakeAgent implements Closeable {
             byte[] body = new byte[(int) size];
             in.readFully(body);
             if ((flags & 4) != 0) {
+                commands.accept(body);
                 continue;
             }
             frames.add(body);
@@ -408,6 +442,12 @@ final class FakeAgent implements Closeable {
                     return keys(number, header);
                 case "load":
                     return load(number, header, payload);
+                case "beat":
+                    beats++;
+                    return List.of(begin("beat", number, 0).toByteArray(), new byte[0]);
+                case "bye":
+                    byes++;
+                    return List.of(begin("bye", number, 0).toByteArray(), new byte[0]);
                 case "view":
                     return view(number, (Map<?, ?>) header.value());
                 default:
