@@ -125,7 +125,7 @@ def test_an_empty_root_is_an_empty_frame(spark: Any, tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
