@@ -78,17 +78,6 @@ final class LeftOut {
                         lost.add(event.getMember().getAddress());
                     }
                 }
-                new Thread(() -> plugin.links().forEach(link -> {
-                    for (int i = 0; i < 20; i++) {
-                        try {
-                            link.view(Set.of(event.getMember().getUuid()));
-                            return;
-                        } catch (RuntimeException e) {
-                            plugin.logger().warning("TEMP " + e.getMessage());
-                            try { Thread.sleep(500); } catch (InterruptedException x) { return; }
-                        }
-                    }
-                })).start();
             }
         };
     }

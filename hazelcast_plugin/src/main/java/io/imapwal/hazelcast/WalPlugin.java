@@ -113,6 +113,10 @@ final class WalPlugin {
         return merging;
     }
 
+    LocalMaps localMaps() {
+        return localMaps;
+    }
+
     LeftOut leftOut() {
         return leftOut;
     }

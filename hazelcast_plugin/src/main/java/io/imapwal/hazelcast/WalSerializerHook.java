@@ -13,6 +13,7 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int SETTLE_BACKUP = 5;
     static final int VIEW = 20;
     static final int LOOK = 21;
+    static final int FORGET = 22;
 
     @Override
     public int getFactoryId() {
@@ -29,6 +30,7 @@ public final class WalSerializerHook implements DataSerializerHook {
             case SETTLE_BACKUP -> new SettleProcessor.OnBackup();
             case VIEW -> new ViewOperation();
             case LOOK -> new LookOperation();
+            case FORGET -> new ForgetOperation();
             default -> null;
         };
     }

@@ -2,15 +2,15 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.config.Config;
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 
+import java.io.IOException;
 import java.util.List;
-import java.util.Set;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -74,14 +74,22 @@ class PulseTest {
 
     @Test
     void readsThatWaitForAStoppedAgentFailToo() throws Exception {
-        CompletableFuture<Object> reader = CompletableFuture.supplyAsync(() -> {
+        WalPlugin plugin = WalPlugin.of(member);
+        AgentReader reader = plugin.reader(AgentSettings.of("orders",
+                member.getConfig().findMapConfig("orders").getMapStoreConfig().getProperties()));
+        Data key = plugin.nodeEngine().toData("before");
+        CompletableFuture<IOException> reading = CompletableFuture.supplyAsync(() -> {
             while (true) {
-                map.loadAll(Set.of("before"), true);
+                try {
+                    reader.load("orders", List.of(key), 600_000);
+                } catch (IOException e) {
+                    return e;
+                }
             }
         });
         eventually(() -> agent.loads > 2);
         agent.frozen = true;
-        assertInstanceOf(RuntimeException.class, assertThrows(CompletionException.class, reader::join).getCause());
+        assertInstanceOf(HungAgent.class, reading.join());
     }
 
     @Test
