@@ -91,6 +91,10 @@ final class LeftOut {
         }
     }
 
+    synchronized boolean looks() {
+        return thread != null;
+    }
+
     synchronized void close() {
         closed = true;
         if (thread != null) {

@@ -69,6 +69,8 @@ final class FakeAgent implements Closeable {
         private final Map<Long, Long> views = new TreeMap<>();
         private String newestCluster = "";
         long newestView;
+        /** Another cluster has the log, and keeps it. */
+        boolean followed;
         /** Of the newest view; null: any member of the cluster. */
         Set<String> viewMembers;
 
@@ -412,6 +414,13 @@ final class FakeAgent implements Closeable {
             header.array();
             String kind = header.string();
             long number = header.integer();
+            if (kind.equals("stat")) {
+                synchronized (log) {
+                    MsgpackWriter stat = begin("stat", number, 1).map(1).string("claim").map(2);
+                    stat.string("cluster_id").string(log.newestCluster).string("incarnation").integer(log.newestView);
+                    return List.of(stat.toByteArray(), new byte[0]);
+                }
+            }
             if (plugin == null && !kind.equals("hello")) {
                 return error(number, "not-ready", "say hello first");
             }
@@ -462,7 +471,9 @@ final class FakeAgent implements Closeable {
             view = (Long) said.get("view");
             purpose = (String) said.get("purpose");
             synchronized (log) {
-                if (!cluster.equals(log.newestCluster)) {
+                if (log.followed) {
+                    return error(number, "void-incarnation", "this cluster was followed by another one");
+                } else if (!cluster.equals(log.newestCluster)) {
                     log.claimCluster(cluster);
                 } else if (!log.mayWrite(cluster, member, view)) {
                     return error(number, "void-incarnation", "this member was left out of view " + log.newestView

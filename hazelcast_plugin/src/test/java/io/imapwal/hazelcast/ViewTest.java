@@ -110,6 +110,55 @@ class ViewTest {
     }
 
     @Test
+    void theMapsOfAMemberThatWasLeftOutAnswerLogUnavailableAlsoReads() throws Exception {
+        log.claimView(Set.of(UUID.randomUUID().toString()));
+        assertThrows(NotAppended.class, () -> map.set("after", 2));
+        eventually(() -> {
+            try {
+                return map.get("before") == null;
+            } catch (LogUnavailable e) {
+                return e.getMessage().contains("orders") && e.getMessage().contains("left out of view 2");
+            }
+        });
+        // Let in, it has what the log says.
+        log.viewMembers = Set.of(uuid());
+        eventually(() -> map.get("before") == 1);
+        map.set("after", 3);
+        assertEquals(2, appended("after").get(0).order().get(0));
+    }
+
+    @Test
+    void aClusterThatAnotherOneFollowedKeepsItsMemoryAndIsNotStartedAnewByItself() throws Exception {
+        UUID before = member.getCluster().getLocalMember().getUuid();
+        log.followed = true;
+        log.claimCluster(UUID.randomUUID().toString());
+        assertThrows(NotAppended.class, () -> map.set("after", 2));
+        WalPlugin.of(member).leftOut().suspect();
+        eventually(() -> !WalPlugin.of(member).leftOut().looks());
+        assertEquals(1, map.get("before"));
+        assertEquals(before, member.getCluster().getLocalMember().getUuid());
+    }
+
+    @Test
+    void aMemberThatJoinsAsksTheOthersForTheView() throws Exception {
+        log.claimView(Set.of(uuid()));
+        map.set("after", 2);
+        FakeAgent second = new FakeAgent(log).start();
+        int port = member.getCluster().getLocalMember().getAddress().getPort();
+        HazelcastInstance joining = Members.start(Members.config("view", port % 10 == 9 ? port - 1 : port + 1, second.endpoint()));
+        try {
+            eventually(() -> joining.<String, Integer>getMap("orders").get("after") == 2);
+            for (int number = 0; number < 50; number++) {
+                joining.<String, Integer>getMap("orders").set("k" + number, number);
+            }
+            assertTrue(second.appends > 0, "it owns no partition");
+        } finally {
+            joining.shutdown();
+            second.close();
+        }
+    }
+
+    @Test
     void aMemberThatKnowsTheViewWritesWithoutBeingInItsList() throws Exception {
         link.view(Set.of(UUID.randomUUID()));
         log.viewMembers = Set.of(UUID.randomUUID().toString());
