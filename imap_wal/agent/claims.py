@@ -191,12 +191,16 @@ class Claims:
                 # counts by the later one.
                 return None
             if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
-                self._delete_permits(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation)
-                # Older incarnations have no permit now: what was acknowledged for them is below these.
-                pinned = manifest.lifetimes, pin_cuts(self._cluster)
+                pinned = manifest.lifetimes, self._pin(claims)
             return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1])))
 
         return _begun(self._log.clusters.update(publish), incarnation)
+
+    def _pin(self, claims: ClaimManifest) -> dict[str, Position]:
+        """Where each node's log ends, after no older incarnation has a permit: what was acknowledged
+        for them is below that."""
+        self._delete_permits(max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
+        return pin_cuts(self._cluster)
 
     def _demand_return(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> None:
         """Only two plug-ins may bring an older cluster back: one that is of the newest incarnation
