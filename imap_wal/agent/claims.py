@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from imap_wal import layout
+from imap_wal.agent.liveness import Watch
 from imap_wal.errors import ImapWalError
 from imap_wal.format import Position
 from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
@@ -29,6 +30,10 @@ that file may have been created and deleted again."""
 PERMITS_BY_NAME = 64
 """A claim deletes the permits of this many earlier incarnations by name, because a listing may be
 too old to show them."""
+
+
+class StillAlive(ImapWalError):
+    """The cluster that has the log is alive: another one has to wait. Nothing was changed."""
 
 
 class VoidIncarnation(ImapWalError):
@@ -61,8 +66,8 @@ class View:
 class Claims:
     """The claims of one cluster, as one agent sees and makes them. Used by the serving thread."""
 
-    def __init__(self, log: NodeLog, cluster: ClusterLog) -> None:
-        self._log, self._cluster = log, cluster
+    def __init__(self, log: NodeLog, cluster: ClusterLog, watch: Watch) -> None:
+        self._log, self._cluster, self._watch = log, cluster, watch
         self._folder = log.identity.cluster_folder
         begun = max((lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0)
         self._number, self._known = log.claims.read()
@@ -93,13 +98,14 @@ class Claims:
 
     def enter(self, who: Greeting, is_new: bool) -> int:
         """The incarnation in which a member that says hello may write. Claims one for a cluster id
-        that has none. `is_new`: this plug-in has never been in any incarnation here.
-        `VoidIncarnation`."""
+        that has none, unless the newest cluster is alive (`StillAlive`). `is_new`: this plug-in has
+        never been in any incarnation here. `VoidIncarnation`."""
         tried = False
 
         def admitted(claims: ClaimManifest) -> ClaimManifest | None:
             claimed = claims.claims.get(who.cluster_id)
             if claimed is None:
+                self._demand_over(claims)
                 return None
             if claimed == claims.newest:
                 _demand_admitted(claims, who)
@@ -116,7 +122,10 @@ class Claims:
             # Members that were in the older incarnation hold what is not in the log.
             return claims.with_claim(who.cluster_id, incarnation, () if claimed is None else (who.member,))
 
-        return self._claim(who.cluster_id, admitted, anew).newest
+        incarnation = self._claim(who.cluster_id, admitted, anew).newest
+        if tried:
+            self._watch.forget()
+        return incarnation
 
     def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
         """A view without `lost`: the newest one, or the next with exactly `members`.
@@ -211,6 +220,12 @@ class Claims:
             return
         if who.view or not is_new or any(known.rpartition("/")[0] == who.plugin for known in plugins):
             raise _followed(claims, claimed)
+        self._demand_over(claims)
+
+    def _demand_over(self, claims: ClaimManifest) -> None:
+        alive = self._watch.alive() if claims.claims else ""
+        if alive:
+            raise StillAlive(f"the former cluster {claims.cluster_id} is alive, by the agent of {alive}; waiting until it is not")
 
     def _permit_is_there(self, incarnation: int) -> bool:
         return self._log.store.exists(layout.claim_path(self._folder, incarnation))

@@ -197,7 +197,7 @@ def endpoint_of(node: str) -> str:
 def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:
     return AgentConfig(
         url="sim://", namespace=NAMESPACE, cluster=CLUSTER, node=node, endpoint=endpoint_of(node),
-        restore_at_start=False, takeover=takeover, log=Settings(**{**SETTINGS, **settings}),
+        restore_at_start=False, takeover=takeover, lifetime_timeout_s=0, log=Settings(**{**SETTINGS, **settings}),
     )  # fmt: skip
 
 

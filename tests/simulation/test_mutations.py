@@ -26,7 +26,9 @@ def test_one_long_pause_of_each_actor_at_each_of_its_calls_breaks_nothing(
     cases(number)
 
 
-@pytest.mark.parametrize("mutation", [*MUTATIONS, *high.MUTATIONS, *views.MUTATIONS], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "mutation", [*MUTATIONS, *high.MUTATIONS, *views.MUTATIONS], ids=lambda each: each.name
+)
 def test_a_mend_that_is_taken_back_is_caught(mutation: Mutation, cases: Cases) -> None:
     number, _ = caught_by_drills(mutation)
     assert number, f"{mutation.name} was not caught"
