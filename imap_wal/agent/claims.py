@@ -163,7 +163,7 @@ class Claims:
             if fitting is not None and claims.newest != outdated and (not claims.permitted or self._permit_is_there(claims.newest)):
                 return fitting if fitting != claims else None
             if reserved <= claims.newest:
-                reserved = self._reserve()
+                reserved = reserve(self._cluster)
             return following(fitting or claims, reserved)
 
         while True:
@@ -174,42 +174,10 @@ class Claims:
                 if self._log.clusters.read()[1].embedded >= incarnation:
                     outdated = incarnation  # the program's changes would win over those of the members
                     continue
-                if not self._begin(claims):
+                if not begin(self._cluster, claims):
                     continue  # a newer claim came in between
             self._number, self._known = self._log.claims.read()
             return claims
-
-    def _reserve(self) -> int:
-        """A number of its own, from where all writers of this cluster get theirs, with its permit."""
-        log = self._log
-        current_cluster(log.store, self._folder, log.clusters, log.clock, log.randomness)
-        incarnation = log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
-        with suppress(AlreadyExists):  # an earlier attempt created it
-            log.store.create(layout.claim_path(self._folder, incarnation), b"")
-        return incarnation
-
-    def _begin(self, claims: ClaimManifest) -> bool:
-        """Publish the lifetime of the newest claim; False if a later one has begun."""
-        incarnation = claims.newest
-        pinned: tuple[tuple[Lifetime, ...], dict[str, Position]] | None = None
-
-        def publish(manifest: ClusterManifest) -> ClusterManifest | None:
-            nonlocal pinned
-            if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
-                # After a later lifetime began, an older one must not: its cut would take away what
-                # counts by the later one.
-                return None
-            if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
-                pinned = manifest.lifetimes, self._pin(claims)
-            return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1])))
-
-        return _begun(self._log.clusters.update(publish), incarnation)
-
-    def _pin(self, claims: ClaimManifest) -> dict[str, Position]:
-        """Where each node's log ends, after no older incarnation has a permit: what was acknowledged
-        for them is below that."""
-        self._delete_permits(max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
-        return pin_cuts(self._cluster)
 
     def _demand_return(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> None:
         """Only two plug-ins may bring an older cluster back: one that is of the newest incarnation
@@ -230,13 +198,48 @@ class Claims:
     def _permit_is_there(self, incarnation: int) -> bool:
         return self._log.store.exists(layout.claim_path(self._folder, incarnation))
 
-    def _delete_permits(self, first: int, end: int) -> None:
-        """Delete the permits of incarnations before `end`: from `first` on by name, and those that
-        a listing shows."""
-        store, folder = self._log.store, self._folder
-        listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
-        for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
-            store.delete(path)
+
+def reserve(cluster: ClusterLog) -> int:
+    """A number of its own, from where all writers of this cluster get theirs, with its permit."""
+    current_cluster(cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness)
+    incarnation = cluster.manifests.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
+    with suppress(AlreadyExists):  # our own create, whose answer was lost
+        cluster.store.create(layout.claim_path(cluster.folder, incarnation), b"")
+    return incarnation
+
+
+def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
+    """Publish the lifetime of the newest claim; False if a later one has begun."""
+    incarnation = claims.newest
+    pinned: tuple[tuple[Lifetime, ...], dict[str, Position]] | None = None
+
+    def publish(manifest: ClusterManifest) -> ClusterManifest | None:
+        nonlocal pinned
+        if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
+            # After a later lifetime began, an older one must not: its cut would take away what
+            # counts by the later one.
+            return None
+        if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
+            pinned = manifest.lifetimes, pin(cluster, claims)
+        return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1])))
+
+    return _begun(cluster.manifests.update(publish), incarnation)
+
+
+def pin(cluster: ClusterLog, claims: ClaimManifest) -> dict[str, Position]:
+    """Where each node's log ends, after no older incarnation has a permit: what was acknowledged for
+    them is below that."""
+    delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
+    return pin_cuts(cluster)
+
+
+def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:
+    """Delete the permits of incarnations before `end`: from `first` on by name, and those that a
+    listing shows."""
+    store, folder = cluster.store, cluster.folder
+    listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
+    for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
+        store.delete(path)
 
 
 def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:

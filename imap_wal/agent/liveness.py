@@ -30,7 +30,9 @@ class SignOfLife:
         self._every_s = timeout_s / RENEWALS
         self._number = self._unheard = 0
         self._path = ""
-        self._heard = self._silent = False
+        self._heard = 0
+        """The incarnation of which a member was heard since the last renewal."""
+        self._silent = False
         self._wake = threading.Event()
         self.worker = Worker("imap-wal-alive", self._turn)
 
@@ -42,15 +44,15 @@ class SignOfLife:
                     self._store.delete(path)
         self.worker.start()
 
-    def heard(self) -> None:
-        """A member of the newest incarnation has sent something."""
-        self._heard = True
+    def heard(self, incarnation: int) -> None:
+        """A member of this incarnation, the newest one known here, has sent something."""
+        self._heard = incarnation
         if not self._path:
             self._wake.set()  # the first sign comes at once
 
     def silent(self) -> None:
         """The last member has said bye: the sign goes now. One that is heard again makes the next."""
-        self._heard, self._silent = False, True
+        self._heard, self._silent = 0, True
         self._wake.set()
 
     def stop(self, timeout_s: float, clean: bool) -> None:
@@ -72,12 +74,14 @@ class SignOfLife:
             if not self._heard:
                 self._remove()
                 return True
-        if not self._heard:
+        # A cluster that another one followed may not know it yet.
+        if not self._heard or not self._store.exists(layout.claim_path(self._cluster, self._heard)):
+            self._heard = 0
             self._unheard += 1
             if self._unheard >= RENEWALS:  # its members were killed: who comes next need not wait for it
                 self._remove()
         else:
-            self._heard, self._unheard = False, 0
+            self._heard = self._unheard = 0
             self._number += 1
             following = layout.alive_path(self._cluster, self._node, self._epoch, self._number)
             self._store.create(following, b"")

@@ -111,9 +111,9 @@ class Sessions:
 
     def heard(self, sender: bytes) -> None:
         """A request came from this connection: the cluster is alive, if it has the log."""
-        connection = self._connections.get(sender)
-        if self.sign is not None and connection is not None and (connection.who.plugin, self.claims.known.newest) in self._by_plugin:
-            self.sign.heard()
+        connection, newest = self._connections.get(sender), self.claims.known.newest
+        if self.sign is not None and connection is not None and (connection.who.plugin, newest) in self._by_plugin:
+            self.sign.heard(newest)
 
     def connection(self, sender: bytes) -> Connection | None:
         """None: it has not said hello."""

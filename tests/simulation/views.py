@@ -56,12 +56,12 @@ def _views_are_not_compared(put: Put) -> None:
 
 
 def _cuts_before_permits(put: Put) -> None:
-    def pin(self: Any, newest: ClaimManifest) -> Any:
-        cuts = pin_cuts(self._cluster)
-        self._delete_permits(0, newest.newest)
+    def pin(cluster: Any, newest: ClaimManifest) -> Any:
+        cuts = pin_cuts(cluster)
+        claims.delete_permits(cluster, 0, newest.newest)
         return cuts
 
-    put(claims.Claims, "_pin", pin)
+    put(claims, "pin", pin)
 
 
 def _all_that_is_in_the_log_counts(put: Put) -> None:
