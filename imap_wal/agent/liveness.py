@@ -117,6 +117,9 @@ class Watch:
             return ""
         now = self._clock.monotonic()
         self._since = {path: self._since.get(path, now) for path in signs(self._store, self._cluster)}
+        for path, since in self._since.items():
+            if now - since >= self._timeout_s and not self._store.exists(path):
+                self._since[path] = now  # it was renewed, and the listing is too old to show that
         ages = {str(layout.parse_alive_path(path)): now - since for path, since in self._since.items() if now - since < self._timeout_s}
         return ", ".join(f"node {node!r} (its sign is unchanged for {age:.1f} s here)" for node, age in sorted(ages.items()))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from imap_wal import layout
 from imap_wal.agent.liveness import SignOfLife, Watch, signs
 from storage_backends import open_store
@@ -124,6 +126,19 @@ def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: Me
     assert watch.alive() == ""
     watch.forget()
     assert signs(memory, FOLDER) == []
+
+
+def test_a_sign_that_only_an_old_listing_shows_was_renewed(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS."""
+    clock = FakeClock()
+    watch = Watch(memory, FOLDER, 6, clock)
+    memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
+    listing = memory.list(f"{FOLDER}/claims/alive")
+    memory.delete(layout.alive_path(FOLDER, "n1", 1, 1))
+    monkeypatch.setattr(MemoryStore, "list", lambda *_: listing)
+    for _ in range(3):
+        assert watch.alive()
+        clock.advance(10)
 
 
 def test_without_a_time_nothing_is_waited_for(memory: MemoryStore) -> None:
