@@ -9,7 +9,7 @@ import pytest
 
 from imap_wal import layout
 from imap_wal.agent.liveness import SignOfLife, Watch, signs
-from storage_backends import open_store
+from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.support import FakeClock, eventually
@@ -25,6 +25,13 @@ def asked(member: Plugin) -> list[Any]:
     return [header[0], *header[2:]]
 
 
+def leave(member: Plugin, store: SegmentStore) -> None:
+    """Say bye as the last member that this agent hears, and see the sign go."""
+    eventually(lambda: signs(store, FOLDER), "its sign")
+    assert member.client.ask("bye")[0][0] == "bye"
+    eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
+
+
 def test_a_new_cluster_waits_while_the_former_one_is_alive_and_says_for_whom(tmp_path: Path) -> None:
     one, two = config(tmp_path, "n1", lifetime_timeout_s=LONG_S), config(tmp_path, "n2", lifetime_timeout_s=LONG_S)
     store = open_store(one.url)
@@ -36,8 +43,7 @@ def test_a_new_cluster_waits_while_the_former_one_is_alive_and_says_for_whom(tmp
             assert "the former cluster cluster-1 is alive" in refused[2] and "node 'n1'" in refused[2] and "waiting" in refused[2]
         assert old.put(a="1")[0] == "ack", "nothing was claimed"
         assert [file.path for file in store.list(f"{FOLDER}/claims") if file.path.endswith(".claim")] == [layout.claim_path(FOLDER, 1)]
-        assert old.client.ask("bye")[0][0] == "bye"
-        eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
+        leave(old, store)
         assert asked(lone)[0] == "welcome", "after a clean stop there is no wait"
 
 
@@ -45,13 +51,11 @@ def test_a_cluster_that_was_voided_waits_too_until_the_newer_one_is_over(tmp_pat
     one = config(tmp_path, "n1", lifetime_timeout_s=LONG_S)
     store = open_store(one.url)
     with serving(one), plugin(one) as first:
-        first.client.ask("bye")
-        eventually(lambda: not signs(store, FOLDER), "it is over")
+        leave(first, store)
         with plugin(one, cluster_id="cluster-2", uuid="plugin-2") as second, plugin(one, greet=False, uuid="plugin-1, again") as again:
             eventually(lambda: signs(store, FOLDER), "the sign of the second")
             assert "the former cluster cluster-2 is alive" in asked(again)[2]
-            second.client.ask("bye")
-            eventually(lambda: not signs(store, FOLDER), "it is over, too")
+            leave(second, store)
             assert asked(again)[0] == "welcome"
 
 
@@ -79,18 +83,14 @@ def test_a_member_of_an_older_incarnation_is_no_sign_of_life(tmp_path: Path) -> 
     settings = config(tmp_path, lifetime_timeout_s=LONG_S)
     store = open_store(settings.url)
     with serving(settings) as agent, plugin(settings) as old:
-        old.client.ask("bye")
-        eventually(lambda: not signs(store, FOLDER), "it is over")
+        leave(old, store)
         assert asked(old)[0] == "welcome"
-        eventually(lambda: signs(store, FOLDER), "it is back")
         sign = agent._sessions.sign
         assert sign is not None
-        old.client.ask("bye")
-        eventually(lambda: not signs(store, FOLDER), "it is over")
+        leave(old, store)
         with plugin(settings, greet=False) as stale, plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new:
             assert asked(stale)[:2] == ["error", "void-incarnation"]
-            new.client.ask("bye")
-            eventually(lambda: not signs(store, FOLDER), "it is over")
+            leave(new, store)
             assert stale.client.ask("beat")[0][2] == "not-ready"
             assert not sign._heard
 
