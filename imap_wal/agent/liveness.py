@@ -23,9 +23,11 @@ RENEWALS = 3
 
 
 class SignOfLife:
-    """Renewed on a thread of its own. `heard` and `silent` do not wait for the storage."""
+    """Renewed on a thread of its own, which keeps `watch` informed while it hears no member: then a
+    cluster that comes need not begin to wait. `heard` and `silent` do not wait for the storage."""
 
-    def __init__(self, store: SegmentStore, cluster: str, node: str, epoch: int, timeout_s: float) -> None:
+    def __init__(self, store: SegmentStore, cluster: str, node: str, epoch: int, timeout_s: float, watch: Watch) -> None:
+        self._watch = watch
         self._store, self._cluster, self._node, self._epoch = store, cluster, node, epoch
         self._every_s = timeout_s / RENEWALS
         self._number = self._unheard = 0
@@ -65,7 +67,7 @@ class SignOfLife:
                 self._remove()
 
     def _turn(self, worker: Worker) -> bool:
-        self._wake.wait(None if not self._path else self._every_s)
+        self._wake.wait(self._every_s)
         self._wake.clear()
         if worker.stopping.is_set():
             return False
@@ -80,6 +82,7 @@ class SignOfLife:
             self._unheard += 1
             if self._unheard >= RENEWALS:  # its members were killed: who comes next need not wait for it
                 self._remove()
+            self._watch.alive()
         else:
             self._heard = self._unheard = 0
             self._number += 1
@@ -103,7 +106,7 @@ def signs(store: SegmentStore, cluster: str) -> list[str]:
 
 
 class Watch:
-    """Looks at the signs now and then. `timeout_s` 0: nothing is alive."""
+    """Looks at the signs now and then, from any thread. `timeout_s` 0: nothing is alive."""
 
     def __init__(self, store: SegmentStore, cluster: str, timeout_s: float, clock: Clock) -> None:
         self._store, self._cluster, self._timeout_s, self._clock = store, cluster, timeout_s, clock
@@ -115,12 +118,13 @@ class Watch:
         seen unchanged for the whole time."""
         if not self._timeout_s:
             return ""
-        now = self._clock.monotonic()
-        self._since = {path: self._since.get(path, now) for path in signs(self._store, self._cluster)}
-        for path, since in self._since.items():
+        now, before = self._clock.monotonic(), self._since
+        found = {path: before.get(path, now) for path in signs(self._store, self._cluster)}
+        for path, since in found.items():
             if now - since >= self._timeout_s and not self._store.exists(path):
-                self._since[path] = now  # it was renewed, and the listing is too old to show that
-        ages = {str(layout.parse_alive_path(path)): now - since for path, since in self._since.items() if now - since < self._timeout_s}
+                found[path] = now  # it was renewed, and the listing is too old to show that
+        self._since = found  # another thread may do so too: then the wait is longer at worst
+        ages = {str(layout.parse_alive_path(path)): now - since for path, since in found.items() if now - since < self._timeout_s}
         return ", ".join(f"node {node!r} (its sign is unchanged for {age:.1f} s here)" for node, age in sorted(ages.items()))
 
     def forget(self) -> None:

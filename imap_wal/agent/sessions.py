@@ -41,10 +41,11 @@ class Sessions:
         """`lifetime_timeout_s`: see `AgentConfig`."""
         self._log, self._cluster = log, view_of
         folder = log.identity.cluster_folder
+        watch = Watch(log.store, folder, lifetime_timeout_s, log.clock)
         self.sign: SignOfLife | None = None
         if lifetime_timeout_s:
-            self.sign = SignOfLife(log.store, folder, log.identity.node, log.epoch, lifetime_timeout_s)
-        self.claims = Claims(log, view_of, Watch(log.store, folder, lifetime_timeout_s, log.clock))
+            self.sign = SignOfLife(log.store, folder, log.identity.node, log.epoch, lifetime_timeout_s, watch)
+        self.claims = Claims(log, view_of, watch)
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, Connection] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent.liveness import SignOfLife, Watch, signs
+from imap_wal.agent.liveness import Watch, signs
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving
@@ -108,6 +108,22 @@ def test_a_stop_and_the_next_open_remove_the_sign(tmp_path: Path) -> None:
         assert signs(store, FOLDER) == [other], "one that a kill left; that of another node stays"
 
 
+def test_an_agent_that_hears_no_member_watches_before_it_is_asked(tmp_path: Path) -> None:
+    """A cluster that was killed with its agents, and starts again, waits only for what is left."""
+    settings = config(tmp_path, lifetime_timeout_s=0.3)
+    store = open_store(settings.url)
+    with serving(settings), plugin(settings):
+        pass
+    left = layout.alive_path(FOLDER, "gone", 1, 7)
+    store.create(left, b"")
+    with serving(settings) as agent:
+        watch = agent._sessions.claims._watch
+        eventually(lambda: left in watch._since and watch.alive() == "", "it has not changed for so long")
+        with plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new:
+            assert new.incarnation == 2
+    assert signs(store, FOLDER) == [], "what was waited for is removed"
+
+
 def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: MemoryStore) -> None:
     clock = FakeClock()
     watch = Watch(memory, FOLDER, 6, clock)
@@ -150,4 +166,3 @@ def test_a_node_of_any_name_is_found_by_its_sign(memory: MemoryStore) -> None:
     for node in ("a-1", "a-00000001-00000001", "ä/b", "n"):
         assert layout.parse_alive_path(layout.alive_path(FOLDER, node, 3, 4)) == node
     assert layout.parse_alive_path(layout.claim_path(FOLDER, 3)) is None
-    assert SignOfLife(memory, FOLDER, "n", 1, 6)._every_s == 2
