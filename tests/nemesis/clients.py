@@ -12,6 +12,7 @@ import itertools
 import random
 import threading
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ ANSWER_S = 10.0
 """No answer for so long is an unknown outcome; the caller continues with other keys."""
 LONG_TTL_S = 24 * 3600
 READS = ("get",)
+PAD_MAX = 2048
+"""Values are up to so much longer than what tells them apart, so that segments fill, rotate and are archived."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,6 +41,17 @@ class Key:
 
     def __str__(self) -> str:
         return f"{self.map}/{self.name}"
+
+
+def stored(value: str | None) -> str | None:
+    """As it is put into the map."""
+    return None if value is None else f"{value}~{'x' * (zlib.crc32(value.encode()) % PAD_MAX)}"
+
+
+def told_apart(found: Any) -> str | None:
+    """The value of what a map answered; whatever was not put there in one piece is told as it is."""
+    value = None if found is None else str(found).partition("~")[0]
+    return value if stored(value) == found else f"damaged: {str(found)[:80]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +194,22 @@ def _failed(key: Key, operation: Operation, error: Exception) -> Attempt:
 
 
 def _call(client: hazelcast.HazelcastClient, key: Key, operation: Operation, ttl: int | None) -> Any:
-    entries, name, value = client.get_map(key.map), key.name, operation.value
+    entries, name, value = client.get_map(key.map), key.name, stored(operation.value)
     match operation.kind:
         case "get":
-            return _answer(entries.get(name))
+            return told_apart(_answer(entries.get(name)))
         case "put":
-            return _answer(entries.put(name, value, ttl=ttl))
+            return told_apart(_answer(entries.put(name, value, ttl=ttl)))
         case "set":
             _answer(entries.set(name, value, ttl=ttl))
         case "remove":
-            return _answer(entries.remove(name))
+            return told_apart(_answer(entries.remove(name)))
         case "delete":
             _answer(entries.delete(name))
         case "put_if_absent":
-            return _answer(entries.put_if_absent(name, value, ttl=ttl))
+            return told_apart(_answer(entries.put_if_absent(name, value, ttl=ttl)))
         case "replace":
-            return _answer(entries.replace_if_same(name, operation.expected, value))
+            return _answer(entries.replace_if_same(name, stored(operation.expected), value))
     return UNSEEN
 
 

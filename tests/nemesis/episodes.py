@@ -250,7 +250,7 @@ def full_disk(world: World, rng: Random) -> None:
         world.say("no disk can be mounted here: nothing was done")
         return
     with world.full_disk():
-        time.sleep(rng.uniform(2, 8))
+        time.sleep(rng.uniform(6, 12))  # segments that exist have their room already
 
 
 @episode(bare=False, short=True)

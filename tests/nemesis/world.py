@@ -19,14 +19,14 @@ import hazelcast
 
 from tests.cluster.harness import ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
 from tests.cluster.network import Network
-from tests.nemesis.clients import Key
+from tests.nemesis.clients import Key, told_apart
 
 MACHINES = (1, 2, 3)
 MAPS = tuple(f"nemesis-{number}" for number in range(4))
 KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
 DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
-SETTINGS = {"segment_bytes": 1 << 20, "max_total_wal_size": 3 << 20}
+SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 # A lost member is noticed, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120.
 PROPERTIES = {
     "hazelcast.heartbeat.interval.seconds": "1",
@@ -218,7 +218,7 @@ class World:
 
         def of(name: str) -> dict[Key, Any]:
             def read() -> list[dict[Key, Any]]:
-                return [{Key(name, key): value for key, value in client.get_map(name).blocking().entry_set()}]
+                return [{Key(name, key): told_apart(value) for key, value in client.get_map(name).blocking().entry_set()}]
 
             return until(f"{name} can be read", read, 60, 0.5)[0]
 
