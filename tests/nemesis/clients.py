@@ -109,14 +109,17 @@ class Callers:
         *,
         seed: int,
         count: int = 6,
+        prefix: str = "",
         pause_s: float = 0.02,
     ) -> None:
+        """`prefix` tells the callers, and so their values, from others of the same history."""
+        self._prefix = prefix
         self._history, self._connect, self._keys, self._pause_s = history, connect, keys, pause_s
         self._numbers = itertools.count(1)
         self._go, self._end = threading.Event(), threading.Event()
         self._idle = [threading.Event() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._run, args=(number, random.Random(f"{seed} {number}")), name=f"caller {number}", daemon=True)
+            threading.Thread(target=self._run, args=(number, random.Random(f"{seed} {prefix}{number}")), name=f"caller {number}", daemon=True)
             for number in range(count)
         ]
         for thread in self._threads:
@@ -150,7 +153,7 @@ class Callers:
             if client is None or not client.lifecycle_service.is_running():
                 client = self._connected(number)
                 continue
-            self._one(client, f"{number}", rng, last)
+            self._one(client, f"{self._prefix}{number}", rng, last)
             self._end.wait(self._pause_s * rng.uniform(0.5, 1.5))
         if client is not None:
             with contextlib.suppress(Exception):

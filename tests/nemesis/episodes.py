@@ -168,14 +168,16 @@ def join_with_an_agent_down(world: World, rng: Random) -> None:
 
 @episode(bare=False, stale=True)
 def start_alone(world: World, rng: Random) -> None:
-    """A machine that cannot reach the healthy others starts a cluster of its own."""
+    """A machine that cannot reach the healthy others starts a cluster of its own, which has callers."""
     machine = some(rng)
     world.kill(machine, "machine")
     world.split([machine], [each for each in MACHINES if each != machine])
     world.cluster.wait_safe(2)
     world.agent(machine).start()
-    world.launch(machine).wait()
-    time.sleep(rng.uniform(2, 8))
+    alone = world.launch(machine)
+    alone.wait()
+    with world.callers_of(alone, rng.randrange(2**31)):
+        time.sleep(rng.uniform(2, 8))
 
 
 # ---- the network ----

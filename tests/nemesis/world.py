@@ -19,7 +19,7 @@ import hazelcast
 
 from tests.cluster.harness import ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
 from tests.cluster.network import Network
-from tests.nemesis.clients import Key, told_apart
+from tests.nemesis.clients import Callers, History, Key, told_apart
 
 MACHINES = (1, 2, 3)
 MAPS = tuple(f"nemesis-{number}" for number in range(4))
@@ -58,7 +58,7 @@ class World:
     def __init__(self, folder: Path, classpath: str, say: Callable[[str], None], *, bare: bool = False) -> None:
         self.folder, self._say, self.bare = folder, say, bare
         self.logs = folder / "logs"
-        self.network = Network()
+        self.network, self.history = Network(), History()
         self.disk = _mounted(self.logs)
         agents = [(NoAgent if bare else Agent)(folder, f"node-{number}", self.logs.as_uri(), **SETTINGS) for number in MACHINES]
         maps: Callable[[str], Mapping[str, Any]] = (lambda _: {"default": {}}) if bare else (lambda endpoint: {"default": logged_map(endpoint)})
@@ -101,6 +101,21 @@ class World:
             raise ConnectionError("no member runs")
         chosen = [running[number // 2 % len(running)]] if direct else running
         return connect(chosen, self.cluster.name, cluster_connect_timeout=3, smart_routing=not direct, connection_timeout=3)
+
+    @contextlib.contextmanager
+    def callers_of(self, member: Member, seed: int) -> Iterator[None]:
+        """Two more callers meanwhile, who know this member only."""
+
+        def to_it(number: int, direct: bool) -> hazelcast.HazelcastClient:
+            return connect([member.address], self.cluster.name, cluster_connect_timeout=3)
+
+        callers = Callers(self.history, to_it, KEYS, seed=seed, count=2, prefix=f"at{member.node}-{self.cluster.members.index(member)}-")
+        callers.resume()
+        try:
+            yield
+        finally:
+            callers.pause()
+            callers.stop()
 
     # ---- faults ----
 
