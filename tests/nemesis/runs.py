@@ -190,29 +190,3 @@ def failures(run: Run) -> str:
             if count > len(shown):
                 lines.append(f"episode {number}, {record.name}: {judgement}: {count - len(shown)} more")
     return "\n".join(lines)
-
-
-def summary(records: Sequence[Record], baseline: dict[str, dict[str, float]]) -> str:
-    """One line for each kind of episode; in brackets Hazelcast without a map store."""
-    lines = [
-        f"{'episode':32} {'times':>5} {'acked':>8} {'refused':>8} {'unknown':>8} {'findings':>8} {'stale':>6} {'no write for, s':>18} {'no read for, s':>18}"
-    ]
-    for name in EPISODES:
-        those = [each for each in records if each.name == name]
-        if not those:
-            continue
-        total = Counter[str]()
-        for each in those:
-            total.update(each.outcomes)
-        bare = baseline.get(name, {})
-        write, read = max(each.write_s[0] for each in those), max(each.read_s[0] for each in those)
-        lines.append(
-            f"{name:32} {len(those):5} {total['acknowledged']:8,} {total['refused']:8,} {total['unknown']:8,} "
-            f"{sum(len(each.findings) for each in those):8} {sum(each.stale_reads for each in those):6} "
-            f"{_beside(write, bare.get('write_s')):>18} {_beside(read, bare.get('read_s')):>18}"
-        )
-    return "\n".join(lines)
-
-
-def _beside(measured: float, bare: float | None) -> str:
-    return f"{measured:.1f} ({'–' if bare is None else f'{bare:.1f}'})"
