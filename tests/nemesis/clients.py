@@ -7,7 +7,6 @@ unknown        `OutcomeUnknown`, any other error, or no answer in time: perhaps,
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import threading
@@ -28,6 +27,8 @@ from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Kind, Operation
 Outcome = Literal["acknowledged", "refused", "unknown"]
 ANSWER_S = 10.0
 """No answer for so long is an unknown outcome; the caller continues with other keys."""
+LATE_S = 30.0
+"""Longer than members try to execute an operation."""
 LONG_TTL_S = 24 * 3600
 READS = ("get",)
 PAD_MAX = 2048
@@ -41,6 +42,14 @@ class Key:
 
     def __str__(self) -> str:
         return f"{self.map}/{self.name}"
+
+
+class NoAnswer(Exception):
+    """`answered` is set when the answer comes after all."""
+
+    def __init__(self, answered: threading.Event) -> None:
+        super().__init__(f"no answer for {ANSWER_S} s")
+        self.answered = answered
 
 
 def stored(value: str | None) -> str | None:
@@ -116,6 +125,7 @@ class Callers:
         self._prefix = prefix
         self._history, self._connect, self._keys, self._pause_s = history, connect, keys, pause_s
         self._numbers = itertools.count(1)
+        self._late: list[threading.Event] = []
         self._go, self._end = threading.Event(), threading.Event()
         self._idle = [threading.Event() for _ in range(count)]
         self._threads = [
@@ -131,10 +141,14 @@ class Callers:
         self._go.set()
 
     def pause(self) -> None:
-        """Nothing of theirs is under way when this returns, but what they gave up waiting for."""
+        """Nothing of theirs is under way when this returns. What they gave up waiting for has been answered, or its time is over."""
         self._go.clear()
         for number, idle in enumerate(self._idle):
             assert idle.wait(120), f"caller {number} hangs"
+        late, self._late = self._late, []
+        deadline = time.monotonic() + LATE_S
+        for answered in late:
+            answered.wait(max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
         self._end.set()
@@ -147,6 +161,10 @@ class Callers:
         last: dict[Key, Any] = {}
         while not self._end.is_set():
             if not self._go.is_set():
+                if client is not None and _direct(number):
+                    # Each member has such a caller at the beginning; since then it may have moved to another one.
+                    client.shutdown()
+                    client = None
                 self._idle[number].set()
                 self._go.wait()
                 continue
@@ -156,12 +174,11 @@ class Callers:
             self._one(client, f"{self._prefix}{number}", rng, last)
             self._end.wait(self._pause_s * rng.uniform(0.5, 1.5))
         if client is not None:
-            with contextlib.suppress(Exception):
-                client.shutdown()
+            client.shutdown()
 
     def _connected(self, number: int) -> hazelcast.HazelcastClient | None:
         try:
-            return self._connect(number, number % 2 == 0)
+            return self._connect(number, _direct(number))
         except Exception:
             self._end.wait(0.2)  # nothing there to connect to; the next try may name other members
             return None
@@ -172,6 +189,8 @@ class Callers:
         try:
             result = _call(client, key, operation, LONG_TTL_S if rng.random() < 0.2 else None)
         except Exception as error:
+            if isinstance(error, NoAnswer):
+                self._late.append(error.answered)
             self._history.add(_failed(key, operation, error))
             return
         now = time.monotonic()
@@ -188,6 +207,10 @@ class Callers:
         writes = kind in ("put", "set", "put_if_absent", "replace")
         value = f"{next(self._numbers)} of {name}" if writes else None
         return Operation(kind=kind, start=time.monotonic(), end=UNKNOWN, value=value, expected=seen if kind == "replace" else None, client=name)
+
+
+def _direct(number: int) -> bool:
+    return number % 2 == 0
 
 
 def _failed(key: Key, operation: Operation, error: Exception) -> Attempt:
@@ -220,7 +243,7 @@ def _answer(future: Future[Any]) -> Any:
     answered = threading.Event()
     future.add_done_callback(lambda _: answered.set())
     if not answered.wait(ANSWER_S):
-        raise TimeoutError(f"no answer for {ANSWER_S} s")
+        raise NoAnswer(answered)
     return future.result()
 
 
