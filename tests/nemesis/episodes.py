@@ -244,9 +244,6 @@ def split_then_kill(world: World, rng: Random) -> None:
 
 @episode(bare=False)
 def full_disk(world: World, rng: Random) -> None:
-    if not world.disk:
-        world.say("no disk can be mounted here: nothing was done")
-        return
     with world.full_disk():
         time.sleep(rng.uniform(6, 12))  # segments that exist have their room already
 

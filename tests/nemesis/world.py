@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -174,16 +175,28 @@ class World:
 
     @contextlib.contextmanager
     def full_disk(self) -> Iterator[None]:
+        """Where no disk could be mounted, the agents may not write beyond the beginning of any file."""
+        self.say("the disk is full" if self.disk else "the agents may not write")
         filler = self.logs / "filler"
-        self.say("the disk is full")
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(b"x" * 65536)
+        if self.disk:
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 65536)
+        else:
+            self._limit_files(1)
         try:
             yield
         finally:
-            filler.unlink()
-            self.say("the disk has room again")
+            if self.disk:
+                filler.unlink()
+            else:
+                self._limit_files(resource.RLIM_INFINITY)
+            self.say("there is room again")
+
+    def _limit_files(self, size: int) -> None:
+        for agent in self.cluster.agents:
+            if agent.running:
+                resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def command(self, *arguments: str) -> str:
         """One of imap-wal; what it said."""
@@ -275,7 +288,7 @@ RESTARTS = ("as before", "in other order", "fewer", "one by one")
 
 
 def _mounted(folder: Path) -> bool:
-    """A disk that can be filled; False where it cannot be mounted."""
+    """Whether there is now a disk that can be filled."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
     return bool(shutil.which("mount")) and not subprocess.run(command, check=False, capture_output=True).returncode
