@@ -1,8 +1,13 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
+import com.hazelcast.spi.impl.operationservice.Operation;
+import com.hazelcast.spi.impl.proxyservice.impl.ProxyServiceImpl;
+import com.hazelcast.spi.impl.proxyservice.impl.operations.DistributedObjectDestroyOperation;
 
 import java.io.IOException;
 import java.util.ArrayDeque;
@@ -16,8 +21,8 @@ import java.util.concurrent.Future;
 
 /**
  * Logs that a map was destroyed: a tombstone for each of its keys in the log, by the owners of
- * their partitions. The member that the user's call came to sees to all of it and hears of what
- * fails; Hazelcast only logs it when another member cannot destroy its part.
+ * their partitions. One member sees to all of it, so that the user hears of what fails: Hazelcast
+ * only logs it when another member cannot destroy its part.
  */
 final class Destruction {
     private static final int PART_KEYS = 1000;
@@ -37,12 +42,19 @@ final class Destruction {
     }
 
     /**
-     * Whether the caller of {@code MapStore.destroy} is a user's {@code destroy} that came to this member. Hazelcast calls it
-     * also at a graceful shutdown, and on the other members.
+     * Whether this member is to log a destruction that {@code MapStore.destroy} is called for: where a member's program asked for it, the
+     * one of that program; where a client did, which has each member destroy its part and hears of failures, the oldest one. Hazelcast calls
+     * {@code MapStore.destroy} also at a graceful shutdown, and we do where a map is dropped from memory.
      */
-    static boolean isAsked() {
-        return StackWalker.getInstance().walk(frames -> frames.limit(30)
-                .anyMatch(frame -> frame.getClassName().endsWith(".ProxyServiceImpl") && frame.getMethodName().equals("destroyDistributedObject")));
+    static boolean isAsked(WalPlugin plugin) {
+        if (StackWalker.getInstance().walk(frames -> frames.limit(30).anyMatch(frame ->
+                frame.getClassName().equals(ProxyServiceImpl.class.getName()) && frame.getMethodName().equals("destroyDistributedObject")))) {
+            return true;
+        }
+        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
+        return Thread.currentThread() instanceof OperationThread thread
+                && thread.operationRunner(Operation.GENERIC_PARTITION_ID).currentTask() instanceof DistributedObjectDestroyOperation operation
+                && (operation.getCallerUuid() == null || cluster.getMember(operation.getCallerUuid()) == null) && cluster.isMaster();
     }
 
     /** @throws LogUnavailable some of it is not in the log; destroying the map again logs the rest */

@@ -83,7 +83,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         }
         destroyed = true;
         try {
-            if (Destruction.isAsked()) {
+            if (Destruction.isAsked(plugin)) {
                 new Destruction(plugin, map, settings).run();
             }
         } catch (RuntimeException e) {
