@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from imap_wal.agent.partitions import in_partitions
 from imap_wal.clock import Randomness
 from imap_wal.errors import ImapWalError
 from imap_wal.restore import LiveView
@@ -20,10 +21,27 @@ LISTINGS_MAX = 64
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the key that takes it past this size: each listing keeps its last page."""
 PAGE_KEYS_MAX = 100_000
+SCANNED_KEYS = 10_000
+"""So many keys are looked at together where only some partitions are listed."""
 
 
 class ListingGone(ImapWalError):
     """This listing cannot continue. Begin it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """Some of the `count` partitions of a Hazelcast cluster."""
+
+    wanted: frozenset[int]
+    count: int
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or not 0 < self.count < 2**31:
+            raise ValueError(f"the connection's hello has partition_count {self.count!r}; it takes a number from 1")
+        for each in self.wanted:
+            if type(each) is not int or not 0 <= each < self.count:
+                raise ValueError(f"there is no partition {each!r} of {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +57,12 @@ class Page:
 class Listing:
     """One listing: hands out its pages in order, and the last one again."""
 
-    def __init__(self, token: str, name: str, view: LiveView, limit: int) -> None:
+    def __init__(self, token: str, name: str, partitions: Partitions | None, view: LiveView, limit: int) -> None:
+        """`partitions`: list only their keys; None: all keys."""
+        self.what = (name, partitions)
         self.name = name
         self._token, self._view, self._version = token, view, view.version
-        self._batches = view.keys(name, limit)
+        self._batches = view.keys(name, limit) if partitions is None else _those_in(view.keys(name, SCANNED_KEYS), partitions)
         self._left: Iterator[bytes] = iter(())
         self._number = 0
         self._last: Page | None = None
@@ -91,17 +111,17 @@ class Listings:
         self._view, self._randomness = view, randomness
         self._listings: dict[str, Listing] = {}
 
-    def page(self, name: str, cursor: list[str | int] | None, limit: int) -> Page:
-        """The page at `cursor`; None begins a listing of what the view has. `ListingGone`, and what
-        reading the index raises."""
+    def page(self, name: str, cursor: list[str | int] | None, limit: int, partitions: Partitions | None = None) -> Page:
+        """The page at `cursor`; None begins a listing of what the view has, in all partitions or in
+        some. `ListingGone`, and what reading the index raises."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
         if cursor is None:
             token, number = self._randomness.token().hex(), 1
-            listing = Listing(token, name, self._view, limit)
+            listing = Listing(token, name, partitions, self._view, limit)
         else:
             token, number = _parsed(cursor)
             found = self._listings.get(token)
-            if found is None or found.name != name or not found.has(number):
+            if found is None or found.what != (name, partitions) or not found.has(number):
                 raise ListingGone(
                     f"page {number} of a listing of the keys of map {name!r} was requested; this agent has no such listing, or cannot answer that page any more: begin again"
                 )
@@ -112,6 +132,11 @@ class Listings:
         while len(self._listings) > LISTINGS_MAX:
             del self._listings[next(iter(self._listings))]
         return page
+
+
+def _those_in(batches: Iterator[list[bytes]], partitions: Partitions) -> Iterator[list[bytes]]:
+    for batch in batches:
+        yield in_partitions(batch, partitions.wanted, partitions.count)
 
 
 def _parsed(cursor: object) -> tuple[str, int]:

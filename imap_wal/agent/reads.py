@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 import structlog
 
 from imap_wal import layout
-from imap_wal.agent.listings import ListingGone, Listings
+from imap_wal.agent.listings import ListingGone, Listings, Partitions
 from imap_wal.agent.transport import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, values
@@ -31,6 +32,15 @@ may read all logs."""
 _log = structlog.get_logger("imap_wal.agent")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, its number among all that arrived, and the `partition_count` of its connection."""
+
+    arrived: int
+    message: Message
+    partition_count: int
+
+
 class Reads:
     """Answers read requests from one LiveView, which merges all nodes' logs once and then reads only what was appended."""
 
@@ -38,7 +48,7 @@ class Reads:
         self._view, self._clock = view, clock
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
-        self._queue: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._arrived = 0
         """How many requests came; each is known by its number."""
         self._covered = (0, 0)
@@ -54,10 +64,10 @@ class Reads:
         self.worker = Worker("imap-wal-reads", self._turn)
         self.worker.start()
 
-    def ask(self, message: Message) -> None:
+    def ask(self, message: Message, partition_count: int) -> None:
         """Have the message answered by this thread."""
         self._arrived += 1
-        self._queue.put((self._arrived, message))
+        self._queue.put(_Asked(self._arrived, message, partition_count))
 
     def unanswered(self) -> list[Message]:
         """What a dead thread left; [] while it lives."""
@@ -68,7 +78,7 @@ class Reads:
         while not self._queue.empty():
             asked = self._queue.get()
             if asked is not None:
-                found.append(asked[1])
+                found.append(asked.message)
         return found
 
     def close(self) -> bool:
@@ -92,9 +102,8 @@ class Reads:
             return self._restore()
         if asked is None:
             return True
-        arrived, message = asked
-        self._taken = message
-        header, payload = self._answer(arrived, message)
+        message = self._taken = asked.message
+        header, payload = self._answer(asked)
         self.served += 1
         self._send(message, header, payload)
         self._taken = None
@@ -133,12 +142,13 @@ class Reads:
             self._view.catch_up()
             self._covered = self._view.version, newest
 
-    def _answer(self, arrived: int, message: Message) -> tuple[list[Any], bytes]:
+    def _answer(self, asked: _Asked) -> tuple[list[Any], bytes]:
+        arrived, message = asked.arrived, asked.message
         assert message.header is not None
         kind, number, *fields = message.header
         try:
             if kind == "keys":
-                return self._keys(number, arrived, *fields)
+                return self._keys(number, asked, *fields)
             if kind == "load":
                 return self._load(number, arrived, message.payload, *fields)
             return self._schemas(number, arrived)
@@ -158,11 +168,14 @@ class Reads:
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
-    def _keys(self, number: int, arrived: int, name: str, cursor: list[str | int] | None, limit: int) -> tuple[list[Any], bytes]:
+    def _keys(
+        self, number: int, asked: _Asked, name: str, cursor: list[str | int] | None, limit: int, wanted: list[int] | None = None
+    ) -> tuple[list[Any], bytes]:
         layout.check_name(name, "map")
+        partitions = None if wanted is None else Partitions(frozenset(wanted), asked.partition_count)
         if cursor is None:
-            self._catch_up(arrived)
-        page = self._listings.page(name, cursor, limit)
+            self._catch_up(asked.arrived)
+        page = self._listings.page(name, cursor, limit, partitions)
         pack = msgpack.Packer(use_bin_type=True).pack
         return ["keys", number, page.cursor, len(page.keys), page.total], b"".join([pack(key) for key in page.keys])
 

@@ -39,6 +39,8 @@ CLOSE_S = 5.0
 """How long a stop waits for a log that is just being opened again."""
 
 READS = ("keys", "load", "schemas")
+SIGNS = ("beat", "bye")
+"""Answered by the loop at once, before the commit of what came with them."""
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What reading a request that is not as `docs/protocol.md` draws it can raise."""
@@ -152,12 +154,16 @@ class Agent:
                 self._router.send(message.sender, ["stat", number, self.statistics()])
             elif kind in ("append", "metadata"):
                 self._append(message, kind, pending)
-            elif kind not in READS:
+            elif kind not in READS + SIGNS:
                 self._refuse(message, "bad-request", f"unknown request {kind!r}", pending)
-            elif not self._sessions.knows(message.sender):
+            elif (connection := self._sessions.connection(message.sender)) is None:
                 self._error(message.sender, number, "not-ready", "say hello first")
+            elif kind in READS:
+                self._reads.ask(message, connection.partition_count)
             else:
-                self._reads.ask(message)
+                if kind == "bye":
+                    self._sessions.bye(message.sender)
+                self._router.send(message.sender, [kind, number])
         except TooLarge as error:
             self._refuse(message, "too-large", str(error), pending)
         except VoidIncarnation as error:

@@ -40,6 +40,14 @@ class Session:
     writer: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection that said hello: whose it is, and what its hello gave."""
+
+    plugin: str
+    partition_count: int
+
+
 class Sessions:
     """All sessions of one agent run over one NodeLog. Used by the serving thread."""
 
@@ -48,7 +56,7 @@ class Sessions:
         self._folder = log.identity.cluster_folder
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
-        self._connections: dict[bytes, str] = {}
+        self._connections: dict[bytes, Connection] = {}
         self._shut: set[bytes] = set()
         """Connections of which an append was refused, until they say hello again."""
         begun = max((lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0)
@@ -73,7 +81,7 @@ class Sessions:
                 self._connections.pop(session.writer, None)
                 self._shut.discard(session.writer)
             session.writer = sender
-        self._connections[sender] = plugin
+        self._connections[sender] = Connection(plugin, about.get("partition_count", 0))
         self._shut.discard(sender)
         return session, new
 
@@ -83,13 +91,24 @@ class Sessions:
         if sender in self._connections:
             self._shut.add(sender)
 
-    def knows(self, sender: bytes) -> bool:
-        return sender in self._connections
+    def connection(self, sender: bytes) -> Connection | None:
+        """None: it has not said hello."""
+        return self._connections.get(sender)
+
+    def bye(self, sender: bytes) -> None:
+        """The plug-in of this connection has stopped: forget all its connections."""
+        plugin = self._connections[sender].plugin
+        for each in [each for each, connection in self._connections.items() if connection.plugin == plugin]:
+            del self._connections[each]
+            self._shut.discard(each)
+        for session in self._by_number.values():
+            if session.plugin == plugin:
+                session.writer = b""
 
     def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
         """Why this connection may not append for the session, as (code, text); None when it may."""
         session = self._by_number.get(number)
-        if session is None:
+        if session is None or not session.writer:
             return "not-ready", "say hello first"
         if session.writer != sender:
             return "superseded", "a later connection of this plug-in has taken over"

@@ -9,13 +9,15 @@ from typing import Any
 
 import msgpack
 import pytest
+from hazelcast.hash import hash_to_index
+from hazelcast.serialization.data import Data
 
 from imap_wal.agent import listings
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest import Snapshot
-from tests.agent.harness import Plugin, config, plugin, serving
+from tests.agent.harness import Plugin, config, entry, plugin, serving
 
 KEYS = [f"k{number:02d}" for number in range(30)]
 
@@ -132,6 +134,68 @@ def test_a_page_is_bounded_by_bytes_too(agent: Agent, member: Plugin, monkeypatc
     header, keys = page(member, None)
     assert header[2] == len(keys) == 4
     assert member.keys() == KEYS
+
+
+def hazelcast_key(number: int) -> bytes:
+    """As Hazelcast serialises a text: no partition hash, the serializer's id, the length, the text."""
+    text = b"k%d" % number
+    return bytes(4) + (-11).to_bytes(4, "big", signed=True) + len(text).to_bytes(4, "big") + text
+
+
+def put_keys(member: Plugin, keys: list[bytes]) -> None:
+    rows = [entry("", "v", member.order(1 + number)) for number in range(len(keys))]
+    payload = b"".join(msgpack.packb([row[0], key, *row[2:]]) for row, key in zip(rows, keys, strict=True))
+    assert member.client.ask("append", member.session, 1, len(keys), payload=payload)[0][0] == "ack"
+
+
+def listed(member: Plugin, wanted: list[int], limit: int = 10) -> list[bytes]:
+    """All keys of some partitions, page by page."""
+    found: list[bytes] = []
+    cursor = None
+    while True:
+        header, payload = member.client.ask("keys", "orders", cursor, limit, wanted)
+        assert header[0] == "keys", header
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(payload)
+        found += unpacker
+        assert header[4] == len(found)
+        cursor = header[2]
+        if cursor is None:
+            return found
+
+
+def test_a_listing_of_some_partitions_has_their_keys_and_no_others(settings: AgentConfig) -> None:
+    keys = [hazelcast_key(number) for number in range(500)]
+    with serving(settings), plugin(settings) as member:
+        put_keys(member, keys)
+        place = {key: hash_to_index(Data(key).get_partition_hash(), 271) for key in keys}
+        for wanted in ([], [0], [3, 7, 270], list(range(271))):
+            assert sorted(listed(member, wanted)) == sorted(key for key in keys if place[key] in wanted)
+
+
+def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        put_keys(member, [hazelcast_key(number) for number in range(500)])
+        everything = list(range(271))
+        header, _ = member.client.ask("keys", "orders", None, 10, everything)
+        for other in ([1, 2], None):
+            assert member.client.ask("keys", "orders", header[2], 10, other)[0][2] == "listing-gone"
+        assert member.client.ask("keys", "orders", header[2], 10, everything)[0][0] == "keys"
+
+
+def test_partitions_that_there_are_not_are_a_bad_request(member: Plugin) -> None:
+    for wanted in ([271], [-1], ["x"], [True], 7, "x"):
+        header, _ = member.client.ask("keys", "orders", None, 10, wanted)
+        assert header[2] == "bad-request", wanted
+
+
+@pytest.mark.parametrize("count", [None, 0, -1, "271"])
+def test_partitions_are_refused_where_the_hello_did_not_say_how_many_there_are(settings: AgentConfig, count: Any) -> None:
+    with serving(settings), plugin(settings, greet=False) as member:
+        member.hello(partition_count=count)
+        header, _ = member.client.ask("keys", "orders", None, 10, [0])
+        assert header[2] == "bad-request"
+        assert "partition_count" in header[3]
 
 
 class Pages:

@@ -1,0 +1,81 @@
+"""Signs of life: `beat` and `bye`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from imap_wal.writer import NodeLog
+from tests.agent.harness import config, plugin, serving
+
+
+def test_a_beat_is_answered(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        assert member.client.ask("beat") == (["beat", 2], b"")
+
+
+def test_a_beat_before_hello_is_refused_and_shuts_nothing(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings, greet=False) as member:
+        for kind in ("beat", "bye"):
+            assert member.client.ask(kind)[0][2] == "not-ready"
+        member.hello()
+        assert member.put(a="1")[0] == "ack"
+
+
+def test_a_beat_is_answered_while_another_thread_waits_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a restore reads all logs, or an archive is made."""
+    settings = config(tmp_path)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    with serving(settings) as agent, plugin(settings) as member, plugin(settings, uuid="reader") as reader:
+        monkeypatch.setattr(agent._reads._view, "catch_up", slow)
+        asked = reader.client.post("keys", "orders", None, 10)
+        assert reached.wait(60)
+        assert member.client.ask("beat")[0][0] == "beat"
+        go_on.set()
+        assert reader.client.answer(asked)[0][0] == "keys"
+
+
+def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(tmp_path)
+    order: list[str] = []
+    with serving(settings) as agent, plugin(settings) as member, plugin(settings, uuid="other") as beating:
+        sync, send = NodeLog.sync, agent._router.send
+        monkeypatch.setattr(NodeLog, "sync", lambda log: (order.append("sync"), sync(log))[1])
+        monkeypatch.setattr(agent._router, "send", lambda to, header, *rest: (order.append(header[0]), send(to, header, *rest))[1])
+        handle = agent._handle
+
+        def together(message: object, pending: object) -> None:
+            """The append, and before its commit a beat of another connection."""
+            handle(message, pending)  # type: ignore[arg-type]
+            if message.header[0] == "append":  # type: ignore[attr-defined]
+                number = beating.client.post("beat")
+                (beat,) = agent._router.receive(20_000)
+                handle(beat, pending)  # type: ignore[arg-type]
+                assert beat.header == ["beat", number]
+
+        monkeypatch.setattr(agent, "_handle", together)
+        assert member.put(a="1")[0] == "ack"
+    assert order[:3] == ["beat", "sync", "ack"]
+
+
+def test_after_bye_all_connections_of_the_plug_in_must_say_hello_again(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member, plugin(settings, greet=False) as reading, plugin(settings, uuid="another") as other:
+        reading.hello(purpose="read")
+        assert member.put(a="1")[0] == "ack"
+        assert member.client.ask("bye")[0][0] == "bye"
+        assert reading.client.ask("keys", "orders", None, 10)[0][2] == "not-ready"
+        assert member.put(b="1")[:2] == ["error", "not-ready"]
+        assert other.put(c="1")[0] == "ack", "another plug-in is not concerned"
+        assert member.hello()["last_request"] == 1
+        assert member.send(2, {"b": "1"})[0] == "ack"
+        assert member.values() == {"a": "1", "b": "1", "c": "1"}

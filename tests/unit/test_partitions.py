@@ -1,0 +1,48 @@
+"""The partition of a key as Hazelcast computes it; its Python client is the other opinion."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hazelcast.hash import hash_to_index
+from hazelcast.serialization.data import Data
+
+from imap_wal.agent import partitions
+from imap_wal.agent.partitions import in_partitions, partition_id
+
+LOWEST = -(2**31)
+
+
+def by_the_client(key: bytes, count: int) -> int:
+    hashed = Data(key).get_partition_hash()
+    return 0 if hashed == LOWEST else hash_to_index(hashed, count)
+
+
+def some_keys(random: Random) -> list[bytes]:
+    """Keys with and without a partition hash, of every length modulo 4."""
+    sizes = [4, 5, 6, 7, 8, 13, 16, 22, partitions.COLUMNS_BYTES_MAX + 1]
+    hashes = [b"\0\0\0\0", b"\0\0\0\0", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", random.randbytes(4), b"\0\0\0\1"]
+    return [random.choice(hashes) + random.randbytes(random.choice(sizes)) for _ in range(3000)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 271, 20_000])
+def test_a_partition_is_the_one_that_hazelcast_computes(count: int) -> None:
+    for key in some_keys(Random(count)):
+        assert partition_id(key, count) == by_the_client(key, count)
+
+
+@pytest.mark.parametrize("count", [1, 3, 271])
+@pytest.mark.parametrize("columns_from", [1, 64, 10**9])
+def test_keys_are_chosen_by_partition_in_columns_as_one_by_one(count: int, columns_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "COLUMNS_FROM", columns_from)
+    keys = some_keys(Random(columns_from))
+    for wanted in (set(), {0}, {count - 1, count // 2}, set(range(count))):
+        assert sorted(in_partitions(keys, wanted, count)) == sorted(key for key in keys if by_the_client(key, count) in wanted)
+
+
+def test_what_is_no_key_of_hazelcast_is_in_some_partition() -> None:
+    """An embedded store may have written into the map."""
+    keys = [b"", b"a", b"abcd", b"1234567", *[b"x%03d" % number for number in range(200)]]
+    found = [in_partitions(keys, {partition}, 7) for partition in range(7)]
+    assert sorted(key for each in found for key in each) == sorted(keys)
