@@ -10,6 +10,7 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
@@ -156,6 +157,11 @@ final class AgentLink {
             throw ticket.failure();
         }
         return welcome;
+    }
+
+    /** Sees to it that the log takes nothing more from the lost members; not yet. */
+    void view(Set<UUID> lost) {
+        connect();
     }
 
     void close() {

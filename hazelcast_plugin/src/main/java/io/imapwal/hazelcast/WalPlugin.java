@@ -12,6 +12,7 @@ import com.hazelcast.spi.impl.NodeEngineImpl;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
+import java.util.Collection;
 import java.util.Properties;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
@@ -28,10 +29,12 @@ final class WalPlugin {
     private final OrderGuard guard;
     private final SchemaLog schemas;
     private final Settler settler;
+    private final SettlementWorker settlements;
     private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
+    private volatile boolean leaving;
     private volatile boolean closed;
 
     private WalPlugin(HazelcastInstanceImpl instance) {
@@ -41,9 +44,13 @@ final class WalPlugin {
         this.guard = new OrderGuard(nodeEngine);
         this.schemas = new SchemaLog(nodeEngine);
         this.settler = new Settler(this);
+        this.settlements = new SettlementWorker(this);
         PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
-            if (event.getState() == LifecycleState.SHUTDOWN) {
+            if (event.getState() == LifecycleState.SHUTTING_DOWN) {
+                settler.drain();
+                leaving = true;
+            } else if (event.getState() == LifecycleState.SHUTDOWN) {
                 close();
             }
         });
@@ -63,6 +70,11 @@ final class WalPlugin {
 
     static WalPlugin of(NodeEngine nodeEngine) {
         return of(nodeEngine.getHazelcastInstance());
+    }
+
+    /** Null where no map with a log was used yet. */
+    static WalPlugin existing(NodeEngine nodeEngine) {
+        return (WalPlugin) nodeEngine.getHazelcastInstance().getUserContext().get(CONTEXT);
     }
 
     NodeEngineImpl nodeEngine() {
@@ -87,6 +99,24 @@ final class WalPlugin {
 
     Settler settler() {
         return settler;
+    }
+
+    /** What compares partitions with the log. */
+    SettlementWorker settlements() {
+        return settlements;
+    }
+
+    SettlementService partitions() {
+        return SettlementService.of(nodeEngine);
+    }
+
+    Collection<MapState> states() {
+        return maps.values();
+    }
+
+    /** It is shutting down, and hands its partitions over. */
+    boolean leaving() {
+        return leaving;
     }
 
     String member() {
@@ -120,12 +150,16 @@ final class WalPlugin {
     }
 
     MapState state(String map) {
-        return maps.computeIfAbsent(map, name -> new MapState(this, name));
+        MapState state = maps.computeIfAbsent(map, name -> new MapState(this, name));
+        // After it is listed: what is gained from now on is told to it.
+        state.inform();
+        return state;
     }
 
     private void close() {
         closed = true;
         settler.close();
+        settlements.close();
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);
         readers.values().forEach(AgentReader::close);
