@@ -320,6 +320,7 @@ final class FakeAgent implements Closeable {
         private int hello;
         private String purpose;
         private boolean refused;
+        private int partitionCount;
         private List<byte[]> cursorKeys;
 
         /** Null: say nothing. Empty: break. */
@@ -366,6 +367,7 @@ final class FakeAgent implements Closeable {
         private List<byte[]> hello(long number, Map<?, ?> said) {
             plugin = (String) said.get("plugin_uuid");
             purpose = (String) said.get("purpose");
+            partitionCount = ((Long) said.get("partition_count")).intValue();
             if (purpose.equals("write")) {
                 hello = writers.merge(plugin, 1, Integer::sum);
             }
@@ -453,6 +455,23 @@ final class FakeAgent implements Closeable {
             return List.of(begin("ack", number, 2).integer(first).integer(count).toByteArray(), new byte[0]);
         }
 
+        /** Null: all. */
+        private Set<Integer> partitions(MsgpackReader header) throws IOException {
+            if (!header.hasMore()) {
+                return null;
+            }
+            Set<Integer> partitions = new java.util.HashSet<>();
+            for (int left = header.array(); left > 0; left--) {
+                partitions.add((int) header.integer());
+            }
+            return partitions;
+        }
+
+        private int partition(byte[] key) {
+            int hash = new com.hazelcast.internal.serialization.impl.HeapData(key).getPartitionHash();
+            return com.hazelcast.internal.util.HashUtil.hashToIndex(hash, partitionCount);
+        }
+
         private List<byte[]> keys(long number, MsgpackReader header) throws IOException {
             if (readError != null) {
                 return error(number, "restore-failed", readError);
@@ -460,6 +479,7 @@ final class FakeAgent implements Closeable {
             String map = header.string();
             int from = header.nil() ? -1 : (int) header.integer();
             int limit = (int) header.integer();
+            Set<Integer> partitions = partitions(header);
             synchronized (log) {
                 if (goneAfterPages >= 0 && --goneAfterPages < 0) {
                     return error(number, "listing-gone", "the index was built anew; begin again");
@@ -467,7 +487,8 @@ final class FakeAgent implements Closeable {
                 if (from < 0) {
                     listings++;
                     cursorKeys = new ArrayList<>(log.maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).keySet());
-                    cursorKeys.removeIf(key -> log.newest(map, key) == null);
+                    cursorKeys.removeIf(key -> log.newest(map, key) == null
+                            || partitions != null && !partitions.contains(partition(key)));
                     from = 0;
                 }
                 if (skipAfterPages >= 0 && --skipAfterPages < 0) {
