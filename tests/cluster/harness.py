@@ -30,6 +30,7 @@ import hazelcast
 
 from rewrite_cli import jars
 from rewrite_cli.cluster import JVM_FLAGS, ask_stat
+from tests.cluster.network import Network, host
 
 ROOT = Path(__file__).parents[2]
 JAVA = Path(__file__).parent / "java"
@@ -93,10 +94,11 @@ def _die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def connect(ports: Sequence[int], cluster_name: str, **more: Any) -> hazelcast.HazelcastClient:
-    """A client that gives up early: its own retries would hide what the cluster says."""
+def connect(members: Sequence[int | str], cluster_name: str, **more: Any) -> hazelcast.HazelcastClient:
+    """A client of members at these ports, or addresses. It gives up early: its own retries would hide what the cluster says."""
     options: dict[str, Any] = {"cluster_connect_timeout": 20, "invocation_timeout": 30, "statistics_enabled": False, **more}
-    return hazelcast.HazelcastClient(cluster_name=cluster_name, cluster_members=[f"127.0.0.1:{port}" for port in ports], **options)
+    addresses = [each if isinstance(each, str) else f"127.0.0.1:{each}" for each in members]
+    return hazelcast.HazelcastClient(cluster_name=cluster_name, cluster_members=addresses, **options)
 
 
 class Child:
@@ -204,7 +206,8 @@ class Member(Child):
 
     def __init__(self, folder: Path, name: str, port: int, config: Mapping[str, Any], classpath: str, options: Sequence[str]) -> None:
         super().__init__(name, folder / f"{name}.log")
-        self.port = port
+        self.port, self.node = port, 0  # the number that the network knows it by
+        self.address = self.announced = f"127.0.0.1:{port}"
         yaml = folder / f"{name}.yaml"
         yaml.write_text(json.dumps(config))  # JSON is YAML
         self._command = [jars.java(), *JVM_FLAGS, *QUICK_JVM, *options, f"-Dhazelcast.config={yaml}", "-cp", classpath, "TestMember"]
@@ -258,7 +261,8 @@ class MemberError(Exception):
 
 class Cluster:
     """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and the cluster id are new each time.
-    `agents`: those of another cluster, which may run already."""
+    `agents`: those of another cluster, which may run already. `network`: what members say to each other goes through its proxies; member
+    number i of it is the one beside agent i. `properties`: Hazelcast's."""
 
     def __init__(
         self,
@@ -270,8 +274,11 @@ class Cluster:
         options: Sequence[str] = ("-Xmx256m",),
         url: str = "",
         agents: Sequence[Agent] = (),
+        network: Network | None = None,
+        properties: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
+        self._network, self._properties = network, {**QUICK_MEMBER, **(properties or {})}
         self.folder, self._classpath, self._maps, self._options = folder, classpath, maps, options
         self.url = url or (folder / "logs").as_uri()
         self.name = f"test-{random.randrange(10**9)}"
@@ -302,8 +309,14 @@ class Cluster:
     def _new_member(self, number: int) -> Member:
         (port,) = free_ports(1)
         name = f"{self.name}-member-{self._lifetime}-{len(self.members) + 1}"
-        config = member_config(self.name, port, [member.port for member in self.running] or [port], self._maps(self.agents[number].endpoint))
+        address = announced = f"127.0.0.1:{port}"
+        if self._network is not None:
+            address = f"{host(number + 1)}:{port}"
+            announced = self._network.listen(number + 1, port)
+        others = [member.announced for member in self.running] or [announced]
+        config = member_config(self.name, port, others, self._maps(self.agents[number].endpoint), self._properties, announced)
         member = Member(self.folder, name, port, config, self._classpath, self._options)
+        member.node, member.address, member.announced = number + 1, address, announced
         self.members.append(member)
         return member
 
@@ -333,7 +346,7 @@ class Cluster:
         until(f"{count} members have all partitions and backups", safe, 90, 0.05)
 
     def client(self, **more: Any) -> hazelcast.HazelcastClient:
-        client = connect([member.port for member in self.running], self.name, **more)
+        client = connect([member.address for member in self.running], self.name, **more)
         self._clients.append(client)
         return client
 
@@ -358,23 +371,29 @@ class Cluster:
         self.kill_everything()
 
 
-def member_config(cluster: str, port: int, ports: Sequence[int], maps: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "hazelcast": {
-            "cluster-name": cluster,
-            "properties": QUICK_MEMBER,
-            "network": {
-                "port": {"port": port, "auto-increment": False},
-                "interfaces": {"enabled": True, "interfaces": ["127.0.0.1"]},
-                "join": {
-                    "auto-detection": {"enabled": False},
-                    "multicast": {"enabled": False},
-                    "tcp-ip": {"enabled": True, "member-list": [f"127.0.0.1:{each}" for each in ports]},
-                },
-            },
-            "map": dict(maps),
-        }
+def member_config(
+    cluster: str,
+    port: int,
+    members: Sequence[int | str],
+    maps: Mapping[str, Any],
+    properties: Mapping[str, str] = QUICK_MEMBER,
+    announced: str = "",
+) -> dict[str, Any]:
+    """`members`: ports, or addresses. `announced`: the address that others use, with the host that this member binds."""
+    host = announced.partition(":")[0] or "127.0.0.1"
+    network: dict[str, Any] = {
+        "port": {"port": port, "auto-increment": False},
+        "interfaces": {"enabled": True, "interfaces": ["127.0.0.1"]},
+        "join": {
+            "auto-detection": {"enabled": False},
+            "multicast": {"enabled": False},
+            "tcp-ip": {"enabled": True, "member-list": [each if isinstance(each, str) else f"127.0.0.1:{each}" for each in members]},
+        },
     }
+    if host != "127.0.0.1":  # a loopback address that no interface lists must be named otherwise
+        network |= {"interfaces": {"enabled": False}, "public-address": announced}
+        properties = {**properties, "hazelcast.local.localAddress": host}
+    return {"hazelcast": {"cluster-name": cluster, "properties": dict(properties), "network": network, "map": dict(maps)}}
 
 
 def logged_map(endpoint: str, properties: Mapping[str, str] | None = None, *, store: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:

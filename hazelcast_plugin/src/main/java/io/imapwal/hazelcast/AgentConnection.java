@@ -4,6 +4,7 @@ import java.io.Closeable;
 import java.io.IOException;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
@@ -24,32 +25,39 @@ final class AgentConnection implements Closeable {
         this.wire = wire;
     }
 
-    /** Who says hello. Everything but the cluster id stays the same for a member's life. */
-    record Identity(UUID memberUuid, UUID pluginUuid, String pluginVersion, int partitionCount) {
+    /** Who says hello; to one endpoint always the same, but for the member's UUID and its cluster's id, which a merge changes. */
+    record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount, KnownView view) {
     }
 
     /** An answer that is not an error: its header past kind and number, and its payload. */
     record Answer(MsgpackReader header, byte[] payload) {
     }
 
-    static AgentConnection open(AgentSettings settings, Identity identity, UUID clusterId, String purpose) throws IOException {
+    static AgentConnection open(AgentSettings settings, Identity identity, String purpose) throws IOException {
+        UUID clusterId = identity.cluster.clusterId();
+        UUID member = identity.cluster.member();
+        if (clusterId == null) {
+            throw new IOException("the member has not joined its cluster yet");
+        }
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
         AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline));
         try {
             MsgpackWriter hello = connection.start("hello", 1);
-            hello.map(7);
+            hello.map(8);
             hello.string("protocol").integer(PROTOCOL);
             hello.string("cluster_id").string(clusterId.toString());
-            hello.string("member_uuid").string(identity.memberUuid.toString());
+            hello.string("member_uuid").string(member.toString());
             hello.string("plugin_uuid").string(identity.pluginUuid.toString());
             hello.string("plugin_version").string(identity.pluginVersion);
             hello.string("partition_count").integer(identity.partitionCount);
             hello.string("purpose").string(purpose);
+            hello.string("view").integer(identity.view.of(clusterId, member));
             Object answer = connection.ask("welcome", NO_PAYLOAD, 0, deadline).header.value();
             if (!(answer instanceof Map<?, ?> map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
-            connection.welcome = Welcome.of(clusterId, map);
+            connection.welcome = Welcome.of(clusterId, member, map);
+            identity.view.learn(clusterId, member, connection.welcome.incarnation());
             return connection;
         } catch (IOException | RuntimeException e) {
             connection.close();
@@ -59,6 +67,27 @@ final class AgentConnection implements Closeable {
 
     Welcome welcome() {
         return welcome;
+    }
+
+    /** Whether it was greeted for the member and the cluster that there are now, in their newest view that is known. */
+    boolean current(Identity identity) {
+        return welcome.clusterId().equals(identity.cluster.clusterId()) && welcome.member().equals(identity.cluster.member())
+                && welcome.incarnation() >= identity.view.of(welcome.clusterId(), welcome.member());
+    }
+
+    /** Asks for a view of this cluster without the lost members. @return its number, or that of a later one */
+    long view(Set<UUID> members, Set<UUID> lost, long deadline) throws IOException {
+        MsgpackWriter request = start("view", 1).map(4);
+        request.string("cluster_id").string(welcome.clusterId().toString());
+        request.string("member_uuid").string(welcome.member().toString());
+        uuids(request.string("members"), members);
+        uuids(request.string("lost"), lost);
+        return ask("view", NO_PAYLOAD, 0, deadline).header.integer();
+    }
+
+    private static void uuids(MsgpackWriter to, Set<UUID> uuids) {
+        to.array(uuids.size());
+        uuids.forEach(uuid -> to.string(uuid.toString()));
     }
 
     /** See {@link ZmtpConnection#written()}. */

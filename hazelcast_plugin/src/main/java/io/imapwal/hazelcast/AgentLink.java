@@ -34,6 +34,8 @@ import java.util.concurrent.locks.ReentrantLock;
  * cannot connect again at once, or no answer  OutcomeUnknown for what was sent, NotAppended for what was not
  * in time
  * refused                                     NotAppended for it; connect again, as for broken, for what was sent behind it
+ * void-incarnation: a newer view was claimed  connect again; the welcome says for the session of the older view what counts: it
+ *                                             is acknowledged, the rest is sent again in the session of the new view
  * </pre>
  */
 final class AgentLink {
@@ -159,9 +161,25 @@ final class AgentLink {
         return welcome;
     }
 
-    /** Sees to it that the log takes nothing more from the lost members; not yet. */
-    void view(Set<UUID> lost) {
-        connect();
+    /**
+     * Returns when this member is greeted in a view without the lost members. Waits for the agent: never on a partition's thread.
+     *
+     * @throws LogUnavailable there is no agent, or this member itself was left out of a view
+     */
+    Welcome view(Set<UUID> lost) {
+        long number;
+        // A connection of its own: a claim may take long, and appends of the present view may still count.
+        try (AgentConnection asking = AgentConnection.open(settings, identity, "read")) {
+            number = asking.view(guard.members(), lost, System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs()));
+            identity.view().learn(asking.welcome().clusterId(), asking.welcome().member(), number);
+        } catch (IOException e) {
+            throw unreachable(e);
+        }
+        Welcome now = connect();
+        if (now.incarnation() < number) {
+            throw unreachable(new IOException("it is in view " + now.incarnation() + ", this member's cluster in " + number));
+        }
+        return now;
     }
 
     void close() {
@@ -286,7 +304,7 @@ final class AgentLink {
         boolean sound = false;
         try {
             // Behind one that could not be sent nothing may go: it has the lower numbers.
-            sound = connection != null && connection.welcome().clusterId().equals(guard.clusterId()) && logged.missing().isEmpty()
+            sound = connection != null && connection.current(identity) && logged.missing().isEmpty()
                     && (ahead == null || ahead.failure == null);
         } finally {
             if (!sound) {
@@ -443,7 +461,7 @@ final class AgentLink {
         for (Change change : message.changes) {
             if (failure != null) {
                 change.ticket.fail(change, notAppended(map(change), failure));
-            } else if (!guard.holds(change.stamp) || !change.stamp.clusterId().equals(connection.welcome().clusterId())) {
+            } else if (!guard.holds(change.stamp) || !ours(change, connection.welcome())) {
                 change.ticket.fail(change, OrderGuard.moved(change.stamp.partition()));
             } else {
                 change.request = ++lastRequest;
@@ -488,6 +506,17 @@ final class AgentLink {
         } catch (AgentError e) {
             wire.lock();
             try {
+                if (e.code().equals("void-incarnation")) {
+                    // Not appended, as there is a newer view. A request that was in doubt before is still in doubt.
+                    message.sending = false;
+                    again(e, System.nanoTime() < message.deadline);
+                    return;
+                } else if (e.code().equals("outcome-unknown")) {
+                    // A newer view may be the reason, and the next welcome tells then.
+                    message.unknown = true;
+                    again(e, true);
+                    return;
+                }
                 // A request that was in doubt before and is refused now is still in doubt.
                 fail(message, message.sent || (message.sending && !e.certain()), e);
                 // The agent refuses what comes behind a refused append, until the next hello.
@@ -530,22 +559,26 @@ final class AgentLink {
         if (open.isEmpty()) {
             return;
         }
+        long heard = welcomes;
         IOException why = cause;
         if (retry) {
             try {
                 greet();
-                Welcome now = connection.welcome();
-                // Another session has no memory of ours: sent is in doubt, unsent is not.
-                retry = open.stream().allMatch(message -> message.session.session() == now.session() && message.session.clusterId().equals(now.clusterId()));
             } catch (IOException e) {
                 why = e;
-                retry = false;
             }
         }
-        if (!retry) {
+        if (connection == null) {
             for (Message message : open) {
-                fail(message, message.sent, why);
+                fail(message, message.sent, message.unknown ? cause : why);
             }
+            return;
+        }
+        for (Message message : open) {
+            look(message, connection.welcome(), heard, cause);
+        }
+        open.removeIf(Message::over);
+        if (open.isEmpty()) {
             return;
         }
         Exception failure = null;
@@ -555,11 +588,6 @@ final class AgentLink {
             failure = e;
         }
         for (Message message : open) {
-            if (message.sent && connection.welcome().lastRequest() >= message.last()) {
-                message.succeed();
-                continue;
-            }
-            message.sending = message.sent = false;
             message.failure = failure;
             if (failure == null) {
                 try {
@@ -569,6 +597,36 @@ final class AgentLink {
                 }
             }
         }
+    }
+
+    /** Gives an outcome to what a new welcome decides; what is left of the message is certainly not in the log, and may be sent again. */
+    private void look(Message message, Welcome now, long heard, IOException cause) {
+        boolean anew = message.session.session() != now.session();
+        long counted = now.counted(message.session);
+        if (message.sent && (counted < 0 || (message.unknown && !anew))) {
+            // Another session that does not know ours; or the log failed, and may show later what it does not now.
+            doubt(message, heard, cause);
+            return;
+        }
+        List<Change> left = new ArrayList<>(message.numbered.size());
+        for (Change change : message.numbered) {
+            if (message.sent && change.request <= counted) {
+                change.ticket.succeed(change);
+            } else if (!ours(change, now)) {
+                change.ticket.fail(change, notAppended(map(change), cause));
+            } else if (anew && !guard.holds(change.stamp)) {
+                // In a newer view it would be newer than the changes of the partition's next owner.
+                change.ticket.fail(change, OrderGuard.moved(change.stamp.partition()));
+            } else {
+                left.add(change);
+            }
+        }
+        message.numbered = left;
+        message.sending = message.sent = message.unknown = false;
+    }
+
+    private static boolean ours(Change change, Welcome now) {
+        return change.stamp.clusterId().equals(now.clusterId()) && change.stamp.member().equals(now.member());
     }
 
     private void encode(List<Change> message, Welcome session) {
@@ -593,16 +651,12 @@ final class AgentLink {
 
     /** Sees to a connection that was greeted under the present cluster id. */
     private void greet() throws IOException {
-        UUID clusterId = guard.clusterId();
         synchronized (lock) {
             if (closed) {
                 throw new IOException("the member is shutting down");
             }
         }
-        if (clusterId == null) {
-            throw new IOException("the member has not joined its cluster yet");
-        }
-        if (connection != null && connection.welcome().clusterId().equals(clusterId)) {
+        if (connection != null && connection.current(identity)) {
             return;
         }
         disconnect();
@@ -611,7 +665,12 @@ final class AgentLink {
         }
         long from = System.nanoTime();
         try {
-            connection = AgentConnection.open(settings, identity, clusterId, "write");
+            connection = AgentConnection.open(settings, identity, "write");
+            if (!connection.current(identity)) {
+                long view = connection.welcome().incarnation();
+                disconnect();
+                throw new IOException("it is in view " + view + ", and there is a newer one; it may not see that yet");
+            }
         } catch (IOException e) {
             // A connect that hangs holds up callers: at most half of their time.
             pauseMs = Math.min(MAX_PAUSE_MS, pauseMs * 2);
@@ -644,23 +703,28 @@ final class AgentLink {
     }
 
     private void fail(Message message, boolean sent, IOException cause) {
+        if (sent) {
+            doubt(message, welcomes, cause);
+            // Whatever the agent still does with it, a new welcome tells.
+            disconnect();
+            return;
+        }
         for (Change change : message.numbered) {
-            if (change.over) {
-                continue;
-            }
-            if (sent) {
-                settler.add(this, change, welcomes, message.session == null ? 0 : message.session.session());
+            change.ticket.fail(change, notAppended(map(change), cause));
+        }
+        message.numbered = List.of();
+    }
+
+    /** @param heard how many welcomes there were when it was sent */
+    private void doubt(Message message, long heard, IOException cause) {
+        for (Change change : message.numbered) {
+            if (!change.over) {
+                settler.add(this, change, heard, message.session == null ? 0 : message.session.session());
                 change.ticket.fail(change, new OutcomeUnknown(map(change) + "no acknowledgement by " + agent() + ": " + reason(cause)
                         + ". The change may be in the log; " + settling(), cause));
-            } else {
-                change.ticket.fail(change, notAppended(map(change), cause));
             }
         }
         message.numbered = List.of();
-        if (sent) {
-            // Whatever the agent still does with it, a new welcome tells.
-            disconnect();
-        }
     }
 
     private NotAppended notAppended(String map, IOException cause) {

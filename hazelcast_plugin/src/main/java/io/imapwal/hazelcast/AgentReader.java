@@ -22,7 +22,6 @@ final class AgentReader implements Closeable {
 
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
-    private final OrderGuard guard;
     private final ReentrantLock turn = new ReentrantLock();
     private final MsgpackWriter payload = new MsgpackWriter(4096);
     private volatile AgentConnection connection;
@@ -30,10 +29,9 @@ final class AgentReader implements Closeable {
     /** Keys in the next load; a hint, so races on it do no harm. */
     private volatile int loadSize = FIRST_PART_KEYS;
 
-    AgentReader(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard) {
+    AgentReader(AgentSettings settings, AgentConnection.Identity identity) {
         this.settings = settings;
         this.identity = identity;
-        this.guard = guard;
     }
 
     /** A live entry. @param expiresAtMs Unix time; 0: never */
@@ -202,15 +200,12 @@ final class AgentReader implements Closeable {
                     if (closed) {
                         throw new IOException("the member is shutting down");
                     }
-                    if (connection != null && !connection.welcome().clusterId().equals(guard.clusterId())) {
+                    if (connection != null && !connection.current(identity)) {
                         disconnect();
                     }
                     if (connection == null) {
-                        if (guard.clusterId() == null) {
-                            throw new IOException("the member has not joined its cluster yet");
-                        }
                         fresh = true;
-                        connection = AgentConnection.open(settings, identity, guard.clusterId(), "read");
+                        connection = AgentConnection.open(settings, identity, "read");
                     }
                     return request.on(connection);
                 } catch (AgentError e) {

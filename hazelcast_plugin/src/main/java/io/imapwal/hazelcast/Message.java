@@ -21,15 +21,12 @@ final class Message {
     boolean sending;
     /** It, or its front, has left on an earlier connection. */
     boolean sent;
+    /** The agent answered that it does not know whether it is in the log. */
+    boolean unknown;
     /** Why sending it failed. */
     Exception failure;
     /** Whoever sends it is done with that, well or not. */
     volatile boolean posted;
-
-    /** The highest request of it. */
-    long last() {
-        return numbered.get(numbered.size() - 1).request;
-    }
 
     /** No number was given, or not all: it cannot be sent again. */
     boolean broken() {

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Member;
 import com.hazelcast.internal.cluster.ClusterService;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
@@ -8,7 +9,9 @@ import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
 import com.hazelcast.spi.impl.operationservice.BackupOperation;
 
+import java.util.Set;
 import java.util.UUID;
+import java.util.stream.Collectors;
 
 /**
  * Gives a change its place among the owners of its partition.
@@ -29,25 +32,26 @@ final class OrderGuard {
         this.cluster = nodeEngine.getClusterService();
     }
 
-    /** Where and when a change was made. */
-    record Stamp(UUID clusterId, int partition, int version) {
+    /** Where and when a change was made. @param member its UUID then: a member that has merged starts anew */
+    record Stamp(UUID clusterId, UUID member, int partition, int version) {
     }
 
     /** @throws RetryableHazelcastException when this member does not own the partition undisturbed: nothing was appended, Hazelcast repeats the operation */
     Stamp take(int partitionId) {
         UUID clusterId = cluster.getClusterId();
+        UUID member = member();
         InternalPartition partition = partitions.getPartition(partitionId, false);
         int version = partition.version();
         if (clusterId == null || !partition.isLocal() || partition.isMigrating() || partition.version() != version) {
             throw moved(partitionId);
         }
-        return new Stamp(clusterId, partitionId, version);
+        return new Stamp(clusterId, member, partitionId, version);
     }
 
     boolean holds(Stamp stamp) {
         InternalPartition partition = partitions.getPartition(stamp.partition, false);
         return partition.isLocal() && !partition.isMigrating() && partition.version() == stamp.version
-                && stamp.clusterId.equals(cluster.getClusterId());
+                && stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
     }
 
     /**
@@ -61,6 +65,15 @@ final class OrderGuard {
 
     UUID clusterId() {
         return cluster.getClusterId();
+    }
+
+    UUID member() {
+        return cluster.getLocalMember().getUuid();
+    }
+
+    /** The UUIDs of all members, this one included. */
+    Set<UUID> members() {
+        return cluster.getMembers().stream().map(Member::getUuid).collect(Collectors.toSet());
     }
 
     static RetryableHazelcastException moved(int partitionId) {

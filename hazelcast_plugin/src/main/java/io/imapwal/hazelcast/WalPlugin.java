@@ -140,13 +140,13 @@ final class WalPlugin {
 
     /** A reader of its own, for what takes long. */
     AgentReader newReader(AgentSettings settings) {
-        return new AgentReader(settings, identity(settings), guard);
+        return new AgentReader(settings, identity(settings));
     }
 
     /** One for all connections to one endpoint: an agent gives a session to each, and two endpoints may be two names of one agent. */
     private AgentConnection.Identity identity(AgentSettings settings) {
-        return identities.computeIfAbsent(settings.agent(), agent -> new AgentConnection.Identity(nodeEngine.getLocalMember().getUuid(),
-                UUID.randomUUID(), VERSION, nodeEngine.getPartitionService().getPartitionCount()));
+        return identities.computeIfAbsent(settings.agent(), agent -> new AgentConnection.Identity(guard, UUID.randomUUID(), VERSION,
+                nodeEngine.getPartitionService().getPartitionCount(), new KnownView()));
     }
 
     MapState state(String map) {

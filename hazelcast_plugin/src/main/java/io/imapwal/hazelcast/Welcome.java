@@ -1,5 +1,7 @@
 package io.imapwal.hazelcast;
 
+import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 
@@ -7,22 +9,47 @@ import java.util.UUID;
  * What the agent said to a hello.
  *
  * @param clusterId     the cluster id the hello carried; changes made under another one need another hello
+ * @param member        the member UUID that it carried; likewise
  * @param node          the agent's node name
- * @param session       from the node's manifest, the same again for every hello of one plug-in start
- * @param incarnation   of this cluster id
+ * @param session       from the node's manifest, the same again for every hello of one plug-in start in one view
+ * @param incarnation   of this cluster id: the view
  * @param lastRequest   highest request of this session that is durable
+ * @param former        of sessions in earlier views: the last request that counts
  * @param maxValueBytes largest value the agent takes; 0: it did not say
  */
-record Welcome(UUID clusterId, String node, long session, long incarnation, long lastRequest, long maxValueBytes) {
+record Welcome(UUID clusterId, UUID member, String node, long session, long incarnation, long lastRequest, Map<Long, Long> former,
+               long maxValueBytes) {
 
-    static Welcome of(UUID clusterId, Map<?, ?> answer) throws ProtocolException {
+    static Welcome of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
         if (protocol != AgentConnection.PROTOCOL) {
             throw new ProtocolException("the agent speaks protocol " + protocol + ", this plug-in " + AgentConnection.PROTOCOL);
         }
         Object limit = answer.get("max_value_bytes");
-        return new Welcome(clusterId, String.valueOf(answer.get("node")), number(answer, "session"), number(answer, "incarnation"),
-                number(answer, "last_request"), limit instanceof Long value ? value : 0);
+        return new Welcome(clusterId, member, String.valueOf(answer.get("node")), number(answer, "session"), number(answer, "incarnation"),
+                number(answer, "last_request"), former(answer.get("former")), limit instanceof Long value ? value : 0);
+    }
+
+    /** The highest request of that session that is in the log and counts; -1: the agent did not say. */
+    long counted(Welcome earlier) {
+        if (!node.equals(earlier.node) || !clusterId.equals(earlier.clusterId)) {
+            return -1;
+        }
+        return session == earlier.session ? lastRequest : former.getOrDefault(earlier.session, -1L);
+    }
+
+    private static Map<Long, Long> former(Object list) throws ProtocolException {
+        Map<Long, Long> former = new HashMap<>();
+        if (list instanceof List<?> pairs) {
+            for (Object pair : pairs) {
+                if (!(pair instanceof List<?> two && two.size() == 2 && two.get(0) instanceof Long session
+                        && two.get(1) instanceof Long request)) {
+                    throw new ProtocolException("a former session is [session, last_request]");
+                }
+                former.put(session, request);
+            }
+        }
+        return former;
     }
 
     private static long number(Map<?, ?> answer, String name) throws ProtocolException {

@@ -45,6 +45,10 @@ final class FakeAgent implements Closeable {
         SILENT_BEFORE,
         /** Appended, and the answer is outcome-unknown. */
         UNKNOWN_AFTER,
+        /** Appended, then the next view is claimed: in the log, and the answer is outcome-unknown. */
+        VIEW_AFTER,
+        /** The next view is claimed first: it does not count, and the answer is outcome-unknown. */
+        VIEW_BEFORE,
         FULL,
         FULL_ONCE
     }
@@ -60,7 +64,52 @@ final class FakeAgent implements Closeable {
         final Map<Long, byte[]> schemas = new LinkedHashMap<>();
         final Map<String, Long> sessions = new TreeMap<>();
         final Map<Long, Long> lastRequests = new TreeMap<>();
-        final Map<String, Long> incarnations = new LinkedHashMap<>();
+        private final Map<String, Long> incarnations = new LinkedHashMap<>();
+        /** Of each session, its plug-in and its view. */
+        private final Map<Long, String> plugins = new TreeMap<>();
+        private final Map<Long, Long> views = new TreeMap<>();
+        private String newestCluster = "";
+        long newestView;
+        /** Of the newest view; null: any member of the cluster. */
+        Set<String> viewMembers;
+
+        /** The next view of the newest cluster. */
+        synchronized void claimView(Set<String> members) {
+            incarnations.put(newestCluster, ++newestView);
+            viewMembers = members;
+        }
+
+        /** The next incarnation of another cluster. */
+        synchronized void claimCluster(String clusterId) {
+            newestCluster = clusterId;
+            claimView(null);
+        }
+
+        synchronized boolean mayWrite(String clusterId, String member, long view) {
+            return clusterId.equals(newestCluster) && (viewMembers == null || viewMembers.contains(member) || view == newestView);
+        }
+
+        synchronized long session(String plugin) {
+            long session = sessions.computeIfAbsent(plugin + "/" + newestView, name -> sessions.size() + 1L);
+            plugins.put(session, plugin);
+            views.put(session, newestView);
+            return session;
+        }
+
+        synchronized boolean isVoid(long session) {
+            return views.get(session) != newestView;
+        }
+
+        /** Sessions of the plug-in in earlier views, with the last request of each that is in the log. */
+        synchronized Map<Long, Long> former(String plugin) {
+            Map<Long, Long> former = new TreeMap<>();
+            plugins.forEach((session, name) -> {
+                if (name.equals(plugin) && isVoid(session)) {
+                    former.put(session, lastRequests.getOrDefault(session, 0L));
+                }
+            });
+            return former;
+        }
 
         synchronized Record newest(String map, byte[] key) {
             Record found = maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).get(key);
@@ -317,6 +366,8 @@ final class FakeAgent implements Closeable {
 
     private final class Connection {
         private String plugin;
+        private String member;
+        private long view;
         private int hello;
         private String purpose;
         private boolean refused;
@@ -359,27 +410,58 @@ final class FakeAgent implements Closeable {
                     return keys(number, header);
                 case "load":
                     return load(number, header, payload);
+                case "view":
+                    return view(number, (Map<?, ?>) header.value());
                 default:
                     return error(number, "bad-request", kind);
             }
         }
 
         private List<byte[]> hello(long number, Map<?, ?> said) {
-            plugin = (String) said.get("plugin_uuid");
+            String cluster = (String) said.get("cluster_id");
+            String from = (String) said.get("plugin_uuid");
+            member = (String) said.get("member_uuid");
+            view = (Long) said.get("view");
             purpose = (String) said.get("purpose");
             partitionCount = ((Long) said.get("partition_count")).intValue();
-            if (purpose.equals("write")) {
-                hello = writers.merge(plugin, 1, Integer::sum);
-            }
             synchronized (log) {
-                long session = log.sessions.computeIfAbsent(plugin, uuid -> log.sessions.size() + 1L);
-                long incarnation = log.incarnations.computeIfAbsent((String) said.get("cluster_id"),
-                        id -> log.incarnations.size() + 1L);
-                MsgpackWriter answer = begin("welcome", number, 1).map(7);
+                if (!log.incarnations.containsKey(cluster)) {
+                    log.claimCluster(cluster);
+                } else if (!log.mayWrite(cluster, member, view)) {
+                    return error(number, "void-incarnation", "this member was left out of view " + log.newestView
+                            + ": it must join the cluster again as a new member");
+                }
+                plugin = from;
+                if (purpose.equals("write")) {
+                    hello = writers.merge(plugin, 1, Integer::sum);
+                }
+                view = log.newestView;
+                long session = log.session(plugin);
+                MsgpackWriter answer = begin("welcome", number, 1).map(8);
                 answer.string("protocol").integer(1).string("node").string("n1").string("session").integer(session);
-                answer.string("incarnation").integer(incarnation).string("last_request")
+                answer.string("incarnation").integer(log.newestView).string("last_request")
                         .integer(log.lastRequests.getOrDefault(session, 0L));
+                Map<Long, Long> former = log.former(plugin);
+                answer.string("former").array(former.size());
+                former.forEach((earlier, last) -> answer.array(2).integer(earlier).integer(last));
                 answer.string("max_value_bytes").integer(1 << 20).string("agent_version").string("fake");
+                return List.of(answer.toByteArray(), new byte[0]);
+            }
+        }
+
+        private List<byte[]> view(long number, Map<?, ?> said) {
+            synchronized (log) {
+                List<?> lost = (List<?>) said.get("lost");
+                if (!log.mayWrite((String) said.get("cluster_id"), member, view)) {
+                    return error(number, "void-incarnation", "this member was left out of view " + log.newestView);
+                }
+                if (log.viewMembers == null || !log.viewMembers.contains(member) || log.viewMembers.stream().anyMatch(lost::contains)) {
+                    Set<String> members = ConcurrentHashMap.newKeySet();
+                    ((List<?>) said.get("members")).forEach(each -> members.add((String) each));
+                    log.claimView(members);
+                }
+                MsgpackWriter answer = begin("view", number, 2).integer(log.newestView).array(log.viewMembers.size());
+                log.viewMembers.forEach(answer::string);
                 return List.of(answer.toByteArray(), new byte[0]);
             }
         }
@@ -402,6 +484,14 @@ final class FakeAgent implements Closeable {
                 mood = now == Mood.FULL ? now : Mood.ACK;
                 refused = true;
                 return error(number, "full", "no room");
+            } else if (log.isVoid(session)) {
+                refused = true;
+                return error(number, "void-incarnation", "this session's view was followed by " + log.newestView);
+            } else if (now == Mood.VIEW_BEFORE) {
+                mood = Mood.ACK;
+                refused = true;
+                log.claimView(Set.of(member));
+                return error(number, "outcome-unknown", "a newer view was claimed");
             } else if (now == Mood.BREAK_BEFORE) {
                 mood = Mood.ACK;
                 return List.of();
@@ -448,6 +538,11 @@ final class FakeAgent implements Closeable {
                 return List.of();
             } else if (now == Mood.SILENT_AFTER) {
                 return null;
+            } else if (now == Mood.VIEW_AFTER) {
+                mood = Mood.ACK;
+                refused = true;
+                log.claimView(Set.of(member));
+                return error(number, "outcome-unknown", "a newer view was claimed");
             } else if (now == Mood.UNKNOWN_AFTER) {
                 refused = true;
                 return error(number, "outcome-unknown", "the disk said no");

@@ -1,0 +1,27 @@
+package io.imapwal.hazelcast;
+
+import java.util.UUID;
+
+/**
+ * The view of one log that this member's cluster is in, as far as it knows. Each hello names it: a member that joined after the
+ * view was claimed is not in its list, and writes because it knows the view.
+ *
+ * <p>It is what a member of one cluster knows. Under another cluster id or another member UUID (Hazelcast gives new ones to
+ * members that merge) nothing is known.
+ */
+final class KnownView {
+    private UUID clusterId;
+    private UUID member;
+    private long number;
+
+    /** 0: unknown. */
+    synchronized long of(UUID ofCluster, UUID ofMember) {
+        return ofCluster != null && ofCluster.equals(clusterId) && ofMember.equals(member) ? number : 0;
+    }
+
+    synchronized void learn(UUID ofCluster, UUID ofMember, long view) {
+        number = Math.max(view, of(ofCluster, ofMember));
+        clusterId = ofCluster;
+        member = ofMember;
+    }
+}

@@ -1,0 +1,121 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.map.IMap;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+import java.util.List;
+import java.util.Set;
+import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** The log's views: a member that is in the newest one notices nothing of it, a member that is not acknowledges nothing. */
+class ViewTest {
+    private final FakeAgent.Log log = new FakeAgent.Log();
+    private FakeAgent agent;
+    private HazelcastInstance member;
+    private IMap<String, Integer> map;
+    private AgentLink link;
+
+    @BeforeEach
+    void start() throws Exception {
+        agent = new FakeAgent(log).start();
+        member = Members.start(Members.config("view", Members.port(), agent.endpoint()));
+        map = member.getMap("orders");
+        map.set("before", 1);
+        link = WalPlugin.of(member).link(AgentSettings.of("orders",
+                member.getConfig().findMapConfig("orders").getMapStoreConfig().getProperties()));
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        member.shutdown();
+        agent.close();
+        assertEquals(List.of(), agent.violations);
+    }
+
+    private String uuid() {
+        return member.getCluster().getLocalMember().getUuid().toString();
+    }
+
+    private List<FakeAgent.Record> appended(String key) {
+        byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
+        return log.appended().stream().filter(record -> java.util.Arrays.equals(record.key(), bytes)).toList();
+    }
+
+    @Test
+    void aViewWithoutLostMembersIsClaimedOnce() {
+        UUID lost = UUID.randomUUID();
+        assertEquals(2, link.view(Set.of(lost)).incarnation());
+        assertEquals(Set.of(uuid()), log.viewMembers);
+        assertEquals(2, link.view(Set.of(lost)).incarnation());
+        assertEquals(2, log.newestView);
+        map.set("after", 2);
+        assertEquals(2, appended("after").get(0).order().get(0));
+    }
+
+    @Test
+    void changesOfASurvivorAreAcknowledgedInTheNextView() {
+        log.claimView(Set.of(uuid()));
+        map.set("after", 2);
+        assertEquals(2, appended("after").get(0).order().get(0));
+        assertEquals(2, link.welcome().incarnation());
+    }
+
+    @ParameterizedTest
+    @EnumSource(value = FakeAgent.Mood.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
+    void whatWasUnderWayWhenAViewWasClaimedIsAppendedOnceAndAcknowledged(FakeAgent.Mood mood) {
+        agent.mood = mood;
+        map.set("meanwhile", 2);
+        assertEquals(2, map.get("meanwhile"));
+        assertEquals(List.of(mood == FakeAgent.Mood.VIEW_BEFORE ? 2L : 1L),
+                appended("meanwhile").stream().map(record -> record.order().get(0)).toList());
+        assertTrue(WalPlugin.of(member).settler().idle(), "a view change is no doubt");
+    }
+
+    @ParameterizedTest
+    @EnumSource(value = FakeAgent.Mood.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
+    void twoMessagesUnderWayWhenAViewWasClaimedAreAppendedOnce(FakeAgent.Mood mood) throws Exception {
+        agent.delayMs = 200;
+        agent.mood = mood;
+        int before = agent.appends;
+        CompletableFuture<Void> first = CompletableFuture.runAsync(() -> map.set("first", 1));
+        eventually(() -> agent.appends == before + 1);
+        CompletableFuture<Void> second = CompletableFuture.runAsync(() -> map.set("second", 2));
+        first.join();
+        second.join();
+        assertEquals(1, appended("first").size());
+        assertEquals(1, appended("second").size());
+        assertEquals(2, appended("second").get(0).order().get(0));
+    }
+
+    @Test
+    void aMemberThatWasLeftOutAcknowledgesNothing() {
+        log.claimView(Set.of(UUID.randomUUID().toString()));
+        NotAppended refused = assertThrows(NotAppended.class, () -> map.set("after", 2));
+        assertTrue(refused.getMessage().contains("left out of view 2"), refused.getMessage());
+        assertEquals(List.of(), appended("after"));
+        LogUnavailable left = assertThrows(LogUnavailable.class, () -> link.view(Set.of(UUID.randomUUID())));
+        assertTrue(left.getMessage().contains("left out of view 2"), left.getMessage());
+        assertEquals(2, log.newestView);
+    }
+
+    @Test
+    void aMemberThatKnowsTheViewWritesWithoutBeingInItsList() throws Exception {
+        link.view(Set.of(UUID.randomUUID()));
+        log.viewMembers = Set.of(UUID.randomUUID().toString());
+        agent.stop();
+        agent.start();
+        map.set("after", 2);
+        assertEquals(2, appended("after").get(0).order().get(0));
+    }
+}

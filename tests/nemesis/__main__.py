@@ -1,0 +1,76 @@
+"""Shakes a real cluster under load, and judges every answer and every restart.
+
+make nemesis MINUTES=10 SEED=1                                  all episodes
+python -m tests.nemesis --seed 1 --episodes split,kill-member    these, in this order
+python -m tests.nemesis --minutes 10 --baseline                  Hazelcast without a map store
+
+Ends with code 1 if anything was found. The results are a line in out/nemesis.jsonl, and what each
+process said is in the folder that is printed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.harness import ROOT, compile_java
+from tests.nemesis.episodes import EPISODES
+from tests.nemesis.runs import Run, drawn, failures, summary
+from tests.nemesis.world import World
+
+OUT = ROOT / "out"
+BASELINE = OUT / "nemesis-baseline.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.nemesis", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="begin no episode after so long")
+    parser.add_argument("--seed", type=int, default=0, help="default: one is drawn, and printed")
+    parser.add_argument("--episodes", default="", help=f"these, once each, in this order, of: {', '.join(EPISODES)}")
+    parser.add_argument("--restart", default="", help="how everything is restarted after each of them")
+    parser.add_argument("--baseline", action="store_true", help="without the plug-in: how long nothing succeeds with Hazelcast alone")
+    chosen = parser.parse_args()
+    seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)
+    folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
+    print(f"seed {seed}; logs of all processes in {folder}", flush=True)
+    names = [each for each in chosen.episodes.split(",") if each]
+    restarts = (lambda rng: str(chosen.restart)) if chosen.restart else None
+    among = [each.name for each in EPISODES.values() if each.bare or not chosen.baseline]
+    with World(folder, compile_java(folder), lambda text: print(text, flush=True), bare=chosen.baseline) as world:
+        run = Run(world, seed, restarts=restarts)
+        run.play(names or drawn(seed, among), until_moment=time.monotonic() + 60 * chosen.minutes)
+    OUT.mkdir(exist_ok=True)
+    if chosen.baseline:
+        keep_baseline(run)
+    print("\n" + summary(run.records, baseline()))
+    with (OUT / "nemesis.jsonl").open("a") as file:
+        line: dict[str, Any] = {"seed": seed, "baseline": chosen.baseline, "episodes": [each.as_json() for each in run.records]}
+        file.write(json.dumps(line) + "\n")
+    found = sum(len(each.findings) for each in run.records)
+    if found:
+        print(f"\n{found} findings\n\n{failures(run)}")
+    return 1 if found else 0
+
+
+def baseline() -> dict[str, dict[str, float]]:
+    """The worst of all runs with --baseline."""
+    found: dict[str, dict[str, float]] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    return found
+
+
+def keep_baseline(run: Run) -> None:
+    worst = baseline()
+    for each in run.records:
+        before = worst.get(each.name, {"write_s": 0.0, "read_s": 0.0})
+        worst[each.name] = {"write_s": max(before["write_s"], each.write_s[0]), "read_s": max(before["read_s"], each.read_s[0])}
+    BASELINE.write_text(json.dumps(worst, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Callers of the cluster that record everything they were told, and when.
+
+acknowledged   it took effect, and gave this result
+refused        `NotAppended` or `LogUnavailable`: nothing was changed
+unknown        `OutcomeUnknown`, any other error, or no answer in time: perhaps, perhaps later
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import hazelcast
+from hazelcast.future import Future
+
+from imap_wal.errors import NotAppended
+from imap_wal.hazelcast import LogUnavailable, error_of
+from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Kind, Operation
+
+Outcome = Literal["acknowledged", "refused", "unknown"]
+ANSWER_S = 10.0
+"""No answer for so long is an unknown outcome; the caller continues with other keys."""
+LONG_TTL_S = 24 * 3600
+READS = ("get",)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    map: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.map}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One operation of one caller; `ended` is when the caller was told, or gave up."""
+
+    key: Key
+    operation: Operation
+    outcome: Outcome
+    ended: float
+    error: str = ""
+
+
+class History:
+    """What all callers recorded since it was last taken. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._attempts: list[Attempt] = []
+
+    def add(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._attempts.append(attempt)
+
+    def take(self) -> list[Attempt]:
+        with self._lock:
+            taken, self._attempts = self._attempts, []
+        return taken
+
+    def since(self, moment: float) -> list[Attempt]:
+        with self._lock:
+            return [each for each in self._attempts if each.operation.start >= moment]
+
+
+def by_key(attempts: Iterable[Attempt]) -> dict[Key, list[Attempt]]:
+    found: dict[Key, list[Attempt]] = defaultdict(list)
+    for each in attempts:
+        found[each.key].append(each)
+    return found
+
+
+def counts(attempts: Iterable[Attempt]) -> dict[str, int]:
+    return dict(Counter(each.outcome for each in attempts))
+
+
+class Callers:
+    """Threads with a client each. Every second client knows one member only, and sends all through
+    it; the others send each operation to the owner of its key."""
+
+    def __init__(
+        self,
+        history: History,
+        connect: Callable[[int, bool], hazelcast.HazelcastClient],
+        keys: Sequence[Key],
+        *,
+        seed: int,
+        count: int = 6,
+        pause_s: float = 0.02,
+    ) -> None:
+        self._history, self._connect, self._keys, self._pause_s = history, connect, keys, pause_s
+        self._numbers = itertools.count(1)
+        self._go, self._end = threading.Event(), threading.Event()
+        self._idle = [threading.Event() for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, random.Random(f"{seed} {number}")), name=f"caller {number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def resume(self) -> None:
+        for idle in self._idle:
+            idle.clear()
+        self._go.set()
+
+    def pause(self) -> None:
+        """Nothing of theirs is under way when this returns, but what they gave up waiting for."""
+        self._go.clear()
+        for number, idle in enumerate(self._idle):
+            assert idle.wait(120), f"caller {number} hangs"
+
+    def stop(self) -> None:
+        self._end.set()
+        self._go.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _run(self, number: int, rng: random.Random) -> None:
+        client: hazelcast.HazelcastClient | None = None
+        last: dict[Key, Any] = {}
+        while not self._end.is_set():
+            if not self._go.is_set():
+                self._idle[number].set()
+                self._go.wait()
+                continue
+            if client is None or not client.lifecycle_service.is_running():
+                client = self._connected(number)
+                continue
+            self._one(client, f"{number}", rng, last)
+            self._end.wait(self._pause_s * rng.uniform(0.5, 1.5))
+        if client is not None:
+            with contextlib.suppress(Exception):
+                client.shutdown()
+
+    def _connected(self, number: int) -> hazelcast.HazelcastClient | None:
+        try:
+            return self._connect(number, number % 2 == 0)
+        except Exception:
+            self._end.wait(0.2)  # nothing there to connect to; the next try may name other members
+            return None
+
+    def _one(self, client: hazelcast.HazelcastClient, name: str, rng: random.Random, last: dict[Key, Any]) -> None:
+        key = rng.choice(self._keys)
+        operation = self._draw(rng, key, last.get(key), name)
+        try:
+            result = _call(client, key, operation, LONG_TTL_S if rng.random() < 0.2 else None)
+        except Exception as error:
+            self._history.add(_failed(key, operation, error))
+            return
+        now = time.monotonic()
+        done = replace(operation, end=now, result=result)
+        self._history.add(Attempt(key, done, "acknowledged", now))
+        # What a later replace expects: often right, as nothing is ever replaced otherwise.
+        last[key] = result if operation.kind in ("get", "remove", "put_if_absent") else operation.value
+
+    def _draw(self, rng: random.Random, key: Key, seen: Any, name: str) -> Operation:
+        kinds: list[Kind] = ["get", "put", "set", "remove", "delete", "put_if_absent", "replace"]
+        (kind,) = rng.choices(kinds, [30, 20, 10, 7, 5, 14, 14])
+        if kind == "replace" and seen is None:
+            kind = "put_if_absent"
+        writes = kind in ("put", "set", "put_if_absent", "replace")
+        value = f"{next(self._numbers)} of {name}" if writes else None
+        return Operation(kind=kind, start=time.monotonic(), end=UNKNOWN, value=value, expected=seen if kind == "replace" else None, client=name)
+
+
+def _failed(key: Key, operation: Operation, error: Exception) -> Attempt:
+    refused = isinstance(error_of(error), (NotAppended, LogUnavailable))
+    outcome: Outcome = "refused" if refused or operation.kind in READS else "unknown"
+    return Attempt(key, operation, outcome, time.monotonic(), f"{type(error).__name__}: {error}".split("\n")[0][:400])
+
+
+def _call(client: hazelcast.HazelcastClient, key: Key, operation: Operation, ttl: int | None) -> Any:
+    entries, name, value = client.get_map(key.map), key.name, operation.value
+    match operation.kind:
+        case "get":
+            return _answer(entries.get(name))
+        case "put":
+            return _answer(entries.put(name, value, ttl=ttl))
+        case "set":
+            _answer(entries.set(name, value, ttl=ttl))
+        case "remove":
+            return _answer(entries.remove(name))
+        case "delete":
+            _answer(entries.delete(name))
+        case "put_if_absent":
+            return _answer(entries.put_if_absent(name, value, ttl=ttl))
+        case "replace":
+            return _answer(entries.replace_if_same(name, operation.expected, value))
+    return UNSEEN
+
+
+def _answer(future: Future[Any]) -> Any:
+    answered = threading.Event()
+    future.add_done_callback(lambda _: answered.set())
+    if not answered.wait(ANSWER_S):
+        raise TimeoutError(f"no answer for {ANSWER_S} s")
+    return future.result()
+
+
+# ---- how long nothing succeeded ----
+
+
+def outages(attempts: Iterable[Attempt]) -> dict[Key, float]:
+    """For each key the longest time, in seconds, from the first attempt that did not succeed to the
+    next success; at least the longest time that an operation took. Time without attempts does not
+    count."""
+    found: dict[Key, float] = {}
+    for key, those in by_key(attempts).items():
+        since: float | None = None
+        longest = 0.0
+        for each in sorted(those, key=lambda each: each.ended):
+            since = each.operation.start if since is None else min(since, each.operation.start)
+            longest = max(longest, each.ended - since)
+            if each.outcome == "acknowledged":
+                since = None
+        found[key] = longest
+    return found

@@ -1,0 +1,211 @@
+"""A run: a cluster under load, one episode after the other, and what was found."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tests.cluster.harness import until
+from tests.nemesis.clients import READS, Attempt, Callers, History, counts, outages
+from tests.nemesis.episodes import EPISODES, Episode
+from tests.nemesis.judge import Finding, Judge, reads, seen
+from tests.nemesis.world import KEYS, RESTARTS, NotWhole, World
+
+WORKING_S = 60.0
+REST_S = 2.0
+
+
+@dataclass
+class Record:
+    """One episode. `write_s` and `read_s`: the longest time without a success, of the worst key and
+    of the one in the middle."""
+
+    name: str
+    restart: str = ""
+    seconds: float = 0.0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    write_s: tuple[float, float] = (0.0, 0.0)
+    read_s: tuple[float, float] = (0.0, 0.0)
+    stale_reads: int = 0
+    undecided: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        found = Counter(each.judgement for each in self.findings)
+        return {**{name: value for name, value in vars(self).items() if name != "findings"}, "findings": dict(found)}
+
+
+def drawn(seed: int, among: Sequence[str]) -> Iterator[str]:
+    """All of them in an order of chance, then again in another one."""
+    rng = Random(seed)
+    while True:
+        yield from rng.sample(sorted(among), len(among))
+
+
+class Run:
+    def __init__(self, world: World, seed: int, *, restarts: Callable[[Random], str] | None = None) -> None:
+        """`restarts` draws how everything is restarted after an episode; "": not at all."""
+        self.world, self.seed = world, seed
+        self._restarts = restarts or (lambda rng: rng.choice([*RESTARTS, "", "", ""]))
+        self.records: list[Record] = []
+        self._history, self._judge = History(), Judge(KEYS)
+        self._callers: Callers | None = None
+
+    def play(self, names: Iterator[str] | Sequence[str], *, until_moment: float = float("inf")) -> list[Record]:
+        self.world.start()
+        self._callers = Callers(self._history, self.world.connect, KEYS, seed=self.seed)
+        try:
+            self._callers.resume()
+            self._wait_working()
+            for number, name in enumerate(itertools.chain(names)):
+                if time.monotonic() > until_moment:
+                    break
+                self._one(EPISODES[name], Random(f"{self.seed} {number} {name}"))
+        finally:
+            self._callers.stop()
+        return self.records
+
+    def _one(self, episode: Episode, rng: Random) -> None:
+        record = Record(episode.name)
+        self.records.append(record)
+        self.world.say(f"--- {len(self.records)}: {episode.name}")
+        callers = self._callers
+        assert callers is not None
+        time.sleep(REST_S)
+        begin = time.monotonic()
+        try:
+            try:
+                episode.run(self.world, rng)
+            except Exception as error:
+                raise NotWhole(f"in the episode: {type(error).__name__}: {error}") from error
+            finally:
+                record.seconds = time.monotonic() - begin
+            self.world.heal()
+            self._wait_working()
+            callers.pause()
+            attempts = self._measured(record, begin)
+            contents = self._judged(record, attempts, (begin, time.monotonic()) if episode.stale else None)
+            record.restart = self._restarts(rng)
+            if record.restart and not self.world.bare:
+                self._restarted(record, contents, rng)
+        except NotWhole as error:
+            record.findings.append(Finding("not whole", str(error)[:2000]))
+            self._begin_anew(record)
+        self.world.say(f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, {len(record.findings)} findings")
+        callers.resume()
+
+    def _wait_working(self) -> None:
+        """Until each key was written successfully once more."""
+        start = time.monotonic()
+        try:
+            until("every key can be written", lambda: not self._not_written(start), WORKING_S, 0.2)
+        except AssertionError as error:
+            missing = self._not_written(start)
+            failed = [each for each in self._history.since(start) if each.error and each.key in missing]
+            raise NotWhole(f"{len(missing)} keys cannot be written: {', '.join({each.error for each in failed[-5:]})}") from error
+
+    def _not_written(self, start: float) -> set[Any]:
+        found = {each.key for each in self._history.since(start) if each.outcome == "acknowledged" and each.operation.kind not in READS}
+        return set(KEYS) - found
+
+    def _measured(self, record: Record, begin: float) -> list[Attempt]:
+        attempts = self._history.take()
+        during = [each for each in attempts if each.ended >= begin]
+        record.outcomes = counts(attempts)
+        record.errors = dict(Counter(each.error[:200] for each in during if each.error).most_common(8))
+        record.write_s = _worst([each for each in during if each.operation.kind not in READS])
+        record.read_s = _worst([each for each in during if each.operation.kind in READS])
+        return attempts
+
+    def _judged(self, record: Record, attempts: list[Attempt], stale: tuple[float, float] | None) -> dict[Any, Any]:
+        """The query comes first: a read of a single key may load it."""
+        start = time.monotonic()
+        contents = self.world.contents()
+        queried = seen(contents, KEYS, start)
+        client = self.world.client()
+        try:
+            single = reads(client, KEYS)
+        except AssertionError as error:
+            raise NotWhole(f"{error}: {error.__cause__}") from error
+        finally:
+            client.shutdown()
+        if self.world.bare:
+            return contents
+        values = {each.key: each.operation.result for each in single if each.operation.result is not None}
+        before = self._judge.stale_reads, self._judge.undecided
+        record.findings += self._judge.queried(contents, values)
+        record.findings += self._judge.judge([*attempts, *queried, *single], stale=stale)
+        record.stale_reads, record.undecided = self._judge.stale_reads - before[0], self._judge.undecided - before[1]
+        return values
+
+    def _restarted(self, record: Record, contents: dict[Any, Any], rng: Random) -> None:
+        try:
+            self.world.kill_everything()
+            self.world.restart(record.restart, rng)
+            record.findings += self._judge.restarted(contents, self.world.contents())
+            self.world.complete()
+        except NotWhole:
+            raise
+        except Exception as error:
+            raise NotWhole(f"at the restart: {type(error).__name__}: {error}") from error
+
+    def _begin_anew(self, record: Record) -> None:
+        """What cannot be healed is killed and restarted, and what is there then counts."""
+        assert self._callers is not None
+        self._callers.pause()
+        self._history.take()
+        self.world.kill_everything()
+        self.world.start()
+        self._judge.begin_anew(self.world.contents())
+
+
+def _worst(attempts: Sequence[Attempt]) -> tuple[float, float]:
+    found = outages(attempts).values()
+    return (round(max(found), 2), round(statistics.median(found), 2)) if found else (0.0, 0.0)
+
+
+# ---- what is printed ----
+
+
+def failures(run: Run) -> str:
+    """All that is needed to play it again and to see what happened."""
+    lines = [f"seed {run.seed}; episodes: {' '.join(each.name for each in run.records)}"]
+    for number, record in enumerate(run.records, 1):
+        for finding in record.findings[:5]:
+            lines += ["", f"episode {number}, {record.name}: {finding.judgement}: {finding.key or ''} {finding.text}", finding.story]
+        if len(record.findings) > 5:
+            lines.append(f"episode {number}, {record.name}: {len(record.findings) - 5} more findings")
+    return "\n".join(lines)
+
+
+def summary(records: Sequence[Record], baseline: dict[str, dict[str, float]]) -> str:
+    """One line for each kind of episode; in brackets Hazelcast without a map store."""
+    lines = [
+        f"{'episode':32} {'times':>5} {'acked':>8} {'refused':>8} {'unknown':>8} {'findings':>8} {'stale':>6} {'no write for, s':>18} {'no read for, s':>18}"
+    ]
+    for name in EPISODES:
+        those = [each for each in records if each.name == name]
+        if not those:
+            continue
+        total = Counter[str]()
+        for each in those:
+            total.update(each.outcomes)
+        bare = baseline.get(name, {})
+        write, read = max(each.write_s[0] for each in those), max(each.read_s[0] for each in those)
+        lines.append(
+            f"{name:32} {len(those):5} {total['acknowledged']:8,} {total['refused']:8,} {total['unknown']:8,} "
+            f"{sum(len(each.findings) for each in those):8} {sum(each.stale_reads for each in those):6} "
+            f"{_beside(write, bare.get('write_s')):>18} {_beside(read, bare.get('read_s')):>18}"
+        )
+    return "\n".join(lines)
+
+
+def _beside(measured: float, bare: float | None) -> str:
+    return f"{measured:.1f} ({'–' if bare is None else f'{bare:.1f}'})"

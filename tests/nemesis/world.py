@@ -1,0 +1,266 @@
+"""Three machines, each a member and its agent, a network between the members, a disk that can be filled; what can be done to them, and how they are made whole again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hazelcast
+
+from tests.cluster.harness import ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
+from tests.cluster.network import Network
+from tests.nemesis.clients import Key
+
+MACHINES = (1, 2, 3)
+MAPS = tuple(f"nemesis-{number}" for number in range(4))
+KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
+DISK_MB = 192
+# Small, so that a restore reads archives, sealed segments and an unfinished one.
+SETTINGS = {"segment_bytes": 1 << 20, "max_total_wal_size": 3 << 20}
+# A lost member is noticed, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120.
+PROPERTIES = {
+    "hazelcast.heartbeat.interval.seconds": "1",
+    "hazelcast.max.no.heartbeat.seconds": "8",
+    "hazelcast.merge.first.run.delay.seconds": "5",
+    "hazelcast.merge.next.run.delay.seconds": "3",
+    "hazelcast.operation.call.timeout.millis": "20000",
+    # Otherwise Hazelcast answers reads from a former owner while a partition moves, with or without a log.
+    "hazelcast.partition.migration.stale.read.disabled": "true",
+}
+WHOLE_S = 90.0
+
+
+class NoAgent(Agent):
+    """The place of an agent, beside members without the plug-in."""
+
+    def launch(self, module: str = "") -> None: ...
+
+    def wait(self, seconds: float = 60) -> None: ...
+
+
+class NotWhole(AssertionError):
+    """The cluster does not work again although all faults are over."""
+
+
+class World:
+    """`say` gets what was done, a line each. `bare`: Hazelcast without a map store, for comparison."""
+
+    def __init__(self, folder: Path, classpath: str, say: Callable[[str], None], *, bare: bool = False) -> None:
+        self.folder, self._say, self.bare = folder, say, bare
+        self.logs = folder / "logs"
+        self.network = Network()
+        self.disk = _mounted(self.logs)
+        agents = [(NoAgent if bare else Agent)(folder, f"node-{number}", self.logs.as_uri(), **SETTINGS) for number in MACHINES]
+        maps: Callable[[str], Mapping[str, Any]] = (lambda _: {"default": {}}) if bare else (lambda endpoint: {"default": logged_map(endpoint)})
+        self.cluster = Cluster(folder, classpath, maps, url=self.logs.as_uri(), agents=agents, network=self.network, properties=PROPERTIES)
+        self._beginning = time.monotonic()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.thaw()
+        self.cluster.kill_everything()
+        self.network.close()
+        if self.disk:
+            subprocess.run(["umount", "--lazy", str(self.logs)], check=False, capture_output=True)
+
+    def say(self, text: str) -> None:
+        self._say(f"{time.monotonic() - self._beginning:7.1f} s  {text}")
+
+    # ---- what there is ----
+
+    def agent(self, machine: int) -> Agent:
+        return self.cluster.agents[machine - 1]
+
+    def member(self, machine: int) -> Member | None:
+        """The one that runs there, or the last that did."""
+        return next((each for each in reversed(self.cluster.members) if each.node == machine), None)
+
+    def runs(self, machine: int) -> bool:
+        member = self.member(machine)
+        return member is not None and member.running
+
+    def client(self, **more: Any) -> hazelcast.HazelcastClient:
+        return self.cluster.client(cluster_connect_timeout=20, **more)
+
+    def connect(self, number: int, direct: bool) -> hazelcast.HazelcastClient:
+        """For a caller: `direct` ones first know one member, and send everything through one."""
+        running = [each.address for each in self.cluster.running]
+        if not running:
+            raise ConnectionError("no member runs")
+        chosen = [running[number // 2 % len(running)]] if direct else running
+        return connect(chosen, self.cluster.name, cluster_connect_timeout=3, smart_routing=not direct, connection_timeout=3)
+
+    # ---- faults ----
+
+    def children(self, machine: int, what: str) -> list[Child]:
+        """`what`: "member", "agent" or "machine"."""
+        member = self.member(machine)
+        found: list[Child] = [member] if member is not None and what != "agent" else []
+        return [each for each in [*found, *([self.agent(machine)] if what != "member" else [])] if each.running]
+
+    def kill(self, machine: int, what: str) -> None:
+        self.say(f"kill {what} {machine}")
+        victims = self.children(machine, what)
+        for child in victims:
+            child.send(signal.SIGKILL)
+        for child in victims:
+            child.kill()
+
+    def freeze(self, machine: int, what: str) -> None:
+        self.say(f"freeze {what} {machine}")
+        for child in self.children(machine, what):
+            child.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for child in [*self.cluster.members, *self.cluster.agents]:
+            if child.running:
+                child.send(signal.SIGCONT)
+
+    def leave(self, machine: int) -> None:
+        self.say(f"member {machine} leaves")
+        member = self.member(machine)
+        assert member is not None
+        member.leave()
+
+    def join(self, machine: int) -> None:
+        self.say(f"machine {machine} joins")
+        self.cluster.join(machine)
+
+    def launch(self, machine: int) -> Member:
+        """A member without an agent being started or waited for."""
+        self.say(f"member {machine} starts")
+        member = self.cluster._new_member(machine - 1)
+        member.launch()
+        return member
+
+    def split(self, left: Sequence[int], right: Sequence[int]) -> None:
+        self.say(f"split {left} | {right}")
+        self.network.split(left, right)
+
+    def set_clock(self, machine: int, offset_ms: int) -> None:
+        """Of the agent, which is started again with it."""
+        self.say(f"the clock of agent {machine} is {offset_ms / 1000:+.0f} s off")
+        agent = self.agent(machine)
+        agent.kill()
+        agent.config.write_text(re.sub(r"clock_offset_ms = \S+", f"clock_offset_ms = {offset_ms}", agent.config.read_text()))
+        agent.start()
+
+    @contextlib.contextmanager
+    def full_disk(self) -> Iterator[None]:
+        filler = self.logs / "filler"
+        self.say("the disk is full")
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 65536)
+        try:
+            yield
+        finally:
+            filler.unlink()
+            self.say("the disk has room again")
+
+    def command(self, *arguments: str) -> str:
+        """One of imap-wal; what it said."""
+        self.say("imap-wal " + " ".join(arguments))
+        run = subprocess.run(
+            [sys.executable, "-m", "rewrite_cli.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
+        return f"exit code {run.returncode}: {(run.stdout + run.stderr).strip()[-400:]}"
+
+    # ---- whole again ----
+
+    def start(self, count: int = len(MACHINES)) -> None:
+        self.say(f"start {count} machines")
+        self.cluster.start(count)
+
+    def heal(self) -> None:
+        """Faults end; what is missing is started, and the cluster is one again."""
+        self.say("all faults end")
+        self.network.heal()
+        self.thaw()
+        try:
+            for machine in MACHINES:
+                if not self.agent(machine).running:
+                    self.agent(machine).launch()
+            for machine in MACHINES:
+                self.agent(machine).wait()
+            alive = [machine for machine in MACHINES if self.runs(machine)]
+            self._wait_safe(len(alive))
+            for machine in MACHINES:
+                if machine not in alive:
+                    self.join(machine)
+            self._wait_safe(len(MACHINES))
+        except Exception as error:
+            raise NotWhole(f"{type(error).__name__}: {error} {error.__cause__ or ''}") from error
+        self.say("the cluster is whole")
+
+    def _wait_safe(self, count: int) -> None:
+        """As `Cluster.wait_safe`, for halves that first have to find each other."""
+
+        def safe() -> bool:
+            return all(member.ask("members") == count and member.ask("safe") for member in self.cluster.running)
+
+        until(f"{count} members have all partitions and backups", safe, WHOLE_S, 0.1)
+
+    def contents(self) -> dict[Key, Any]:
+        """All maps as a query sees them."""
+
+        def of(name: str) -> dict[Key, Any]:
+            def read() -> list[dict[Key, Any]]:
+                return [{Key(name, key): value for key, value in client.get_map(name).blocking().entry_set()}]
+
+            return until(f"{name} can be read", read, 60, 0.5)[0]
+
+        client = self.client()
+        try:
+            with ThreadPoolExecutor(len(MAPS)) as pool:
+                return {key: value for found in pool.map(of, MAPS) for key, value in found.items()}
+        except Exception as error:
+            raise NotWhole(f"{type(error).__name__}: {error} {error.__cause__ or ''}") from error
+        finally:
+            client.shutdown()
+
+    def kill_everything(self) -> None:
+        self.say("kill everything")
+        self.thaw()
+        self.cluster.kill_everything()
+
+    def restart(self, how: str, rng: random.Random) -> None:
+        """Everything, which was killed. `how`: "as before", "in other order", "fewer" or "one by one"."""
+        self.say(f"restart {how}")
+        self.network.heal()
+        if how == "in other order":
+            self._shuffle(rng)
+        self.cluster.start({"fewer": 2, "one by one": 1}.get(how, len(MACHINES)))
+
+    def complete(self) -> None:
+        """The machines that a restart left out."""
+        for machine in MACHINES:
+            if not self.runs(machine):
+                self.join(machine)
+        self._wait_safe(len(MACHINES))
+
+    def _shuffle(self, rng: random.Random) -> None:
+        """Machines are started by their place, so places are drawn anew; machine 1 is then another one."""
+        rng.shuffle(self.cluster.agents)
+
+
+RESTARTS = ("as before", "in other order", "fewer", "one by one")
+
+
+def _mounted(folder: Path) -> bool:
+    """A disk that can be filled; False where it cannot be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
+    return bool(shutil.which("mount")) and not subprocess.run(command, check=False, capture_output=True).returncode
