@@ -362,6 +362,8 @@ class NodeManifest:
     embedded: bool = False
     """The last open was that of a program, not of an agent: a cluster of Hazelcast members that
     claims this log shuts the program out."""
+    former: Mapping[int, int] = field(default_factory=dict)
+    """Session of a plug-in in an incarnation that was followed → its last request that counts."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used beside it."""
@@ -393,7 +395,8 @@ class NodeManifest:
         else:
             document["archives"] = [archive.to_json() for archive in self.archives]
         document["cluster"] = _fields(self.cluster)
-        document["requests"] = {str(session): request for session, request in self.requests.items()}
+        for name in ("requests", "former"):
+            document[name] = {str(session): request for session, request in document[name].items()}
         for name in _NOT_OF_VERSION_1:
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
@@ -421,12 +424,13 @@ class NodeManifest:
             permit=data.get("permit", ""),
             forgotten=data.get("forgotten", False),
             embedded=data.get("embedded", False),
+            former={int(session): request for session, request in data.get("former", {}).items()},
             cluster=Seen(**data.get("cluster", {})),
         )
 
 
 _NO_NODE = NodeManifest()
-_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "cluster")
+_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "former", "cluster")
 """Written only when they are set."""
 
 
@@ -732,20 +736,44 @@ class ClaimManifest:
     """Which Hazelcast cluster may write. It is checked between every sync and acknowledgement, so
     it has a small manifest of its own. `claims`: cluster id → incarnation claimed for it. Once a
     newer incarnation is here, agents acknowledge nothing for an older one. The cuts are read and
-    the lifetime is published after that, so no acknowledged change is above a cut."""
+    the lifetime is published after that, so no acknowledged change is above a cut.
+
+    The newest claim may be a view: then `members` are those that may write in it. The list is
+    always complete: a member that comes later is entered before its first change."""
 
     claims: Mapping[str, int] = field(default_factory=dict)
     permits: int = 0
     """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none has."""
+    members: tuple[str, ...] = ()
+    """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
+    lost: tuple[str, ...] = ()
+    """Members that were lost before the newest claim, or before they came: they stay out of it."""
 
     @property
     def newest(self) -> int:
         """The last incarnation claimed; 0 where no cluster ever did."""
         return max(self.claims.values(), default=0)
 
-    def with_claim(self, cluster_id: str, incarnation: int) -> ClaimManifest:
+    @property
+    def cluster_id(self) -> str:
+        """Of the newest claim; "" where there is none."""
+        return max(self.claims, key=lambda each: self.claims[each], default="")
+
+    def with_claim(self, cluster_id: str, incarnation: int, members: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> ClaimManifest:
         kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[-CLAIMS_KEPT:]
-        return ClaimManifest(dict(kept), self.permits or incarnation)
+        return ClaimManifest(dict(kept), self.permits or incarnation, members, lost)
+
+    def admits(self, member: str, view: int) -> bool:
+        """Whether a member of the newest claim's cluster may write, which knows this view."""
+        return not self.members or member in self.members or (view == self.newest and member not in self.lost)
+
+    def with_member(self, member: str) -> ClaimManifest:
+        """With a member that is admitted."""
+        return self if not self.members or member in self.members else replace(self, members=(*self.members, member))
+
+    def barring(self, lost: Collection[str]) -> ClaimManifest:
+        """With members that were lost, none of which is in the list."""
+        return replace(self, lost=tuple(sorted({*self.lost, *lost})))
 
     @property
     def permitted(self) -> bool:
@@ -753,11 +781,11 @@ class ClaimManifest:
         return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return _without_defaults(_fields(self), ("permits",))
+        return _without_defaults(_fields(self), ("permits", "members", "lost"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(data["claims"], data.get("permits", 0))
+        return cls(data["claims"], data.get("permits", 0), tuple(data.get("members", ())), tuple(data.get("lost", ())))
 
 
 def claim_manifests(

@@ -322,10 +322,10 @@ class NodeLog:
 
     # ---- sessions ----
 
-    def new_session(self, plugin: str = "") -> int:
+    def new_session(self, plugin: str = "", former: Mapping[int, int] | None = None) -> int:
         """The session of a plug-in in its incarnation (the one it had, if it is known), or a new
         one. From then on this node refuses a manifest of its cluster that is older than the present
-        one."""
+        one. `former`: kept with it, see `NodeManifest.former`."""
         with self._mutex:
             number, cluster = self.clusters.read()
             seen = cluster.seen(number)
@@ -339,7 +339,8 @@ class NodeLog:
                 if not plugin:
                     return manifest
                 newest = sorted({**manifest.plugins, plugin: session}.items(), key=lambda item: item[1])[-PLUGINS_KEPT:]
-                return replace(manifest, plugins=dict(newest))
+                known = {number: last for number, last in {**manifest.former, **(former or {})}.items() if number in dict(newest).values()}
+                return replace(manifest, plugins=dict(newest), former=known)
 
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)

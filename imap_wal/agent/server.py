@@ -17,11 +17,11 @@ import msgpack
 import structlog
 
 from imap_wal import layout
+from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.reads import Reads
-from imap_wal.agent.sessions import VoidIncarnation
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
@@ -154,12 +154,14 @@ class Agent:
                 self._router.send(message.sender, ["stat", number, self.statistics()])
             elif kind in ("append", "metadata"):
                 self._append(message, kind, pending)
-            elif kind not in READS + SIGNS:
+            elif kind not in (*READS, *SIGNS, "view"):
                 self._refuse(message, "bad-request", f"unknown request {kind!r}", pending)
             elif (connection := self._sessions.connection(message.sender)) is None:
                 self._error(message.sender, number, "not-ready", "say hello first")
             elif kind in READS:
                 self._reads.ask(message, connection.partition_count)
+            elif kind == "view":
+                self._view(message.sender, number, *fields)
             else:
                 if kind == "bye":
                     self._sessions.bye(message.sender)
@@ -207,8 +209,18 @@ class Agent:
             "last_request": self._node_log.requests.get(session.number, 0),
             "max_value_bytes": self.config.log.max_value_bytes,
             "agent_version": VERSION,
+            "former": self._sessions.former(session.plugin),
         }
         self._router.send(sender, ["welcome", number, welcome])
+
+    def _view(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
+        if self._mender is None:
+            self._committer.commit_ready()  # what came before it is in the view that it ends
+        if self._committer.failure is not None:
+            self._error(sender, number, "not-ready", str(self._committer.failure))
+            return
+        view = self._sessions.view(sender, about)
+        self._router.send(sender, ["view", number, view.incarnation, view.members])
 
     def _append(self, message: Message, kind: str, pending: list[Pending]) -> None:
         assert message.header is not None

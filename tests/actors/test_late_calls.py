@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import format
+from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.sessions import Session, Sessions
 from imap_wal.clock import SystemRandomness
 from imap_wal.committer import Batch
@@ -133,13 +134,16 @@ def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_sho
 
 
 def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_first(memory: MemoryStore) -> None:
-    """`prune` drops a lifetime that the following one makes needless."""
+    """`prune` drops a lifetime that the following one makes needless. And after a lifetime began,
+    no earlier one does: its cuts would take away what counts by the later one."""
     paused = Interrupted(memory)
     slow, fast = sessions(paused, "n1"), sessions(memory, "n2")
     paused.when, paused.meanwhile = lambda name, path: name == "list" and path.endswith("/claims"), lambda: hello(fast, "B")
-    hello(slow, "A")
+    with pytest.raises(VoidIncarnation):
+        hello(slow, "A")
+    hello(fast, "C")
     lifetimes = ClusterLog(memory, "default", "members").manifest().lifetimes
-    assert [lifetime.cluster_id for lifetime in lifetimes] == ["A", "B"]
+    assert [lifetime.cluster_id for lifetime in lifetimes] == ["B", "C"]
 
 
 def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledges(memory: MemoryStore) -> None:

@@ -85,15 +85,15 @@ def entry(key: str, value: str | None, order: tuple[int, int, int, int], *, name
 class Plugin:
     """A member's side: one connection, requests numbered as the protocol says."""
 
-    def __init__(self, endpoint: str, cluster_id: str = "cluster-1", uuid: str = "plugin-1", timeout_ms: int = 20_000) -> None:
+    def __init__(self, endpoint: str, cluster_id: str = "cluster-1", uuid: str = "plugin-1", timeout_ms: int = 20_000, member: str = "member-1") -> None:
         self.client = Client(endpoint, timeout_ms)
-        self.cluster_id, self.uuid = cluster_id, uuid
+        self.cluster_id, self.uuid, self.member = cluster_id, uuid, member
         self.session = self.incarnation = 0
         self.request = 0
 
     def about(self, **changes: Any) -> dict[str, Any]:
         fields = {
-            "protocol": 1, "cluster_id": self.cluster_id, "member_uuid": "member-1", "plugin_uuid": self.uuid, "plugin_version": "0",
+            "protocol": 1, "cluster_id": self.cluster_id, "member_uuid": self.member, "plugin_uuid": self.uuid, "plugin_version": "0",
             "partition_count": 271, "purpose": "write",
         }  # fmt: skip
         return {**fields, **changes}

@@ -89,6 +89,7 @@ def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -
         welcome = member.hello()
         assert {**welcome, "agent_version": ""} == {
             "protocol": 1, "node": "n1", "session": 1, "incarnation": 1, "last_request": 0, "max_value_bytes": 128 * 1024 * 1024, "agent_version": "",
+            "former": [],
         }  # fmt: skip
         assert member.put(a="1", b="2") == ["ack", 1, 2]
         assert member.put(a=None) == ["ack", 3, 1]

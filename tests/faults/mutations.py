@@ -96,7 +96,7 @@ MUTATIONS = (
              "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[verify]"),
     Mutation("doctor does not look for conflicts of order", "rewrite_cli/checks.py", "        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))\n", "        texts: list[str] = []\n",
              "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[doctor]"),
-    Mutation("the cluster's manifest is read for each acknowledgement", "imap_wal/agent/sessions.py", "        current = self._newest()\n", "        self._log.clusters.read()\n        current = self._newest()\n",
+    Mutation("the cluster's manifest is read for each acknowledgement", "imap_wal/agent/sessions.py", "        current = self.claims.newest()\n", "        self._log.clusters.read()\n        current = self.claims.newest()\n",
              "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node"),
     Mutation("lifetimes are never removed", "rewrite_cli/prune.py", "        _drop_lifetimes(log)\n", "        pass\n",
              "tests/actors/test_metadata_size.py::test_lifetimes_whose_entries_were_removed_are_dropped"),

@@ -18,7 +18,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from imap_wal import archive, layout, pieces, restore
-from imap_wal.agent import reads, sessions
+from imap_wal.agent import claims, reads
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace, OrderConflict
 from imap_wal.manifest import NO_VERSIONS
@@ -381,7 +381,7 @@ def _nobody_looks_for_conflicts(put: Put) -> None:
 
 
 def _programs_are_left_alone(put: Put) -> None:
-    put(sessions, "shut_out_others", lambda *_, **__: [])
+    put(claims, "shut_out_others", lambda *_, **__: [])
 
 
 MUTATIONS = (

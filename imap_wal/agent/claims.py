@@ -1,0 +1,239 @@
+"""Which Hazelcast cluster may write, and which of its members: claims and views.
+
+    hello of an unknown cluster id   the next incarnation, with an open list of members
+    a request for a view             the next incarnation of the same cluster id, with a closed list
+
+Both are one mechanism: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ pin the cuts ─▶
+publish the lifetime. A process that stops in between leaves a claim that the next hello completes.
+See docs/decisions/0004 and 0023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from imap_wal import layout
+from imap_wal.errors import ImapWalError
+from imap_wal.format import Position
+from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
+from imap_wal.restore import ClusterLog, pin_cuts
+from imap_wal.writer import NodeLog, shut_out_others
+from storage_backends import AlreadyExists
+
+READ_AGAIN_S = 1.0
+"""Claims without a permit are read again after this time even if the next number does not exist:
+that file may have been created and deleted again."""
+
+PERMITS_BY_NAME = 64
+"""A claim deletes the permits of this many earlier incarnations by name, because a listing may be
+too old to show them."""
+
+
+class VoidIncarnation(ImapWalError):
+    """A cluster that was followed by another, or a member that was left out of a view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a hello says of the member: `view` is the incarnation that its cluster is in, as far as
+    it knows; 0: not known."""
+
+    cluster_id: str
+    member: str
+    plugin: str
+    view: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.view) is not int or self.view < 0:
+            raise ValueError(f"view is {self.view!r}; it takes the number of an incarnation, or 0")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An incarnation and its members; () of one that any member of the cluster may join."""
+
+    incarnation: int
+    members: tuple[str, ...]
+
+
+class Claims:
+    """The claims of one cluster, as one agent sees and makes them. Used by the serving thread."""
+
+    def __init__(self, log: NodeLog, cluster: ClusterLog) -> None:
+        self._log, self._cluster = log, cluster
+        self._folder = log.identity.cluster_folder
+        begun = max((lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0)
+        self._number, self._known = log.claims.read()
+        if begun > self._known.newest:
+            raise older_manifest(log.claims.folder, f"incarnation {begun} has begun, the last one claimed is {self._known.newest}")
+        self._read_at = log.clock.monotonic()
+
+    @property
+    def known(self) -> ClaimManifest:
+        """As it was read last."""
+        return self._known
+
+    def newest(self) -> int:
+        """The incarnation that may write; 0 if the permit of the newest one known was deleted. One
+        stat on a local file system."""
+        store, claims, before = self._log.store, self._log.claims, self._known.newest
+        if self._known.permitted:
+            if self._permit_is_there(before):
+                return before
+            self._number, self._known = claims.read()
+            # The listing may be too old to show the newer claim.
+            return self._known.newest if self._known.newest != before else 0
+        now = self._log.clock.monotonic()
+        if now - self._read_at >= READ_AGAIN_S or store.exists(claims.next_path(self._number)):
+            self._read_at = now
+            self._number, self._known = claims.read()
+        return self._known.newest
+
+    def enter(self, who: Greeting, is_new: bool) -> int:
+        """The incarnation in which a member that says hello may write. Claims one for a cluster id
+        that has none. `is_new`: this plug-in has never been in any incarnation here.
+        `VoidIncarnation`."""
+        tried = False
+
+        def admitted(claims: ClaimManifest) -> ClaimManifest | None:
+            claimed = claims.claims.get(who.cluster_id)
+            if claimed is None:
+                return None
+            if claimed == claims.newest:
+                _demand_admitted(claims, who)
+                return claims.with_member(who.member)
+            self._demand_return(claims, claimed, who, is_new and not tried)
+            return None
+
+        def anew(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
+            nonlocal tried
+            tried = True  # a claim of another cluster that comes after this one stays
+            claimed = claims.claims.get(who.cluster_id)
+            if claimed == claims.newest:  # a copy of a log, or a program has an incarnation above it
+                return claims.with_claim(who.cluster_id, incarnation, claims.members, claims.lost)
+            # Members that were in the older incarnation hold what is not in the log.
+            return claims.with_claim(who.cluster_id, incarnation, () if claimed is None else (who.member,))
+
+        return self._claim(who.cluster_id, admitted, anew).newest
+
+    def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
+        """A view without `lost`: the newest one, or the next with exactly `members`.
+        `VoidIncarnation`."""
+
+        def there(claims: ClaimManifest) -> ClaimManifest | None:
+            if claims.claims.get(who.cluster_id) != claims.newest:
+                raise _followed(claims, claims.claims.get(who.cluster_id, 0))
+            _demand_admitted(claims, who)
+            if who.member in claims.members and lost.isdisjoint(claims.members):
+                # A member that says hello for the first time after it was lost must not be let in.
+                return claims.barring(lost)
+            return None
+
+        def following(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
+            return claims.with_claim(who.cluster_id, incarnation, members, tuple(sorted(lost)))
+
+        claims = self._claim(who.cluster_id, there, following)
+        return View(claims.newest, claims.members)
+
+    def _claim(
+        self,
+        cluster_id: str,
+        existing: Callable[[ClaimManifest], ClaimManifest | None],
+        following: Callable[[ClaimManifest, int], ClaimManifest],
+    ) -> ClaimManifest:
+        """The newest claim, of this cluster, with its lifetime published. `existing`: the claim as it
+        is to be, if the newest one will do; `following`: the claims with the given next one."""
+        reserved = outdated = 0
+
+        def change(claims: ClaimManifest) -> ClaimManifest | None:
+            nonlocal reserved
+            fitting = existing(claims)
+            # Without the permit, another cluster is claiming the log now, or this log is a copy.
+            if fitting is not None and claims.newest != outdated and (not claims.permitted or self._permit_is_there(claims.newest)):
+                return fitting if fitting != claims else None
+            if reserved <= claims.newest:
+                reserved = self._reserve()
+            return following(fitting or claims, reserved)
+
+        while True:
+            claims = self._log.claims.update(change)
+            incarnation = claims.newest
+            if not _begun(self._log.clusters.read()[1], incarnation):
+                shut_out_others(self._log, f"Hazelcast cluster {cluster_id!r}", embedded=True)
+                if self._log.clusters.read()[1].embedded >= incarnation:
+                    outdated = incarnation  # the program's changes would win over those of the members
+                    continue
+                if not self._begin(claims):
+                    continue  # a newer claim came in between
+            self._number, self._known = self._log.claims.read()
+            return claims
+
+    def _reserve(self) -> int:
+        """A number of its own, from where all writers of this cluster get theirs, with its permit."""
+        log = self._log
+        current_cluster(log.store, self._folder, log.clusters, log.clock, log.randomness)
+        incarnation = log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
+        with suppress(AlreadyExists):  # an earlier attempt created it
+            log.store.create(layout.claim_path(self._folder, incarnation), b"")
+        return incarnation
+
+    def _begin(self, claims: ClaimManifest) -> bool:
+        """Publish the lifetime of the newest claim; False if a later one has begun."""
+        incarnation = claims.newest
+        pinned: tuple[tuple[Lifetime, ...], dict[str, Position]] | None = None
+
+        def publish(manifest: ClusterManifest) -> ClusterManifest | None:
+            nonlocal pinned
+            if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
+                # After a later lifetime began, an older one must not: its cut would take away what
+                # counts by the later one.
+                return None
+            if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
+                self._delete_permits(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation)
+                # Older incarnations have no permit now: what was acknowledged for them is below these.
+                pinned = manifest.lifetimes, pin_cuts(self._cluster)
+            return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1])))
+
+        return _begun(self._log.clusters.update(publish), incarnation)
+
+    def _demand_return(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> None:
+        """Only two plug-ins may bring an older cluster back: one that is of the newest incarnation
+        (its cluster was merged into the older one), and one that was in no incarnation yet: it has
+        nothing under way, and takes nothing back. `VoidIncarnation`."""
+        plugins = self._log.manifests.read()[1].plugins
+        if f"{who.plugin}/{claims.newest}" in plugins:
+            return
+        if who.view or not is_new or any(known.rpartition("/")[0] == who.plugin for known in plugins):
+            raise _followed(claims, claimed)
+
+    def _permit_is_there(self, incarnation: int) -> bool:
+        return self._log.store.exists(layout.claim_path(self._folder, incarnation))
+
+    def _delete_permits(self, first: int, end: int) -> None:
+        """Delete the permits of incarnations before `end`: from `first` on by name, and those that
+        a listing shows."""
+        store, folder = self._log.store, self._folder
+        listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
+        for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
+            store.delete(path)
+
+
+def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:
+    if not claims.admits(who.member, who.view):
+        raise VoidIncarnation(
+            f"member {who.member} was left out of view {claims.newest}: it must join the cluster again as a new member; restart it if it does not"
+        )
+
+
+def _followed(claims: ClaimManifest, claimed: int) -> VoidIncarnation:
+    return VoidIncarnation(
+        f"this cluster's incarnation {claimed} was followed by {claims.newest}, of cluster {claims.cluster_id}: "
+        "restart its members, one after the other or all at once"
+    )
+
+
+def _begun(manifest: ClusterManifest, incarnation: int) -> bool:
+    """Whether the lifetime of that incarnation is published."""
+    return any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes)

@@ -1,0 +1,76 @@
+"""What counts of a session whose incarnation was followed by another: everything up to a cut.
+
+A member of the old view that is also in the new one asks for this in its hello: it acknowledges
+what counts, and sends the rest again. So an answer must stay true. It rests on the cuts of the
+lifetimes that have begun; the caller makes sure that the newest of them still has its permit after
+this: then every later cut is above what was read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from imap_wal.entry import ORDER
+from imap_wal.errors import LogError
+from imap_wal.format import START, Position
+from imap_wal.pieces import CutBack, Piece, read_piece
+from imap_wal.restore import ATTEMPTS, ClusterLog, ClusterState
+from imap_wal.writer import NodeLog
+from storage_backends import NotFound
+
+UNKNOWN = -1
+"""Instead of a request: files that held entries above the cut may be gone."""
+
+
+def last_that_count(log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, int]) -> dict[int, int]:
+    """Session → its last request that counts; 0: none. `sessions`: of this node, with their
+    incarnations, all of which were followed. Nothing is appended for them meanwhile."""
+    last = {session: log.requests.get(session, 0) for session in sessions}
+    if not any(last.values()):
+        return last
+    number, manifest = cluster.manifests.read()
+    node = log.identity.node
+    cuts = {
+        session: min(lifetime.cuts.get(node, START) for lifetime in manifest.lifetimes if lifetime.incarnation > incarnation)
+        for session, incarnation in sessions.items()
+    }
+    first_cut = min(cuts.values())
+    if first_cut >= log.end:
+        return last
+    for _ in range(ATTEMPTS):
+        state = cluster.node(node)
+        removed = state.manifest.removed
+        if first_cut == START:
+            break
+        pieces = cluster.node_pieces(ClusterState(manifest, {node: state}, {}, number), node, since=first_cut, covered=True)
+        try:
+            above = _first_above(cluster, pieces, cuts)
+        except NotFound:
+            continue  # it was archived, or removed, since it was listed
+        except LogError:
+            break
+        return {
+            session: UNKNOWN if removed > cuts[session] else min(request, above.get(session, request + 1) - 1) for session, request in last.items()
+        }
+    return {session: UNKNOWN if request else 0 for session, request in last.items()}
+
+
+def _first_above(cluster: ClusterLog, pieces: Iterable[Piece], cuts: Mapping[int, Position]) -> dict[int, int]:
+    """Session → its first request in an entry above its cut."""
+    found: dict[int, int] = {}
+    for piece in pieces:
+        raw = replace(piece, cuts=())
+        try:
+            _look(cluster, raw, cuts, found)
+        except CutBack:  # an open cut the frame off that was the last one when the cut was pinned
+            _look(cluster, replace(raw, since=None), cuts, found)
+    return found
+
+
+def _look(cluster: ClusterLog, piece: Piece, cuts: Mapping[int, Position], found: dict[int, int]) -> None:
+    for changes in read_piece(cluster.store, piece, positions=True):
+        for row, place in zip(changes.rows, changes.positions or (), strict=True):
+            _, _, session, request = row[ORDER]
+            if session in cuts and place > cuts[session]:
+                found[session] = min(request, found.get(session, request))
