@@ -103,9 +103,13 @@ final class MapState {
         if (store == null && empty && context().getExistingMapContainer(map) != null) {
             store = newStore(partition);
         }
-        if (store instanceof DefaultRecordStore held
-                && held.getLoadingFutures().stream().noneMatch(Gate.class::isInstance)) {
-            held.getLoadingFutures().add(new Gate(this, partition));
+        if (store instanceof DefaultRecordStore held) {
+            if (held.getLoadingFutures().stream().noneMatch(Gate.class::isInstance)) {
+                held.getLoadingFutures().add(new Gate(this, partition));
+            }
+            if (ThreadUtil.isRunningOnPartitionThread()) {
+                OffloadGate.place(held, this, partition);
+            }
         }
     }
 

@@ -3,6 +3,7 @@ package io.imapwal.hazelcast;
 import com.hazelcast.core.HazelcastException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.impl.operation.MapOperation;
+import com.hazelcast.map.impl.operation.steps.engine.Step;
 import com.hazelcast.map.impl.record.Record;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.nio.ObjectDataOutput;
@@ -62,6 +63,12 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         if (last) {
             state.settled(comparison);
         }
+    }
+
+    /** Runs at once, also with offload: the queue of offloaded operations is closed. */
+    @Override
+    public Step getStartingStep() {
+        return null;
     }
 
     @Override

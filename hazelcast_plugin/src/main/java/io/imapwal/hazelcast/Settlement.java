@@ -20,6 +20,8 @@ import java.util.concurrent.Future;
  */
 final class Settlement {
     private static final int PART_ENTRIES = 1000;
+    private static final int TRIES = 3;
+    private static final int TRY_PAUSE_MS = 50;
     private static final long IN_FLIGHT_BYTES = 32L << 20;
 
     private final WalPlugin plugin;
@@ -30,6 +32,7 @@ final class Settlement {
     private final Deque<Sent> sent = new ArrayDeque<>();
     private long sentBytes;
     private long read;
+    private ExecutionException failure;
 
     private record Sent(Future<?> future, long bytes) {
     }
@@ -40,7 +43,7 @@ final class Settlement {
         partitions.forEach((partition, reason) -> comparisons.put(partition, new Comparison(partition, reason)));
     }
 
-    /** Returns when all of them are settled. */
+    /** Returns when all of them are settled. @throws ExecutionException for those that are not; the others are */
     void run(AgentReader reader) throws IOException, InterruptedException, ExecutionException {
         AgentSettings settings = state.settings();
         KeyListing listing = new KeyListing(reader, state.map(), settings.restoreChunk(), comparisons.keySet());
@@ -55,6 +58,9 @@ final class Settlement {
             send(partition, rest == null ? List.of() : rest, true);
         }
         await(0);
+        if (failure != null) {
+            throw failure;
+        }
     }
 
     /** Entries of the log that were compared. */
@@ -93,8 +99,6 @@ final class Settlement {
         }
         try {
             await(IN_FLIGHT_BYTES);
-        } catch (ExecutionException e) {
-            throw new IOException(AgentLink.reason(e.getCause()), e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new IOException("interrupted", e);
@@ -105,15 +109,21 @@ final class Settlement {
         long bytes = entries.stream().mapToLong(Settlement::size).sum();
         waitingBytes -= bytes;
         sentBytes += bytes;
-        sent.add(new Sent(plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
-                new SettleOperation(state, comparisons.get(partition), entries, last), partition), bytes));
+        sent.add(new Sent(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                new SettleOperation(state, comparisons.get(partition), entries, last), partition)
+                .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
     }
 
     /** Until no more than so many bytes are on their way to their partitions. */
-    private void await(long bytes) throws InterruptedException, ExecutionException {
+    private void await(long bytes) throws InterruptedException {
         while (!sent.isEmpty() && (bytes == 0 || sentBytes > bytes)) {
             Sent first = sent.poll();
-            first.future.get();
+            try {
+                first.future.get();
+            } catch (ExecutionException e) {
+                // One partition that changed hands does not keep the others waiting.
+                failure = failure == null ? e : failure;
+            }
             sentBytes -= first.bytes;
         }
     }
