@@ -109,7 +109,7 @@ final class SettlementWorker {
     /** Settles what can be settled now. @return whether nothing is left */
     private boolean round(Map<String, String> said) {
         boolean all = true;
-        Set<AgentLink> views = new HashSet<>();
+        Map<AgentLink, Set<UUID>> views = new HashMap<>();
         for (MapState state : new ArrayList<>(plugin.states())) {
             Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
             if (unsettled.isEmpty() || !state.restored() || state.settings() == null) {
@@ -118,7 +118,7 @@ final class SettlementWorker {
             String why = "";
             try {
                 unsettled.keySet().forEach(partition -> state.hold(partition, false));
-                all &= settle(state, unsettled, views);
+                all &= settle(state, views);
             } catch (HazelcastInstanceNotActiveException e) {
                 throw e;
             } catch (IOException | ExecutionException | RuntimeException e) {
@@ -140,27 +140,28 @@ final class SettlementWorker {
         return all;
     }
 
-    private boolean settle(MapState state, Map<Integer, Wholeness.Unsettled> unsettled, Set<AgentLink> views)
-            throws IOException, InterruptedException, ExecutionException {
-        Set<UUID> members = new HashSet<>();
-        for (Member member : plugin.nodeEngine().getClusterService().getMembers()) {
-            members.add(member.getUuid());
-        }
-        Map<Integer, Wholeness.Unsettled> now = ready(unsettled, members);
-        if (now.isEmpty()) {
-            return false;
-        }
+    private boolean settle(MapState state, Map<AgentLink, Set<UUID>> views) throws IOException, InterruptedException, ExecutionException {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
-        if (!views.contains(link)) {
-            Set<UUID> lost = plugin.partitions().departed();
+        Set<UUID> lost = plugin.partitions().departed();
+        if (!lost.equals(views.get(link))) {
+            Set<UUID> members = members();
             for (UUID each : lost) {
                 if (members.contains(each)) {
                     throw new IOException("member " + each + " is replaced as an owner and has not left the cluster yet");
                 }
             }
             link.view(lost);
-            views.add(link);
+            views.put(link, lost);
+        }
+        // What was gained while the view was claimed is settled with the rest.
+        Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
+        if (!plugin.partitions().departed().equals(lost)) {
+            return false;
+        }
+        Map<Integer, Wholeness.Unsettled> now = ready(unsettled, members());
+        if (now.isEmpty()) {
+            return unsettled.isEmpty();
         }
         long from = System.nanoTime();
         long read = 0;
@@ -180,6 +181,14 @@ final class SettlementWorker {
                         + "%,d removed, in %,d ms", state.map(), now.size(), link.agent(), read, set, removed,
                 TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
         return now.size() == unsettled.size();
+    }
+
+    private Set<UUID> members() {
+        Set<UUID> members = new HashSet<>();
+        for (Member member : plugin.nodeEngine().getClusterService().getMembers()) {
+            members.add(member.getUuid());
+        }
+        return members;
     }
 
     /** Those that this member owns, and whose former owners have left if that matters. */
