@@ -12,7 +12,7 @@ ImapWalError
 │   ├── CorruptLog        bytes changed
 │   ├── ShortLog          bytes missing
 │   └── UnsupportedVersion  written by a newer imap-wal
-├── OrderConflict         two nodes claim the same change of a key
+├── OrderConflict         not raised any more: two nodes claim the same change of a key
 ├── MissingNode           the log of a node that belongs to the cluster is not there
 ├── NoSuchLog             nobody created the log you name
 ├── LogExists             the log you create is there already
@@ -120,8 +120,9 @@ class UnsupportedVersion(LogError):
 
 class OrderConflict(ImapWalError):
     """Two nodes' logs hold the same order for one key: both halves of a split network wrote, or a
-    node directory was copied. `imap-wal verify` names all such keys, `imap-wal rewrite --resolve`
-    decides them."""
+    node directory was copied. Deprecated: nothing raises it any more, and it stays so that programs
+    that catch it can be imported. A restore chooses by a fixed rule and logs a warning;
+    `imap-wal verify` names all such keys, and `imap-wal rewrite --resolve` decides them."""
 
 
 class MissingNode(ImapWalError):

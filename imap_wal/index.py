@@ -5,10 +5,10 @@
              ▼
            shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too many runs: merged
 
-A row names its node at its end, unless it is the first node of the map. When two nodes claim the
-same (incarnation, partition version) for a key, both rows are kept until a newer row is found. So
-the conflict is found whichever was merged first. Everything is read in pages of `page_bytes`,
-derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md.
+A row names its node at its end, unless it is the first node of the map. When several nodes claim
+the same (incarnation, partition version) for a key, the newest row of each is kept until a newer
+row is found (`rivals`). So the winner is the same whichever was merged first. Everything is read in
+pages of `page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from imap_wal import runs
-from imap_wal.entry import Row
-from imap_wal.errors import OrderConflict, StorageUnavailable
-from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, LABEL, ORDER, Chunk, Entry, Run, RunWriter, Values
+from imap_wal.entry import Order, Row
+from imap_wal.errors import StorageUnavailable
+from imap_wal.rivals import Claim, Conflict, conflict, joined
+from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, Chunk, Entry, Run, RunWriter, Values
 
-_Found = tuple[Row, str]
-"""The newest row of a key, and the node that wrote it."""
 _Owned: TypeAlias = tuple[Any, ...]
 """A row of a table; with its node at the end where that is not the table's."""
 KeyState: TypeAlias = tuple[bytes, bool, int]
@@ -47,93 +46,55 @@ _WINDOW_ROWS = 1024
 T = TypeVar("T")
 
 
-class KeyConflict(OrderConflict):
-    """An `OrderConflict` that says of which key."""
-
-    def __init__(self, name: str, key: bytes, text: str) -> None:
-        super().__init__(text)
-        self.map, self.key = name, key
-
-
-def _conflict(name: str, key: bytes, one: tuple[Any, str], other: tuple[Any, str]) -> KeyConflict:
-    """`one` and `other` are order and node."""
-    (order, node), (other_order, other_node) = one, other
-    return KeyConflict(
-        name,
-        key,
-        f"map {name!r}, key {key!r}: nodes {node!r} and {other_node!r} both hold a change of incarnation {order[0]}, "
-        f"partition version {order[1]} (orders {order} and {other_order})",
-    )
-
-
-class Newest:
-    """Of several nodes' rows of the same keys, the newest. Two nodes with the same (incarnation, partition version) are a conflict when nothing is newer."""
-
-    __slots__ = ("_conflicts", "_found", "size")
-
-    def __init__(self) -> None:
-        self._found: dict[bytes, _Found] = {}
-        self._conflicts: dict[bytes, tuple[_Found, _Found]] = {}
-        self.size = 0
-        """Bytes of all keys and values that were offered."""
-
-    def offer(self, key: bytes, row: Row, node: str) -> None:
-        self.size += len(key) + len(row[3] or b"")
-        known = self._found.get(key)
-        if known is None:
-            self._found[key] = (row, node)
-            return
-        other, other_node = known
-        order, other_order = row[9], other[9]
-        if node != other_node and order[:2] == other_order[:2]:
-            self._conflicts[key] = (known, (row, node))
-        elif self._conflicts and order[:2] > other_order[:2]:
-            self._conflicts.pop(key, None)
-        if other_order < order:
-            self._found[key] = (row, node)
-
-    @property
-    def count(self) -> int:
-        """How many keys were offered."""
-        return len(self._found)
-
-    def settle(self) -> dict[bytes, _Found]:
-        """Row and node of each key, in the order the keys were first offered. `OrderConflict`."""
-        for key, ((row, node), (other, other_node)) in self._conflicts.items():
-            raise _conflict(row[0], key, (row[9], node), (other[9], other_node))
-        return self._found
-
-
-class _Table:
-    """The rows of one map in memory. `node` wrote those that do not say; `alone`: no other node
-    wrote any. `rivals`: of keys in conflict, the row that is not in `rows`."""
+class Table:
+    """The newest rows of one map in memory. `node` wrote those that do not say; `alone`: no other
+    node wrote any. `rivals`: of keys that several nodes claim, the contenders that are not in
+    `rows`."""
 
     __slots__ = ("alone", "node", "rivals", "rows")
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str = "") -> None:
         self.node, self.alone = node, True
         self.rows: dict[bytes, _Owned] = {}
-        self.rivals: dict[bytes, _Owned] = {}
+        self.rivals: dict[bytes, list[_Owned]] = {}
 
     def owner(self, row: _Owned) -> str:
         return row[_OWN_FIELDS] if len(row) > _OWN_FIELDS else self.node
 
+    def claim(self, row: _Owned) -> Claim:
+        """A row as it was written, and its node."""
+        return cast(Row, row[:_OWN_FIELDS]), self.owner(row)
+
     def of(self, key: bytes) -> list[_Owned]:
-        """The row of a key and its rival."""
-        return [row for row in (self.rows.get(key), self.rivals.get(key)) if row is not None]
+        """The contenders of a key, the winner first."""
+        row = self.rows.get(key)
+        return [] if row is None else [row, *self.rivals.get(key, ())]
 
     def offer(self, key: bytes, row: _Owned) -> None:
-        """A row of a key that is known, where more than one node writes."""
-        known = self.rows[key]
-        order, other = row[9], known[9]
-        newer = other < order
-        if order[:2] != other[:2]:
-            if newer and self.rivals:
-                self.rivals.pop(key, None)
-        elif self.owner(row) != self.owner(known):
-            self.rivals[key] = known if newer else row
-        if newer:
+        """A row where more than one node writes."""
+        known = self.rows.get(key)
+        if known is None:
             self.rows[key] = row
+            return
+        pair, known_pair = row[9][:2], known[9][:2]
+        if pair > known_pair:
+            self.rows[key] = row
+            if self.rivals:
+                self.rivals.pop(key, None)
+        elif pair == known_pair:
+            if key not in self.rivals and self.owner(row) == self.owner(known):
+                if known[9] < row[9]:
+                    self.rows[key] = row
+                return
+            self.rows[key], *rest = joined(self.of(key), row, self._about)
+            self.rivals[key] = rest
+
+    def conflict(self, name: str, key: bytes) -> Conflict | None:
+        """The conflict of a key, if it is in one."""
+        return conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
+
+    def _about(self, row: _Owned) -> tuple[Order, str, bool]:
+        return row[9], self.owner(row), row[5]
 
 
 class _Labels(dict[tuple[str, str, str], int]):
@@ -162,7 +123,7 @@ class NewestIndex:
         """Without `spill`: it is time to take `every` row out and `clear`."""
         self.overflowed = False
         """Whether memory did not suffice."""
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, Table] = {}
         self._grown = 0
         self._room = memory_bytes
         self._runs: dict[int, Run] = {}
@@ -171,11 +132,12 @@ class NewestIndex:
         self._labels = _Labels()
         self._version = 0
         """Grows with everything that changes what a pass over the index would find, or where."""
+        self._met: list[Conflict] = []
 
     def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None) -> None:
         """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the caller knows it."""
         name: str | None = None
-        table = _Table(node)
+        table = Table(node)
         known_rows = table.rows
         get = known_rows.get
         alone = True
@@ -183,14 +145,14 @@ class NewestIndex:
         new = 0
         for row in rows:
             if row[0] != name:
-                new += len(known_rows)
+                new += len(known_rows) + len(table.rivals)
                 name = row[0]
-                table = self._tables.get(name) or self._tables.setdefault(name, _Table(node))
+                table = self._tables.get(name) or self._tables.setdefault(name, Table(node))
                 known_rows = table.rows
                 get = known_rows.get
                 tail = () if table.node == node else (node,)
                 alone = table.alone = table.alone and not tail
-                new -= len(known_rows)
+                new -= len(known_rows) + len(table.rivals)
             key = row[1]
             known = get(key)
             if known is None:
@@ -201,7 +163,7 @@ class NewestIndex:
                 known_rows[key] = row
         if payload_bytes is None:
             payload_bytes = sum(len(row[1]) + len(row[3] or b"") for row in rows)
-        new += len(known_rows)
+        new += len(known_rows) + len(table.rivals)
         self._version += 1
         self._grown += payload_bytes + ROW_BYTES * new  # an upper bound: what replaced rows took is not given back
         if self._grown > self._room:
@@ -213,7 +175,7 @@ class NewestIndex:
 
     def get(self, name: str, keys: Sequence[bytes], bytes_max: int | None = None) -> list[Row | None]:
         """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only
-        of the first keys, of as many as it takes to reach that size. `OrderConflict`."""
+        of the first keys, of as many as it takes to reach that size."""
         found: list[Row | None] = []
         size = 0
         if not self._runs:
@@ -251,7 +213,7 @@ class NewestIndex:
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
         """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at
         most. Rows that are added during this may or may not appear; a key that is there all the
-        time appears once. `OrderConflict`."""
+        time appears once."""
         for rows, _ in self.batches_with_nodes(name, rows_max):
             yield rows
 
@@ -264,19 +226,33 @@ class NewestIndex:
             for page in in_pages(some, [len(row[1]) + len(row[3] or b"") for row in some], self.page_bytes):
                 yield self._split(table, page)
 
+    def batches_with_rivals(self, name: str) -> Iterator[tuple[list[Row], list[str], dict[bytes, Conflict]]]:
+        """`batches_with_nodes` in order of keys, and of each page the keys in conflict."""
+        self._met = []
+        pending: dict[bytes, Conflict] = {}
+        for rows, nodes in self.batches_with_nodes(name, ordered=True):
+            pending.update((each.key, each) for each in self.conflicts())
+            here = {row[1]: pending.pop(row[1]) for row in rows if row[1] in pending} if pending else {}
+            yield rows, nodes, here
+
+    def conflicts(self) -> list[Conflict]:
+        """The keys in conflict that were met since the last call: of what was given out, and of
+        what comes next."""
+        found, self._met = self._met, []
+        return found
+
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
-        """What a merge elsewhere must know: the newest row of every key, and of keys in conflict
-        both. No conflict is raised here."""
+        """What a merge elsewhere must know: all contenders of every key."""
         if self._runs:
             for entries in self._contenders(self._sources(name, None)):
                 yield from self._pages_of(name, entries, rows_max, dict(self._runs))
             return
         table = self._tables.get(name)
-        found = [] if table is None else [*table.rows.values(), *table.rivals.values()]
+        found = [] if table is None else [*table.rows.values(), *chain.from_iterable(table.rivals.values())]
         for start in range(0, len(found), rows_max):
             some = found[start : start + rows_max]
             for page in in_pages(some, [len(row[1]) + len(row[3] or b"") for row in some], self.page_bytes):
-                yield self._split(cast(_Table, table), page)
+                yield self._split(cast(Table, table), page)
 
     def count(self, name: str) -> int:
         """How many keys of a map have a row, tombstones too."""
@@ -317,7 +293,7 @@ class NewestIndex:
 
     # ---- in memory ----
 
-    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool) -> Iterator[tuple[_Table, list[_Owned]]]:
+    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool) -> Iterator[tuple[Table, list[_Owned]]]:
         """The rows of a map that was all in memory when this began, with the table that says whose
         they are. Rows that were moved to scratch since are found there; each names its node."""
         table = self._tables.get(name)
@@ -332,23 +308,21 @@ class NewestIndex:
                 continue
             now = self._tables.get(name)
             if now is not None:
-                self._refuse_rivals(name, now, some)
+                self._meet(name, now, some)
                 yield now, [row for row in map(now.rows.get, some) if row is not None]
 
-    def _rows_of(self, name: str, table: _Table, keys: Sequence[bytes]) -> Iterator[Row | None]:
-        self._refuse_rivals(name, table, keys)
+    def _rows_of(self, name: str, table: Table, keys: Sequence[bytes]) -> Iterator[Row | None]:
+        self._meet(name, table, keys)
         for row in map(table.rows.get, keys):
             yield None if row is None else cast(Row, row[:_OWN_FIELDS])
 
-    @staticmethod
-    def _refuse_rivals(name: str, table: _Table, keys: Sequence[bytes]) -> None:
+    def _meet(self, name: str, table: Table, keys: Sequence[bytes]) -> None:
         if table.rivals:
-            for key in keys:
-                if key in table.rivals:
-                    raise _conflict(name, key, *((row[9], table.owner(row)) for row in table.of(key)))
+            found = (table.conflict(name, key) for key in keys if key in table.rivals)
+            self._met += [each for each in found if each is not None]
 
     @staticmethod
-    def _split(table: _Table, page: list[_Owned]) -> tuple[list[Row], list[str]]:
+    def _split(table: Table, page: list[_Owned]) -> tuple[list[Row], list[str]]:
         """Rows, and the node of each."""
         own, node = _OWN_FIELDS, table.node
         return [cast(Row, row[:own]) for row in page], [row[own] if len(row) > own else node for row in page]
@@ -356,9 +330,11 @@ class NewestIndex:
     def _tighten(self) -> None:
         """Count exactly. When little room is left, make equal strings one; when that is not enough,
         give all to scratch."""
-        tables = [rows for table in self._tables.values() for rows in (table.rows, table.rivals)]
-        payload = sum(len(row[1]) + len(row[3] or b"") for table in tables for row in table.values())
-        count = sum(map(len, tables))
+        tables = list(self._tables.values())
+        rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
+        held = chain(rivals, *(table.rows.values() for table in tables))
+        payload = sum(len(row[1]) + len(row[3] or b"") for row in held)
+        count = len(rivals) + sum(len(table.rows) for table in tables)
         used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
         if self._runs:
             least = used  # it will not fit, so nothing is gained by what comes next
@@ -375,16 +351,18 @@ class NewestIndex:
         self._grown, self._room = 0, self._memory_bytes - used
 
     @staticmethod
-    def _share_strings(table: dict[bytes, _Owned]) -> None:
-        intern = sys.intern
-        for key, row in table.items():
-            table[key] = (intern(row[0]), row[1], intern(row[2]), row[3], intern(row[4]), *row[5:])
+    def _share_strings(table: Table) -> None:
+        intern, rows = sys.intern, table.rows
+        for key, row in rows.items():
+            rows[key] = (intern(row[0]), row[1], intern(row[2]), row[3], intern(row[4]), *row[5:])
+        for rivals in table.rivals.values():
+            rivals[:] = [(intern(row[0]), row[1], intern(row[2]), row[3], intern(row[4]), *row[5:]) for row in rivals]
 
     # ---- on scratch ----
 
     def _flush(self) -> None:
         """Everything in memory becomes a run."""
-        entries = sum(len(table.rows) + len(table.rivals) for table in self._tables.values())
+        entries = sum(len(table.rows) + sum(map(len, table.rivals.values())) for table in self._tables.values())
         with self._needing_room():
             writer = self._writer(entries)
             for name, table in sorted(self._tables.items()):
@@ -395,7 +373,7 @@ class NewestIndex:
         self.clear()
         self._settle(RUNS_MAX)
 
-    def _chunks(self, table: _Table) -> Iterator[Chunk]:
+    def _chunks(self, table: Table) -> Iterator[Chunk]:
         """What a table has, sorted, as a run takes it. Columns: no Python a row."""
         own, node = _OWN_FIELDS, table.node
         for rows in self._sorted(table, None):
@@ -406,7 +384,7 @@ class NewestIndex:
             yield (keys, orders, labels, deleted, timestamps, expires, partitions), lengths, values
 
     @staticmethod
-    def _sorted(table: _Table, after: bytes | None) -> Iterator[list[_Owned]]:
+    def _sorted(table: Table, after: bytes | None) -> Iterator[list[_Owned]]:
         keys = sorted(table.rows if after is None else (key for key in table.rows if key > after))
         for start in range(0, len(keys), _WINDOW_ROWS):
             some = keys[start : start + _WINDOW_ROWS]
@@ -445,11 +423,11 @@ class NewestIndex:
         self._version += 1
 
     def _contenders(self, sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
-        """The newest entries, and after each that is in conflict its rival."""
+        """All contenders of each key, the winner first."""
         for entries in runs.merged(sources):
             winners, rivals = runs.newest(entries, self._labels.words)
             if rivals:
-                winners = [each for entry in winners for each in (entry, rivals.get(entry[KEY])) if each is not None]
+                winners = [each for entry in winners for each in (entry, *rivals.get(entry[KEY], ()))]
             yield winners
 
     def _writer(self, entries: int) -> RunWriter:
@@ -464,11 +442,11 @@ class NewestIndex:
             found.append(self._memory_windows(table, after))
         return found
 
-    def _memory_windows(self, table: _Table, after: bytes | None) -> Iterator[list[Entry]]:
+    def _memory_windows(self, table: Table, after: bytes | None) -> Iterator[list[Entry]]:
         for rows in self._sorted(table, after):
             yield [self._entry(table, row) for row in rows]
 
-    def _entry(self, table: _Table, row: _Owned) -> Entry:
+    def _entry(self, table: Table, row: _Owned) -> Entry:
         length = -1 if row[3] is None else len(row[3])
         return (row[1], row[9], self._labels[row[2], row[4], table.owner(row)], row[5], row[6], row[7], row[8], IN_MEMORY, row, length)
 
@@ -485,11 +463,13 @@ class NewestIndex:
         return self._decided(name, found)
 
     def _decided(self, name: str, entries: list[Entry]) -> list[Entry]:
-        """The newest of each key. `OrderConflict`."""
+        """The newest of each key."""
         winners, rivals = runs.newest(entries, self._labels.words)
-        for key, rival in rivals.items():
-            winner = next(entry for entry in winners if entry[KEY] == key)
-            raise _conflict(name, key, *((entry[ORDER], self._labels.words[entry[LABEL]][2]) for entry in (winner, rival)))
+        if rivals:
+            found = [[entry, *rivals[entry[KEY]]] for entry in winners if entry[KEY] in rivals]
+            values = Values(self._runs, 0)
+            claims = [(each[0][KEY], list(zip(*self._loaded(name, each, values), strict=True))) for each in found]
+            self._met += [each for key, some in claims if (each := conflict(name, key, some)) is not None]
         return winners
 
     def _stored_pages(

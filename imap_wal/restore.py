@@ -19,9 +19,9 @@ from typing import TypeVar
 from imap_wal import layout, missing
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import Row
-from imap_wal.errors import Closed, ImapWalError, MissingNode, OrderConflict, ShortLog
+from imap_wal.errors import Closed, ImapWalError, MissingNode, ShortLog
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
-from imap_wal.index import KeyConflict, NewestIndex
+from imap_wal.index import NewestIndex
 from imap_wal.manifest import (
     MISSING_ADVICE,
     ClusterManifest,
@@ -38,6 +38,7 @@ from imap_wal.manifest import (
     opened_epochs,
 )
 from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, CutBack, Metadata, Overtaken, Piece, read_piece
+from imap_wal.rivals import Noted
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -456,7 +457,8 @@ class MergeProgress:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatistics:
-    """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count keys now."""
+    """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count
+    keys now, `conflicts` those that nodes claim with the same order (`imap_wal.rivals`)."""
 
     records: int
     bytes: int
@@ -464,6 +466,7 @@ class RestoreStatistics:
     tombstones: int
     seconds: float
     missing: Mapping[str, str]
+    conflicts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +493,7 @@ class LiveView:
         self._missing: Mapping[str, str] = {}
         self._state: ClusterState | None = None
         """What is merged; None when that is not known, or nothing is."""
+        self._noted = Noted()
         self._records = self._bytes = 0
         self._seconds = 0.0
         self._closed = False
@@ -560,10 +564,8 @@ class LiveView:
         while True:
             with self._lock:
                 self._check_open()
-                try:
-                    page = next(pages, None)
-                except KeyConflict as error:
-                    raise self._explain(error) from error
+                page = next(pages, None)
+                self._noted.note(self._index.conflicts())
             if page is None:
                 return
             yield page
@@ -577,10 +579,8 @@ class LiveView:
         and how many keys that were."""
         with self._lock:
             self._check_open()
-            try:
-                found = self._index.get(name, keys, bytes_max)
-            except KeyConflict as error:
-                raise self._explain(error) from error
+            found = self._index.get(name, keys, bytes_max)
+            self._noted.note(self._index.conflicts())
         return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
 
     def metadata(self) -> list[Metadata]:
@@ -602,8 +602,15 @@ class LiveView:
     def statistics(self) -> RestoreStatistics:
         with self._lock:
             total = sum(self._index.counts().values())
-            living = sum(len(keys) for name in self._index.maps() for keys in self.keys(name))
-            return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing)
+            now = self._log.clock.now_ms()
+            living = conflicts = 0
+            for name in self._index.maps():
+                for states in self._index.keys(name):
+                    living += sum(not deleted and not 0 < expires <= now for _, deleted, expires in states)
+                    met = self._index.conflicts()
+                    conflicts += len(met)
+                    self._noted.note(met)
+            return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing, conflicts)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -761,16 +768,6 @@ class LiveView:
             if known == 0 or snapshot.dropped > known or ahead:
                 found.append(name)
         return found
-
-    def _explain(self, error: KeyConflict) -> OrderConflict:
-        """With the positions, which the index does not keep."""
-        places = self._log.find(error.map, error.key)
-        where = "; ".join(
-            f"node {node!r} at {place}: {row[9]}" for node, place, row in sorted(places, key=lambda place: place[2][9], reverse=True)[:4]
-        )
-        return OrderConflict(
-            f"{error}. In the log: {where}; `imap-wal verify` names all such keys, `imap-wal rewrite --resolve newest` (or node=NAME) decides"
-        )
 
 
 def live(rows: Sequence[Row], now_ms: int) -> list[Row]:

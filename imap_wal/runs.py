@@ -24,6 +24,9 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+from imap_wal.entry import Order
+from imap_wal.rivals import joined
+
 Entry: TypeAlias = tuple[Any, ...]
 """(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
 label is a number for key class, value class and node. The last three are the place of the value;
@@ -257,14 +260,17 @@ def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
         yield found
 
 
-def newest(entries: list[Entry], labels: Sequence[tuple[str, str, str]]) -> tuple[list[Entry], dict[bytes, Entry]]:
-    """Of entries sorted by key the newest of each key, and of keys in conflict the other node's.
-    Two nodes with the same (incarnation, partition version) are in conflict when nothing is
-    newer."""
+def newest(entries: list[Entry], labels: Sequence[tuple[str, str, str]]) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+    """Of entries sorted by key the newest of each key, and of keys that several nodes claim the
+    other contenders (`imap_wal.rivals`)."""
     if len(set(map(key_of, entries))) == len(entries):
         return entries, {}
+
+    def about(entry: Entry) -> tuple[Order, str, bool]:
+        return entry[ORDER], labels[entry[LABEL]][2], entry[DELETED]
+
     found: dict[bytes, Entry] = {}
-    rivals: dict[bytes, Entry] = {}
+    rivals: dict[bytes, list[Entry]] = {}
     for entry in entries:
         key = entry[KEY]
         known = found.get(key)
@@ -272,14 +278,15 @@ def newest(entries: list[Entry], labels: Sequence[tuple[str, str, str]]) -> tupl
             found[key] = entry
             continue
         order, other = entry[ORDER], known[ORDER]
-        newer = other < order
-        if order[:2] != other[:2]:
-            if newer:
-                rivals.pop(key, None)
-        elif labels[entry[LABEL]][2] != labels[known[LABEL]][2]:
-            rivals[key] = known if newer else entry
-        if newer:
+        if order[:2] > other[:2]:
             found[key] = entry
+            rivals.pop(key, None)
+        elif order[:2] == other[:2]:
+            if key not in rivals and labels[entry[LABEL]][2] == labels[known[LABEL]][2]:
+                if other < order:
+                    found[key] = entry
+                continue
+            found[key], *rivals[key] = joined([known, *rivals.get(key, ())], entry, about)
     return list(found.values()), rivals
 
 

@@ -15,9 +15,11 @@ from typing import Final, TypeAlias
 from imap_wal.entry import DataEntry
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
+from imap_wal.index import Table
 from imap_wal.pieces import read_piece
 from imap_wal.reader import LogReader
 from imap_wal.restore import ClusterLog
+from imap_wal.rivals import Noted
 from imap_wal.settings import RecoveryPolicy
 
 
@@ -35,8 +37,8 @@ WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Verdict | None"]
 
 def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> dict[str, dict[bytes, DataEntry]]:
     """The newest entry of every key that passed, by map and key; tombstones too. In memory: as much as the maps themselves. `InvalidSetting` for an answer that is none."""
-    newest: dict[str, dict[bytes, DataEntry]] = {}
-    for entry in _entries(log, policy):
+    newest: dict[str, Table] = {}
+    for node, entry in _entries(log, policy):
         answer = wal_filter(entry)
         if answer is None:
             continue
@@ -45,23 +47,23 @@ def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> 
         if not isinstance(answer, DataEntry):
             raise InvalidSetting(f"wal_filter answered {answer!r}; it takes the entry, another DataEntry, None or STOP")
         answer = answer._replace(order=entry.order, deleted=answer.value is None)
-        known = newest.setdefault(answer.map, {})
-        former = known.get(answer.key)
-        if former is None or former.order < answer.order:
-            known[answer.key] = answer
-    return newest
+        newest.setdefault(answer.map, Table()).offer(answer.key, (*answer, node))
+    noted = Noted()
+    for name, table in newest.items():
+        noted.note(found for key in table.rivals if (found := table.conflict(name, key)) is not None)
+    return {name: {key: DataEntry(*table.claim(row)[0]) for key, row in table.rows.items()} for name, table in newest.items()}
 
 
-def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[DataEntry]:
+def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
     state = log.state()
     state.demand(policy)
     for piece in log.pieces(state, nodes=(), snapshots=True):
         for changes in read_piece(log.store, piece):
-            yield from (DataEntry(*row) for row in changes.rows)
+            yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
     for node in sorted(state.nodes):
         covered = state.covered(node)
         reader = LogReader(log.store.url, namespace=log.namespace, cluster=log.cluster, node=node, storage=log.store, clock=log.clock)
         with closing(reader):
             for position, entry in reader.read():
                 if position > covered.get(entry.map, START):
-                    yield entry
+                    yield node, entry

@@ -1,24 +1,23 @@
 """Conflicts of order: two nodes hold a change of one key with the same (incarnation, partition
-version), and nothing newer. This comes from the two halves of a split network, or from a copied
-node directory.
+version), and nothing newer (`imap_wal.rivals`). This comes from the two halves of a split network,
+or from a copied node directory.
 
     find      which partitions have a pair that two nodes claim ─▶ of those, the keys in conflict
     decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
     aside     the claims that lost, kept as Parquet beside the log
 
-A restore never decides: it cannot know which half of a network was right.
+Until somebody decides, every reader takes the same claim, and a rewrite keeps all of them.
 """
 
 from __future__ import annotations
 
-import heapq
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
 from imap_wal import layout
 from imap_wal.archive import SNAPSHOT_SCHEMA, ParquetFile, to_batch
@@ -26,44 +25,24 @@ from imap_wal.entry import KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.index import NewestIndex
-from imap_wal.manifest import Pair
-from imap_wal.pieces import Changes
+from imap_wal.manifest import ClusterManifest, Pair
+from imap_wal.pieces import Changes, read_piece
 from imap_wal.restore import ClusterLog, ClusterState
+from imap_wal.rivals import Claim, Conflict
 from imap_wal.settings import RecoveryPolicy, Settings
+from storage_backends import NotFound
 
-Claim: TypeAlias = tuple[Row, str]
-"""A row, and the node that wrote it."""
 NEWEST = "newest"
 SHOWN_MAX = 100
-ADVICE = "decide with `imap-wal rewrite --resolve newest`, or `--resolve node=NAME`"
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """A key that several nodes claim, with the newest change of each of them."""
-
-    map: str
-    key: bytes
-    claims: tuple[Claim, ...]
-
-    @property
-    def pair(self) -> Pair:
-        incarnation, version, _, _ = self.claims[0][0][ORDER]
-        return incarnation, version
-
-    def text(self, places: Mapping[tuple[str, str, bytes], Position]) -> str:
-        """For people: map, key, and which nodes claim it at which positions."""
-        said = [f"node {node!r} at {places.get((node, self.map, self.key), 'a snapshot')} (order {row[ORDER]})" for row, node in self.claims]
-        incarnation, version = self.pair
-        return f"map {self.map!r}, key {self.key!r}: {' and '.join(said)} hold a change of incarnation {incarnation}, partition version {version}"
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Which claim wins: the one with the latest timestamp, or that of `node` where it has one. The
-    same claims always have the same winner."""
+    """Which claim wins: that of `node` where it has one; else, unless `alone`, the one with the
+    latest timestamp. The same claims always have the same winner."""
 
     node: str = ""
+    alone: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Resolution:
@@ -75,7 +54,11 @@ class Resolution:
             return cls(node)
         raise InvalidSetting(f"--resolve is {text!r}; it takes newest or node=NAME")
 
-    def winner(self, claims: Sequence[Claim]) -> Claim:
+    def winner(self, claims: Sequence[Claim]) -> Claim | None:
+        """None: this one does not decide."""
+        if self.alone and all(node != self.node for _, node in claims):
+            return None
+
         def rank(claim: Claim) -> tuple[bool, int, tuple[int, int, int, int], str]:
             row, node = claim
             return node == self.node, row[TIMESTAMP_MS], row[ORDER], node
@@ -114,7 +97,7 @@ def find(
     claim a partition's version. `check` is called for every batch, and may raise."""
     settings = settings or Settings()
     state = state or log.state()
-    if len(state.manifest.nodes) < 2:
+    if len(writers(state.manifest)) < 2:
         return
     until = log.ends() if until is None else until
     claimed = _claimed_twice(log, maps, state, until, check)
@@ -122,27 +105,14 @@ def find(
         return
     index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
     try:
-        # A node's rows of a map get a name of their own in the index, so that nodes are kept apart.
-        names: dict[tuple[str, str], str] = {}
         for changes in _changes(log, maps, state, until, check):
-            rows = []
-            for row in changes.rows:
-                if row[PARTITION] in claimed:
-                    place = (row[MAP], changes.node)
-                    rows.append((names.setdefault(place, f"{len(names)}"), *row[1:]))
+            rows = [row for row in changes.rows if row[PARTITION] in claimed]
             if rows:
                 index.add(changes.node, rows)
-        for name in sorted({name for name, _ in names}):
-            nodes = [node for of, node in names if of == name]
-            sources = [_claims(index, name, node, names[name, node]) for node in nodes]
-            merged = heapq.merge(*sources, key=lambda claim: (claim[0][KEY], claim[1]))
-            for key, group in groupby(merged, key=lambda claim: claim[0][KEY]):
+        for name in index.maps():
+            for _, _, conflicts in index.batches_with_rivals(name):
                 check()
-                claims = list(group)
-                top = max(row[ORDER][:2] for row, _ in claims)
-                rivals = tuple(claim for claim in claims if claim[0][ORDER][:2] == top)
-                if len(rivals) > 1:
-                    yield Conflict(name, key, rivals)
+                yield from conflicts.values()
     finally:
         index.close()
 
@@ -152,11 +122,15 @@ def found(
     *,
     maps: Collection[str] | None = None,
     check: Callable[[], None] = lambda: None,
+    resolution: Resolution | None = None,
 ) -> list[str]:
-    """The conflicts for people, with positions: the first `SHOWN_MAX`, and how many more."""
+    """The conflicts for people, with files and positions: the first `SHOWN_MAX`, and how many more.
+    Without those that `resolution` decides."""
     conflicts: list[Conflict] = []
     more = 0
     for conflict in find(log, maps=maps, check=check):
+        if resolution is not None and resolution.winner(conflict.claims) is not None:
+            continue
         if len(conflicts) < SHOWN_MAX:
             conflicts.append(conflict)
         else:
@@ -164,13 +138,16 @@ def found(
     if not conflicts:
         return []
     wanted = {(claim[1], each.map, each.key): claim[0][ORDER] for each in conflicts for claim in each.claims}
-    places: dict[tuple[str, str, bytes], Position] = {}
-    for changes in log.changes(maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, snapshots=False):
-        check()
-        for row, place in zip(changes.rows, changes.positions or (), strict=True):
-            key = (changes.node, row[MAP], row[KEY])
-            if wanted.get(key) == row[ORDER]:
-                places[key] = place
+    places: dict[tuple[str, str, bytes], str] = {}
+    maps = {each.map for each in conflicts}
+    for piece in log.pieces(log.state(), maps=maps):
+        with suppress(NotFound):  # archived meanwhile: its place is not said
+            for changes in read_piece(log.store, piece, maps, positions=True):
+                check()
+                for index, row in enumerate(changes.rows):
+                    key = (changes.node, row[MAP], row[KEY])
+                    if wanted.get(key) == row[ORDER]:
+                        places[key] = piece.path + (f" at {changes.positions[index]}" if changes.positions else "")
     said = [conflict.text(places) for conflict in conflicts]
     return [*said, f"and {more} more keys"] if more else said
 
@@ -180,6 +157,8 @@ def decide(conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside |
     winners: dict[tuple[str, bytes], tuple[Pair, str]] = {}
     for conflict in conflicts:
         winner = resolution.winner(conflict.claims)
+        if winner is None:
+            continue
         winners[conflict.map, conflict.key] = (conflict.pair, winner[1])
         if aside is not None:
             lost = [claim for claim in conflict.claims if claim is not winner]
@@ -226,6 +205,11 @@ def folder(cluster_folder: str) -> str:
     return f"{cluster_folder}/set-aside"
 
 
+def writers(manifest: ClusterManifest) -> set[str]:
+    """Nodes whose entries may be here; also of those that were forgotten, in snapshots."""
+    return manifest.nodes.keys() | {node for snapshot in manifest.snapshots.values() for node in snapshot.marks}
+
+
 def _changes(
     log: ClusterLog,
     maps: Collection[str] | None,
@@ -253,9 +237,3 @@ def _claimed_twice(
             if owners.setdefault(place, changes.node) != changes.node:
                 found.add(place[0])
     return found
-
-
-def _claims(index: NewestIndex, name: str, node: str, alias: str) -> Iterator[Claim]:
-    for rows, _ in index.batches_with_nodes(alias, ordered=True):
-        for row in rows:
-            yield (name, *row[1:]), node

@@ -13,6 +13,7 @@ from imap_wal.clock import SystemClock
 from imap_wal.entry import TIMESTAMP_MS, Row
 from imap_wal.index import NewestIndex
 from imap_wal.restore import ClusterLog, LiveView, MergeProgress, live
+from imap_wal.rivals import Noted
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.decode import Decoder
 from rewrite_cli.failures import Failed
@@ -94,8 +95,11 @@ def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, t
         records += len(changes.rows)
         tell(f"{view}: {records:,} records")
 
+    noted = Noted()
+
     def rows(name: str) -> Iterator[list[Row]]:
         for batch in index.batches(name):
+            noted.note(index.conflicts())
             kept = live(batch, as_of_ms)
             if kept:
                 yield kept

@@ -6,7 +6,7 @@ Logs first, snapshots after: of a map that nobody touched since its snapshot, th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from imap_wal.archive import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
@@ -16,10 +16,12 @@ from imap_wal.errors import StorageUnavailable
 from imap_wal.index import NewestIndex, in_pages
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.restore import ClusterLog, MergeProgress, no_garbage_collection, snapshot_pieces
+from imap_wal.rivals import Conflict, Noted
 from imap_wal.settings import Settings
 from rewrite_cli.rewriter import GONE, Job, Merged, Part, Result, Tally, latest_expiry, worth_reading
 from storage_backends import SegmentStore
 
+NO_CONFLICTS: Mapping[bytes, Conflict] = {}
 PART_ROWS_MAX = 1_000_000
 PART_BYTES_MAX = 256 * 1024 * 1024
 """A part file ends at this many rows or bytes of keys and values."""
@@ -59,6 +61,7 @@ class LocalEngine:
             if self._progress is not None:
                 self._progress(MergeProgress(count + 1, len(pieces), done, total, records))
         merged: list[Merged] = []
+        noted = Noted()
         touched = set(tally.maps)
         for name, snapshot in sorted(job.state.manifest.snapshots.items()):
             if not job.wants(name):
@@ -74,8 +77,9 @@ class LocalEngine:
         for name in sorted(touched):
             with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True) as folder:
                 writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
-                for rows, nodes in index.batches_with_nodes(name, ordered=True):
-                    writer.add(rows, nodes, tally.late)
+                for rows, nodes, conflicts in index.batches_with_rivals(name):
+                    noted.note(conflicts.values())
+                    writer.add(rows, nodes, tally.late, conflicts)
                 parts = writer.close()
             totals = tally.maps.get(name)
             merged.append(Merged(name, totals.records if totals else 0, totals.bytes if totals else 0, parts))
@@ -91,30 +95,35 @@ class PartWriter:
         self._store, self._job, self._name, self._folder, self._partition = store, job, name, folder, partition
         self._randomness = randomness or SystemRandomness()
         self._file: ParquetFile | None = None
-        self._rows = self._bytes = 0
+        self._rows = self._bytes = self._conflicts = 0
         self._expiry_ms: list[int] = []
         self._parts: list[Part] = []
 
-    def add(self, rows: list[Row], nodes: list[str], late: set[tuple[str, bytes]]) -> None:
-        """The newest rows of the next keys, and who wrote them."""
+    def add(self, rows: list[Row], nodes: list[str], late: set[tuple[str, bytes]], conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS) -> None:
+        """The newest rows of the next keys, and who wrote them. Of keys in `conflicts`, all claims
+        are kept."""
         fate, name = self._job.rule.fate, self._name
+        claims = list(zip(rows, nodes, strict=True))
         dead = [row[5] or row[7] for row in rows]
         if any(dead):
-            kept = [
+            claims = [
                 (row, node)
-                for row, node, maybe in zip(rows, nodes, dead, strict=True)
-                if not maybe or fate(row, node, bool(late) and (name, row[1]) in late) != GONE
+                for (row, node), maybe in zip(claims, dead, strict=True)
+                if not maybe or row[1] in conflicts or fate(row, node, bool(late) and (name, row[1]) in late) != GONE
             ]
-            rows, nodes = [row for row, _ in kept], [node for _, node in kept]
+        if conflicts:
+            claims = [each for row, node in claims for each in (conflicts[row[1]].claims if row[1] in conflicts else ((row, node),))]
+            self._conflicts += len(conflicts)
+        losers = {id(row) for each in conflicts.values() for row, _ in each.claims[1:]}
         # By bytes, whatever the caller holds: a column of a batch ends at 2 GiB.
-        for page in in_pages(list(zip(rows, nodes, strict=True)), [len(row[1]) + len(row[3] or b"") for row in rows], GROUP_BYTES_MAX):
-            self._write([row for row, _ in page], [node for _, node in page])
+        for page in in_pages(claims, [len(row[1]) + len(row[3] or b"") for row, _ in claims], GROUP_BYTES_MAX):
+            self._write([row for row, _ in page], [node for _, node in page], losers)
 
-    def _write(self, rows: list[Row], nodes: list[str]) -> None:
+    def _write(self, rows: list[Row], nodes: list[str], losers: set[int]) -> None:
         if self._file is None:
             self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA)
         batch = to_batch(rows, nodes)
-        self._file.write(batch, sum(row[5] for row in rows))
+        self._file.write(batch, sum(row[5] or id(row) in losers for row in rows) if losers else sum(row[5] for row in rows))
         self._rows += len(rows)
         self._bytes += batch.nbytes
         self._expiry_ms = [latest_expiry((*self._expiry_ms, *(row[7] for row in rows)))]
@@ -135,6 +144,6 @@ class PartWriter:
         size, checksum = file.discard() if self._job.dry_run else file.publish(self._store, path)
         expiry = latest_expiry(self._expiry_ms)
         live = file.records - file.tombstones
-        self._parts.append(Part(path, live, file.tombstones, size, checksum, self._partition, number, expiry))
-        self._rows = self._bytes = 0
+        self._parts.append(Part(path, live, file.tombstones, size, checksum, self._partition, number, expiry, self._conflicts))
+        self._rows = self._bytes = self._conflicts = 0
         self._expiry_ms = []

@@ -147,7 +147,7 @@ def note(text: str) -> None:
 @contextmanager
 def progress() -> Iterator[Progress]:
     """A spinner with a text on stderr; silent outside a terminal. Progress that the library logs
-    (`imap_wal.progress`) becomes that text."""
+    (`imap_wal.progress`) becomes that text; its warnings are notes."""
     shown = errors()
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     log = logging.getLogger("imap_wal")
@@ -164,14 +164,16 @@ def progress() -> Iterator[Progress]:
 
 
 class _Describing(logging.Handler):
-    """Shows records of level INFO as the text of the spinner."""
+    """Shows records of level INFO as the text of the spinner, and warnings as notes."""
 
     def __init__(self, spinner: Progress) -> None:
         super().__init__(logging.INFO)
         self._spinner = spinner
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno == logging.INFO and self._spinner.task_ids:
+        if record.levelno >= logging.WARNING:
+            note(record.getMessage())
+        elif record.levelno == logging.INFO and self._spinner.task_ids:
             self._spinner.update(self._spinner.task_ids[-1], description=record.getMessage())
 
 

@@ -2,6 +2,7 @@
 
     plan    every byte is read; the items say what is kept and what is given up
     write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims ─▶ cluster's manifest ─▶ markers go
+    prefer  keys that a node and others claim are decided for it: a rewrite of their maps in the copy, before the markers go
 
 A marker is a manifest number 0 that no version reads: until the real one stands above it, whoever opens the copy is refused.
 """
@@ -32,11 +33,17 @@ from imap_wal.manifest import (
     node_manifests,
     with_checksum,
 )
-from rewrite_cli import evidence, salvage
+from imap_wal.restore import ClusterLog
+from imap_wal.settings import RecoveryPolicy
+from rewrite_cli import conflicts, evidence, salvage
+from rewrite_cli.conflicts import Resolution
 from rewrite_cli.failures import Failed
+from rewrite_cli.local import LocalEngine
 from rewrite_cli.repair_manifest import with_made_manifests
 from rewrite_cli.repair_node import NodeRepair
 from rewrite_cli.repair_report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
+from rewrite_cli.report import MapRewrite
+from rewrite_cli.rewriter import rewrite
 from rewrite_cli.survey import ClusterView, survey
 from rewrite_cli.verifier import foreign_files
 from storage_backends import NotFound, SegmentStore, StoredFile
@@ -108,8 +115,9 @@ class ClusterRepair:
                 self.items += [Item(path, "lost", "clean", LEFT_OUT, what="put aside by an earlier recovery") for path in aside]
         self._plan_manifest()
 
-    def write(self, target: SegmentStore) -> None:
-        """Make the copy. An error leaves what nobody takes for a log."""
+    def write(self, target: SegmentStore, prefer: str = "") -> list[MapRewrite]:
+        """Make the copy. An error leaves what nobody takes for a log, or what no other repair takes
+        for a whole copy. `prefer`: the node whose claims count; answers the maps that had some."""
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)
@@ -127,8 +135,18 @@ class ClusterRepair:
         if self._claims is not None or self.view.claims_number:
             target.create(*self._claim_manifest())
         target.create(*self._cluster_manifest())
+        decided = self._decide(target, prefer) if prefer else []
         for path in reversed(markers):
             target.delete(path)
+        return decided
+
+    def _decide(self, target: SegmentStore, prefer: str) -> list[MapRewrite]:
+        log = ClusterLog(target, self.view.namespace, self.view.cluster, self.clock, self.randomness)
+        resolution = Resolution(prefer, alone=True)
+        maps = {each.map for each in conflicts.find(log) if resolution.winner(each.claims) is not None}
+        if not maps:
+            return []
+        return list(rewrite(log, LocalEngine(), maps=maps, policy=RecoveryPolicy.PARTIAL, resolve=resolution).maps)
 
     @property
     def older(self) -> bool:

@@ -26,6 +26,8 @@ class MapRewrite:
     unchanged: bool = False
     conflicts: int = 0
     """Keys that two nodes claimed, and that were decided."""
+    undecided: int = 0
+    """Keys that two nodes claim, and that were not decided: all claims are kept."""
     set_aside: str = ""
     """The file that holds the claims that lost."""
 

@@ -13,6 +13,9 @@ does not cover. It is dropped when there can be none:
   - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
 Otherwise it is kept, and a later rewrite decides again. Expired entries follow the same rule, some
 minutes after they expired: the clock of this machine may differ from the storage's by so much.
+
+Keys that several nodes claim (`imap_wal.rivals`) keep all their claims in the snapshot, tombstones
+and expired ones too, until `resolve` decides or something newer is written.
 """
 
 from __future__ import annotations
@@ -27,9 +30,8 @@ from typing import Protocol
 from imap_wal import layout
 from imap_wal.archive import batches
 from imap_wal.entry import Row
-from imap_wal.errors import InvalidSetting, LogError, LostRace, OrderConflict, ShortLog
+from imap_wal.errors import InvalidSetting, LogError, LostRace, ShortLog
 from imap_wal.format import START, Position
-from imap_wal.index import KeyConflict
 from imap_wal.manifest import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
 from imap_wal.pieces import Changes
 from imap_wal.restore import ClusterLog, ClusterState
@@ -110,6 +112,9 @@ class Part:
     partition: int = 0
     number: int = 0
     last_expiry_ms: int = 0
+    conflicts: int = 0
+    """Keys that several nodes claim, and that nobody decided: the claims that lost are kept too,
+    and count as tombstones."""
 
     @property
     def rows(self) -> int:
@@ -302,8 +307,8 @@ def rewrite(
 ) -> RewriteReport:
     """Prepare, merge, publish. A running service may write at the same time. `LostRace`:
     nothing was published, run it again. `InvalidSetting` when this machine's clock differs from the
-    storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it,
-    `OrderConflict`."""
+    storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it, the new
+    snapshot keeps all claims."""
     start = log.clock.monotonic()
     skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     for attempt in range(ATTEMPTS):
@@ -323,9 +328,6 @@ def rewrite(
                     raise lost from error
                 raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
             continue
-        except KeyConflict as error:
-            discard(log, job)
-            raise OrderConflict(f"{error}; nothing was published: {conflicts.ADVICE}") from error
         except BaseException:
             discard(log, job)
             raise
@@ -342,6 +344,7 @@ def rewrite(
         replace(
             _report(job, item),
             conflicts=aside.keys.get(item.map, 0),
+            undecided=sum(part.conflicts for part in item.parts),
             set_aside=aside.paths.get(item.map, ""),
         )
         for item in sorted(merged, key=lambda item: item.map)
@@ -371,8 +374,9 @@ class _Aside:
 
 def _decide(log: ClusterLog, job: Job, resolve: Resolution) -> tuple[Job, _Aside]:
     """Find the conflicts and decide them; of a dry run, nothing is written."""
-    if resolve.node and resolve.node not in job.state.manifest.nodes:
-        known = ", ".join(sorted(job.state.manifest.nodes))
+    nodes = conflicts.writers(job.state.manifest)
+    if resolve.node and resolve.node not in nodes:
+        known = ", ".join(sorted(nodes))
         raise InvalidSetting(f"--resolve names node {resolve.node!r}; there is {known}")
     with conflicts.Aside() as aside:
         found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)

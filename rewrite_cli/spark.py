@@ -33,10 +33,11 @@ from imap_wal.clock import SystemRandomness
 from imap_wal.entry import Row
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.format import Position
-from imap_wal.index import Newest, NewestIndex
+from imap_wal.index import NewestIndex, Table
 from imap_wal.manifest import NO_VERSIONS, PartitionVersions
 from imap_wal.pieces import SEGMENT, SNAPSHOT, Piece, read_piece
 from imap_wal.restore import ClusterLog, live, no_garbage_collection, snapshot_pieces
+from imap_wal.rivals import Conflict, Noted
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.local import PartWriter
 from rewrite_cli.rewriter import Job, Merged, Part, Result, Tally, Totals, worth_reading
@@ -230,8 +231,10 @@ class ImapWalReader(DataSourceReader):
                         if options.buckets > 1:
                             rows = [row for row in rows if zlib.crc32(row[1]) % options.buckets == partition.bucket]
                         index.add(changes.node, rows)
+            noted = Noted()
             for name in index.maps():
                 for rows, nodes in index.batches_with_nodes(name):
+                    noted.note(index.conflicts())
                     alive = {id(row) for row in live(rows, partition.now_ms)}
                     kept = [(row, node) for row, node in zip(rows, nodes, strict=True) if id(row) in alive]
                     if kept:
@@ -305,7 +308,7 @@ _ENTRY_FIELDS = _FIELDS.removeprefix("namespace string, cluster string, ")
 _COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string, pairs string"
 _PART_TEXTS = ("map", "path", "attempt", "error")
 _PART_NUMBERS = (
-    "live", "tombstones", "bytes", "checksum", "partition", "number", "last_expiry_ms",
+    "live", "tombstones", "bytes", "checksum", "partition", "number", "last_expiry_ms", "conflicts",
 )  # fmt: skip
 _PART_FIELDS = ", ".join([*(f"{name} string" for name in _PART_TEXTS), *(f"{name} bigint" for name in _PART_NUMBERS)])
 _PART_SCHEMA = pa.schema(
@@ -480,13 +483,13 @@ def _write(job: Job) -> ArrowMap:
             with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-") as folder:
                 writer: PartWriter | None = None
                 current = ""
-                for name, rows, nodes, late in newest_of_sorted(batches):
+                for name, rows, nodes, late, conflicts in newest_of_sorted(batches):
                     if writer is None or name != current:
                         if writer is not None:
                             found[current] = writer.close()
                         current = name
                         writer = PartWriter(store, job, name, Path(folder), partition, randomness)
-                    writer.add(rows, nodes, late)
+                    writer.add(rows, nodes, late, conflicts)
                 if writer is not None:
                     found[current] = writer.close()
         except (ImapWalError, StorageError) as raised:
@@ -502,30 +505,50 @@ def _write(job: Job) -> ArrowMap:
     return write
 
 
-def newest_of_sorted(batches: Iterator[Any]) -> Iterator[tuple[str, list[Row], list[str], set[tuple[str, bytes]]]]:
-    """From record batches sorted by map and key: (map, newest rows, their nodes, keys that came late), every key once."""
-    held: tuple[str, Newest, set[tuple[str, bytes]]] | None = None
+Page = tuple[str, list[Row], list[str], set[tuple[str, bytes]], dict[bytes, Conflict]]
+"""(map, newest rows, their nodes, keys that came late, keys in conflict)."""
+
+
+class _Held:
+    """Rows of some keys of a map, until all rows of these keys are there."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._table, self.late = name, Table(), set[tuple[str, bytes]]()
+        self._size = 0
+
+    def add(self, row: Row, node: str, late: bool) -> None:
+        self._size += len(row[1]) + len(row[3] or b"")
+        self._table.offer(row[1], (*row, node))
+        if late:
+            self.late.add((self.name, row[1]))
+
+    @property
+    def full(self) -> bool:
+        return len(self._table.rows) >= _KEYS_A_BATCH or self._size >= archive.GROUP_BYTES_MAX
+
+    def page(self) -> Page:
+        table, name = self._table, self.name
+        claims = [table.claim(row) for row in table.rows.values()]
+        conflicts = {key: found for key in table.rivals if (found := table.conflict(name, key)) is not None}
+        return name, [row for row, _ in claims], [node for _, node in claims], self.late, conflicts
+
+
+def newest_of_sorted(batches: Iterator[Any]) -> Iterator[Page]:
+    """From record batches sorted by map and key, every key once."""
+    held: _Held | None = None
     last = b""
-
-    def settled(name: str, newest: Newest) -> tuple[list[Row], list[str]]:
-        found = newest.settle().values()
-        return [row for row, _ in found], [node for _, node in found]
-
     for batch in batches:
         nodes = archive.nodes_of(batch)
         lates = batch.column(batch.schema.get_field_index("late")).to_pylist()
-        for index, row in enumerate(archive.to_rows(batch)):
-            name, key = row[0], row[1]
-            if held is None or held[0] != name or ((held[1].count >= _KEYS_A_BATCH or held[1].size >= archive.GROUP_BYTES_MAX) and key != last):
+        for row, node, late in zip(archive.to_rows(batch), nodes, lates, strict=True):
+            if held is None or held.name != row[0] or (held.full and row[1] != last):
                 if held is not None:
-                    yield held[0], *settled(held[0], held[1]), held[2]
-                held = (name, Newest(), set())
-            held[1].offer(key, row, nodes[index])
-            if lates[index]:
-                held[2].add((name, key))
-            last = key
+                    yield held.page()
+                held = _Held(row[0])
+            held.add(row, node, late)
+            last = row[1]
     if held is not None:
-        yield held[0], *settled(held[0], held[1]), held[2]
+        yield held.page()
 
 
 def balanced(pieces: list[Piece], count: int) -> list[list[Piece]]:

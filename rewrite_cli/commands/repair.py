@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
 import click
 
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.restore import ClusterLog
+from imap_wal.rivals import ADVICE
 from rewrite_cli import conflicts
 from rewrite_cli import output as out
+from rewrite_cli.conflicts import Resolution
 from rewrite_cli.failures import FINDINGS, Failed
 from rewrite_cli.repair_report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
 from rewrite_cli.repairer import ClusterRepair, tolerant_survey
 from rewrite_cli.scope import Scope, Url, refuse_nested, scope_options
 from rewrite_cli.survey import ClusterView
 from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Keys of one map that were decided for a node; the file in the copy with the changes that
+    lost, "" of a dry run."""
+
+    cluster: str
+    map: str
+    keys: int
+    set_aside: str
 
 
 @click.command()
@@ -26,20 +43,24 @@ from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_
     show_default=True,
     help="salvage keeps every whole frame; point-in-time keeps what stands before the first damage in a node's log.",
 )
+@click.option("--prefer", metavar="NODE", help="In the copy, decide keys that this node and others claim: its change counts.")
 @click.option("--all", "show_all", is_flag=True, help="Also list the files that are copied as they are (JSON always does).")
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry_run: bool, output: str) -> int:
+def command(scope: Scope, target_url: str | None, mode: str, prefer: str | None, show_all: bool, dry_run: bool, output: str) -> int:
     """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log itself is only read.
 
     Whole files are copied byte for byte; of a damaged one what can be read is written anew. The copy opens and restores exactly what was kept. With --node it holds only
     those nodes' logs. Exit code 3: something was given up, or two nodes claim the same change of a key; 0: nothing. Stop the services that write the log first.
+
+    With --prefer, that node's change counts of each key that it and others claim. The changes that lost are kept in a Parquet file in the copy, which the report names.
 
     \b
     Examples:
       imap-wal repair /var/lib/maps --dry-run
       imap-wal repair /var/lib/maps --to file:///srv/maps-repaired
       imap-wal repair s3://bucket/maps --to s3://bucket/repaired --mode point-in-time -o json
+      imap-wal repair /var/lib/maps --to file:///srv/maps-decided --prefer n1
     """
     if target_url is None and not dry_run:
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
@@ -47,12 +68,14 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
     store = _open(scope.url)
     items: list[Item] = []
     in_conflict: list[str] = []
+    decided: list[Decided] = []
     try:
         if target is not None:
             _must_be_empty(target, str(target_url))
             refuse_nested(scope.url, str(target_url))
         views, lost = tolerant_survey(store, scope.namespaces, scope.clusters)
         _check_scope(store, views, scope)
+        _check_preferred(views, prefer)
         for view in views:
             _must_be_idle(store, view, scope, dry_run)
         with out.progress() as progress:
@@ -65,31 +88,57 @@ def command(scope: Scope, target_url: str | None, mode: str, show_all: bool, dry
             for repair in repairs:
                 repair.plan()
                 items += repair.items
+            where = store
             if target is not None and not dry_run:
-                for repair in repairs:
-                    repair.write(target)
-            in_conflict = [text for view in views for text in _conflicts(store, view)]
+                decided = [
+                    Decided(str(repair.view), each.map, each.conflicts, each.set_aside)
+                    for repair in repairs
+                    for each in repair.write(target, prefer or "")
+                ]
+                where = target
+            elif prefer:
+                decided = [each for view in views for each in _would_decide(store, view, prefer)]
+            in_conflict = [text for view in views for text in _conflicts(where, view, prefer)]
     finally:
         store.close()
         if target is not None:
             target.close()
-    totals = {"mode": mode, "dry_run": dry_run, "to": target_url, **summary(items), "conflicts": in_conflict}
+    totals = {
+        "mode": mode,
+        "dry_run": dry_run,
+        "to": target_url,
+        **summary(items),
+        "conflicts": in_conflict,
+        "preferred": [asdict(each) for each in decided],
+    }
     if output == out.JSON:
         out.print_json({"summary": totals, "files": [item.to_json() for item in items]})
     else:
         _print(items, totals, show_all)
+        for each in decided:
+            where_lost = f"; what lost is in {each.set_aside}" if each.set_aside else ""
+            click.echo(f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change of node {prefer!r} counts{where_lost}")
         for text in in_conflict:
             click.echo(f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}")
         if in_conflict:
-            click.echo(f"in the copy: {conflicts.ADVICE}")
+            click.echo(f"in the copy: {ADVICE}")
     return FINDINGS if totals["damaged"] or in_conflict else 0
 
 
-def _conflicts(store: SegmentStore, view: ClusterView) -> list[str]:
-    """Keys that two nodes claim: a repair keeps both claims, and every restore of the copy fails
-    until one is chosen."""
+def _would_decide(store: SegmentStore, view: ClusterView, prefer: str) -> list[Decided]:
+    resolution = Resolution(prefer, alone=True)
+    with suppress(LogError, NotFound):  # `_conflicts` says so
+        found = conflicts.find(ClusterLog(store, view.namespace, view.cluster))
+        keys = Counter(each.map for each in found if resolution.winner(each.claims) is not None)
+        return [Decided(str(view), name, count, "") for name, count in keys.items()]
+    return []
+
+
+def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> list[str]:
+    """Keys that two nodes claim, without those that `prefer` decides: a repair keeps all claims."""
+    resolution = Resolution(prefer, alone=True) if prefer else None
     try:
-        return conflicts.found(ClusterLog(store, view.namespace, view.cluster))
+        return conflicts.found(ClusterLog(store, view.namespace, view.cluster), resolution=resolution)
     except (LogError, NotFound):
         out.note(f"{view}: damaged, so conflicts of order were not looked for; verify the copy")
         return []
@@ -118,6 +167,12 @@ def _check_scope(store: SegmentStore, views: list[ClusterView], scope: Scope) ->
     absent = set(scope.nodes) - {node.name for view in views for node in view.nodes}
     if absent:
         raise Failed(f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}")
+
+
+def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
+    known = {name for view in views for name in conflicts.writers(view.manifest) | {node.name for node in view.nodes}}
+    if prefer is not None and prefer not in known:
+        raise click.UsageError(f"--prefer names node {prefer!r}; there is {', '.join(sorted(known))}")
 
 
 def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from imap_wal.restore import ClusterLog, MergeProgress
+from imap_wal.rivals import ADVICE
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli import output as out
@@ -54,8 +55,8 @@ def command(
 
     The space comes back with `imap-wal prune`. Two rewriters at once: one publishes, the other ends with exit code 4.
 
-    Two halves of a split network may both have changed a key; then neither is newer, and nothing is rewritten until you decide with --resolve. The changes that lost
-    are kept in a Parquet file, which the report names.
+    Two halves of a split network may both have changed a key; then neither is newer. The snapshot keeps both changes until you decide with --resolve, or something newer
+    is written. The changes that lost are then kept in a Parquet file, which the report names.
 
     \b
     Examples:
@@ -96,6 +97,8 @@ def command(
             if each.conflicts:
                 where = f"; what lost is in {each.set_aside}" if each.set_aside else ""
                 click.echo(f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}")
+            if each.undecided:
+                out.note(f"map {each.map!r}: {each.undecided:,} keys in conflict; the snapshot keeps all claims. {ADVICE}")
         for node, why in report.missing.items():
             out.note(f"left out: node {node!r}: {why}")
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
-from imap_wal.errors import OrderConflict
 from imap_wal.index import NewestIndex
 from imap_wal.restore import ClusterLog
+from imap_wal.rivals import ADVICE
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli import conflicts
 from rewrite_cli import output as out
-from rewrite_cli.conflicts import UNDECIDED, Decisions, Resolution
 from rewrite_cli.failures import FINDINGS
 from rewrite_cli.live import load_parquet
 from rewrite_cli.scope import Scope, scope_options
@@ -63,41 +62,25 @@ class Forecast:
     member_seconds: float
     missing: tuple[str, ...]
     conflicts: tuple[str, ...] = ()
-    """Keys that two nodes claim: a restart fails on them."""
+    """Keys that two nodes claim, the first of them."""
+    conflict_keys: int = 0
+    """How many there are."""
 
 
 def count_cluster(
     store: SegmentStore, view: ClusterView, settings: Settings, maps: tuple[str, ...], tell: Callable[[str], None]
 ) -> tuple[list[Count], Forecast]:
-    """Read what a restore would read, and count. Memory is bounded as a restore's. Of keys in
-    conflict the newest claim by its timestamp is counted."""
-    try:
-        return _count(store, view, settings, maps, tell, UNDECIDED)
-    except OrderConflict:
-        log = ClusterLog(store, view.namespace, view.cluster)
-        texts = conflicts.found(log, maps=maps or None)
-        decisions = conflicts.decide(conflicts.find(log, maps=maps or None), Resolution())
-        counts, forecast = _count(store, view, settings, maps, tell, decisions)
-        return counts, replace(forecast, conflicts=tuple(texts))
-
-
-def _count(
-    store: SegmentStore,
-    view: ClusterView,
-    settings: Settings,
-    maps: tuple[str, ...],
-    tell: Callable[[str], None],
-    decisions: Decisions,
-) -> tuple[list[Count], Forecast]:
+    """Read what a restore would read, and count. Memory is bounded as a restore's."""
     load_parquet()
     clock = SystemClock()
     index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
     counts: dict[tuple[str, str], Count] = {}
     start = clock.monotonic()
-    records = 0
+    records = in_conflict = 0
+    log = ClusterLog(store, view.namespace, view.cluster)
     try:
-        for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=maps or None, policy=RecoveryPolicy.PARTIAL):
-            index.add(changes.node, decisions.counting(changes.node, changes.rows))
+        for changes in log.changes(maps=maps or None, policy=RecoveryPolicy.PARTIAL):
+            index.add(changes.node, changes.rows)
             for row in changes.rows:
                 count = _of(counts, view, row[MAP], changes.node)
                 count.records += 1
@@ -107,7 +90,8 @@ def _count(
         merged = clock.monotonic() - start
         now = clock.now_ms()
         for name in index.maps():
-            for rows, nodes in index.batches_with_nodes(name):
+            for rows, nodes, found in index.batches_with_rivals(name):
+                in_conflict += len(found)
                 for row, node in zip(rows, nodes, strict=True):
                     count = _of(counts, view, name, node)
                     if row[DELETED]:
@@ -120,7 +104,9 @@ def _count(
     finally:
         index.close()
     live = sum(count.live for count in counts.values())
-    forecast = Forecast(view.namespace, view.cluster, live, records, merged, live * MEMBER_S_PER_ENTRY, tuple(view.unreadable_nodes))
+    texts = conflicts.found(log, maps=maps or None) if in_conflict else []
+    member_seconds, missing = live * MEMBER_S_PER_ENTRY, tuple(view.unreadable_nodes)
+    forecast = Forecast(view.namespace, view.cluster, live, records, merged, member_seconds, missing, tuple(texts), in_conflict)
     return [counts[key] for key in sorted(counts)], forecast
 
 
@@ -140,7 +126,7 @@ def _size(row: Row) -> int:
 @out.output_option
 def command(scope: Scope, output: str) -> int:
     """Live and dead records and bytes per map and node, and how long a restart would load. Reads the whole log. Exit code 3 when a
-    restart would fail: a node's log is missing, or two nodes claim the same change of a key.
+    node's log is missing (a restart would fail), or two nodes claim the same change of a key.
 
     \b
     Examples:
@@ -189,5 +175,7 @@ def command(scope: Scope, output: str) -> int:
         for node in forecast.missing:
             click.echo(click.style(f"  node {node!r} is missing", fg="red") + ": a restart refuses to go on without it (recovery_policy = full)")
         for text in forecast.conflicts:
-            click.echo(click.style("  conflict of order", fg="red") + f": {text}: a restart fails; {conflicts.ADVICE}")
+            click.echo(click.style("  conflict of order", fg="red") + f": {text}")
+        if forecast.conflict_keys:
+            click.echo(f"  {forecast.conflict_keys:,} keys in conflict, which no restart fails on; {ADVICE}")
     return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0

@@ -10,6 +10,7 @@ import click
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
 from imap_wal.restore import ClusterLog
+from imap_wal.rivals import ADVICE
 from rewrite_cli import conflicts
 from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS
@@ -30,7 +31,7 @@ CONFLICT = "conflict"
 def command(scope: Scope, max_duration: float | None, show_all: bool, output: str) -> int:
     """Read every byte of the log and say what is damaged, and what is lost.
 
-    Then it looks for keys that two nodes claim with the same order, as both halves of a split network can leave them: every restore fails because of those. Exit code 3, as for damage.
+    Then it looks for keys that two nodes claim with the same order, as both halves of a split network can leave them: every reader chooses one claim by a fixed rule, and keeps the other. Exit code 3, as for damage.
 
     A torn tail (an incomplete last commit after a crash, or a service that is writing right now) is reported and is no damage: exit code 0. Damage: exit code 3.
 
@@ -125,7 +126,7 @@ def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> li
     except NotFound:
         out.note(f"{view}: its files changed during the run; it was not checked for conflicts of order")
         return []
-    return [Finding(view.folder, "order", CONFLICT, what=text, advice=conflicts.ADVICE) for text in texts]
+    return [Finding(view.folder, "order", CONFLICT, what=text, advice=ADVICE) for text in texts]
 
 
 def _lost_records(finding: Finding) -> int | str:

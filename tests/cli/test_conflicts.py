@@ -1,13 +1,17 @@
-"""Two nodes claim the same change of a key: every command that looks reports it, `rewrite
---resolve` decides."""
+"""Two nodes claim the same change of a key: no command fails, every one that looks reports it,
+`rewrite --resolve` and `repair --prefer` decide."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from imap_wal.restore import ClusterLog
+import imap_wal
+from imap_wal.archive import batches, nodes_of, to_rows
+from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.settings import Settings
 from storage_backends import SegmentStore, open_store
 from tests.cli.conftest import Run
 from tests.histories import put
@@ -35,15 +39,18 @@ def store(split: str) -> SegmentStore:
 
 @pytest.mark.parametrize("command", ["verify", "doctor", "repair", "stat"])
 def test_whoever_looks_names_map_key_and_positions(run: Run, split: str, command: str) -> None:
-    """A restart fails on it, so no command may report that all is well."""
+    """A reader chose for the operator, so no command may report that all is well."""
     options = ("--dry-run",) if command == "repair" else ()
     ended = run(command, split, *options, "-o", "json")
     assert ended.code == 3, ended.err
     text = run(command, split, *options).out
     assert "--resolve" in text
-    for said in (ended.out.replace("\\", ""), text):
+    for printed in (ended.out.replace("\\", ""), text):
+        said = " ".join(printed.split())
         assert "map 'orders', key b'a'" in said
-        assert "00000001.00000001." in said, "the positions"
+        for name in ("n1", "n2"):
+            assert f"ns/c/nodes/{name}/wal/00000001-00000001.wal at 00000001.00000001." in said, "files and positions"
+        assert "that of node 'n1' counts" in said
         assert "b'b'" not in said
         assert "b'c'" not in said, "something newer has settled it"
 
@@ -51,33 +58,128 @@ def test_whoever_looks_names_map_key_and_positions(run: Run, split: str, command
 def test_stat_counts_what_is_not_in_doubt(run: Run, split: str) -> None:
     found = run("stat", split, "-o", "json").json
     assert sum(each["live"] for each in found["maps"]) == 3
-    assert len(found["forecast"][0]["conflicts"]) == 1
+    assert len(found["forecast"][0]["conflicts"]) == found["forecast"][0]["conflict_keys"] == 1
 
 
-def test_a_rewrite_leaves_it_until_it_is_told(run: Run, split: str, store: SegmentStore) -> None:
-    ended = run("rewrite", split)
-    assert ended.code == 1 and "--resolve newest" in ended.err
-    assert store.list("ns/c/snapshot") == []
+def live(store: SegmentStore) -> dict[bytes, bytes | None]:
+    with closing(LiveView(ClusterLog(store, "ns", "c"), Settings())) as view:
+        view.catch_up()
+        return {row[1]: row[3] for rows in view.rows("orders") for row in rows}
+
+
+def test_a_rewrite_keeps_all_claims_until_it_is_told(run: Run, split: str, store: SegmentStore) -> None:
+    ended = run("rewrite", split, "-o", "json")
+    assert ended.code == 0 and "b'a'" in ended.err, "a warning names the key"
+    done = ended.json["clusters"][0]["maps"][0]
+    assert (done["live"], done["undecided"], done["conflicts"]) == (3, 1, 0)
+    assert run("prune", split, "--yes").code == 0
+    assert store.list("ns/c/set-aside") == []
+    assert live(store) == {b"a": b"1", b"b": b"1", b"c": b"3"}
+    for command in ("verify", "doctor", "stat"):
+        looked = run(command, split)
+        assert looked.code == 3 and "b'a'" in looked.out, "still to be decided"
+        assert f"{store.list('ns/c/snapshot')[0].path} (order" in " ".join(looked.out.split()), "both are in the snapshot"
+    assert "1 keys in conflict; the snapshot keeps all claims" in run("rewrite", split).err
+    assert run("rewrite", split, "--resolve", "node=n2").code == 0
+    assert live(store) == {b"a": b"2", b"b": b"1", b"c": b"3"}
+    assert run("verify", split).code == 0
+
+
+def test_a_resolution_that_is_none_is_refused_and_a_dry_run_writes_nothing(run: Run, split: str, store: SegmentStore) -> None:
     assert run("rewrite", split, "--resolve", "oldest").code == 2
     assert run("rewrite", split, "--resolve", "node=n3").code == 2
     tried = run("rewrite", split, "--resolve", "newest", "--dry-run", "-o", "json").json
     assert tried["clusters"][0]["maps"][0]["conflicts"] == 1
-    assert store.list("ns/c/set-aside") == []
+    assert store.list("ns/c/set-aside") == store.list("ns/c/snapshot") == []
+
+
+def test_a_claim_of_a_node_that_was_forgotten_is_still_found_and_can_be_chosen(run: Run, split: str, store: SegmentStore) -> None:
+    assert run("rewrite", split).code == 0
+    assert run("forget-node", split, "--node", "n2", "--yes").code == 0
+    assert live(store)[b"a"] == b"1"
+    for command in ("verify", "doctor"):
+        looked = run(command, split)
+        assert looked.code == 3 and "b'a'" in looked.out
+    assert run("rewrite", split, "--resolve", "node=n2").code == 0
+    assert live(store)[b"a"] == b"2"
+
+
+@pytest.mark.parametrize("readers", [("export",), ("export", "--as-of", "2099-01-01T00:00"), ("restore",)])
+def test_whoever_reads_the_live_entries_survives_it_and_says_so(run: Run, split: str, readers: tuple[str, ...]) -> None:
+    ended = run(readers[0], split, *readers[1:])
+    assert ended.code == 0
+    assert "map 'orders', key b'a'" in ended.err and "b'c'" not in ended.err
+    if readers[0] == "export":
+        assert {line["key"]["hex"]: line["value"]["hex"] for line in ended.lines} == {"61": "31", "62": "31", "63": "33"}
+
+
+def test_a_store_opens_on_it(split: str, caplog: pytest.LogCaptureFixture) -> None:
+    with imap_wal.open(split, namespace="ns", cluster="c", node="n3") as opened:
+        assert len(opened.map("orders", serializer=Plain())) == 3
+    assert "map 'orders', key b'a'" in caplog.text
+
+
+class Plain:
+    """The serializer of these logs."""
+
+    name = "K"
+
+    def dump(self, value: object) -> bytes:
+        return str(value).encode()
+
+    def load(self, data: bytes) -> object:
+        return data.decode()
+
+
+@pytest.mark.parametrize(("prefer", "kept", "lost"), [("n1", b"1", b"2"), ("n2", b"2", b"1")])
+def test_a_repair_decides_in_the_copy_and_keeps_what_lost(
+    run: Run, split: str, store: SegmentStore, tmp_path: Path, prefer: str, kept: bytes, lost: bytes
+) -> None:
+    before = [(file.path, store.read(file.path)) for file in store.list("")]
+    tried = run("repair", split, "--prefer", prefer, "--dry-run", "-o", "json")
+    assert tried.code == 0 and tried.json["summary"]["conflicts"] == []
+    assert tried.json["summary"]["preferred"] == [{"cluster": "ns/c", "map": "orders", "keys": 1, "set_aside": ""}]
+    done = run("repair", split, "--to", f"file://{tmp_path}/copy", "--prefer", prefer, "-o", "json")
+    assert done.code == 0 and done.json["summary"]["conflicts"] == []
+    (decided,) = done.json["summary"]["preferred"]
+    copy = open_store(f"file://{tmp_path}/copy")
+    rows = [row for batch in batches(copy, decided["set_aside"]) for row in to_rows(batch)]
+    assert [(row[1], row[3]) for row in rows] == [(b"a", lost)]
+    assert live(copy) == {b"a": kept, b"b": b"1", b"c": b"3"}
+    assert run("verify", f"file://{tmp_path}/copy").code == 0
+    assert [(file.path, store.read(file.path)) for file in store.list("") if "writer.lock" not in file.path] == [
+        each for each in before if "writer.lock" not in each[0]
+    ], "the log itself is only read"
+
+
+def test_a_repair_decides_only_what_the_preferred_node_claims(run: Run, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/three"
+    store = open_store(url)
+    for name, keys in (("n1", "ab"), ("n2", "a"), ("n3", "b")):
+        log = node(store, name)
+        append(log, *(put(key, name, (1, 1, 1, 1)) for key in keys))
+        log.close()
+    done = run("repair", url, "--to", f"file://{tmp_path}/copy", "--prefer", "n2", "-o", "json")
+    assert done.code == 3, "key b is still to be decided"
+    assert "key b'b'" in done.json["summary"]["conflicts"][0] and len(done.json["summary"]["conflicts"]) == 1
+    copy = open_store(f"file://{tmp_path}/copy")
+    assert live(copy) == {b"a": b"n2", b"b": b"n1"}
+    text = run("repair", url, "--to", f"file://{tmp_path}/again", "--prefer", "n2").out
+    assert "of 1 keys in conflict the change of node 'n2' counts; what lost is in ns/c/set-aside/orders/" in text
+    assert "n1, n2, n3" in run("repair", url, "--dry-run", "--prefer", "n4").err
 
 
 @pytest.mark.parametrize(("how", "kept", "lost"), [("newest", "2", b"1"), ("node=n1", "1", b"2"), ("node=n2", "2", b"1")])
 def test_a_rewrite_decides_and_keeps_what_lost(run: Run, split: str, store: SegmentStore, how: str, kept: str, lost: bytes) -> None:
     done = run("rewrite", split, "--resolve", how, "-o", "json").json["clusters"][0]["maps"][0]
     assert done["conflicts"] == 1
-    from imap_wal.archive import batches, to_rows
-
     rows = [row for batch in batches(store, done["set_aside"]) for row in to_rows(batch)]
     assert [(row[1], row[3]) for row in rows] == [(b"a", lost)]
     for command in ("verify", "stat", "doctor"):
         assert "b'a'" not in run(command, split).out
     assert run("verify", split).code == 0
-    live = {row[1]: row[3] for changes in ClusterLog(store, "ns", "c").changes() for row in changes.rows}
-    assert live == {b"a": kept.encode(), b"b": b"1", b"c": b"3"}
+    held = {row[1]: row[3] for changes in ClusterLog(store, "ns", "c").changes() for row in changes.rows}
+    assert held == {b"a": kept.encode(), b"b": b"1", b"c": b"3"}
     assert run("prune", split, "--yes").code == 0
     assert run("export", split, "--map", "orders").code == 0
     assert store.exists(done["set_aside"]), "prune leaves it"
@@ -92,8 +194,6 @@ def test_of_three_claims_one_stays_and_a_deletion_may_win(run: Run, tmp_path: Pa
         log.close()
     done = run("rewrite", url, "--resolve", "newest", "-o", "json").json["clusters"][0]["maps"][0]
     assert (done["live"], done["conflicts"]) == (0, 1)
-    from imap_wal.archive import batches, nodes_of
-
     kept = [name for batch in batches(store, done["set_aside"]) for name in nodes_of(batch)]
     assert sorted(kept) == ["n1", "n3"]
     assert run("verify", url).code == 0

@@ -23,7 +23,6 @@ from imap_wal.errors import (
     LostRace,
     MissingNode,
     NotAppended,
-    OrderConflict,
     OutcomeUnknown,
     StorageUnavailable,
     WriterLocked,
@@ -179,9 +178,7 @@ class Actor:
             self.stage.spread(self.process.machine) or self.stage.forgotten
         ):
             return
-        if isinstance(error, LogError | MissingNode | OrderConflict) and not isinstance(
-            error, allowed
-        ):
+        if isinstance(error, LogError | MissingNode) and not isinstance(error, allowed):
             if self.stage.damaged or self.stage.kind == NFS:
                 # An old listing and a new manifest: this read is refused, the next succeeds.
                 return

@@ -20,9 +20,9 @@ from greenlet import getcurrent
 from imap_wal import archive, layout, pieces, restore
 from imap_wal.agent import claims, reads
 from imap_wal.clock import SeededRandomness
-from imap_wal.errors import ImapWalError, LostRace, OrderConflict
+from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest import NO_VERSIONS
-from imap_wal.restore import ClusterLog
+from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.worker import Worker
 from rewrite_cli import conflicts, local, rewriter, spark
 from rewrite_cli.conflicts import Resolution
@@ -198,20 +198,16 @@ def _operate(plan: Plan, stage: Stage, older: Any, op: Op) -> bool:
         return _operate_as_ever(plan, stage, older, op)
     survivor = Survivor(stage, stage.media, plan.seed * 64 + 41, "the operator's resolve")
     log = survivor.cluster()
-    try:
-        survivor.listing()
-    except OrderConflict as error:
-        if not conflicts.found(log):
-            raise Violation("verify finds no conflict, but a restore does", str(error)) from error
+    view = LiveView(log, MEMORY)
+    view.catch_up()
+    met, said = view.statistics.conflicts, conflicts.found(log)
+    if met != len(said):
+        raise Violation("verify and a restore do not find the same conflicts", f"{met}, {said}")
+    if met:
         rewrite(log, LocalEngine(MEMORY), resolve=Resolution())
         for key, value in survivor.listing().items():  # the losing changes were put aside
             writes = stage.past.writes[key]
             stage.past.writes[key] = [write for write in writes if write.value == value]
-    else:
-        if conflicts.found(log):
-            raise Violation(
-                "verify reports a conflict that does not exist", str(conflicts.found(log))
-            )
     return False
 
 

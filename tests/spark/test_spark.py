@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, OrderConflict
+from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
 from imap_wal.manifest import Lifetime
 from imap_wal.restore import ClusterLog, pin_cuts
@@ -25,6 +26,7 @@ from rewrite_cli.spark import _PART_NUMBERS, LATEST, Options, SparkEngine, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
+from tests.restore import test_rivals as rivals
 from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
 from tests.support import overwrite
 
@@ -122,12 +124,58 @@ def test_an_empty_root_is_an_empty_frame(spark: Any, tmp_path: Path) -> None:
     assert spark.read.format("imap_wal").load(str(tmp_path)).count() == 0
 
 
-def test_damage_and_conflicts_come_back_as_our_own_errors(spark: Any, tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "conflict"))
+@settings(
+    max_examples=3,
+    deadline=None,
+    print_blob=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(history=st.lists(rivals.changes, min_size=15, max_size=40))
+def test_spark_takes_the_same_claims_as_every_other_reader_and_keeps_the_same_ones(
+    spark: Any, tmp_path: Path, history: list[tuple[str, str, int, int, int, str | None, int]]
+) -> None:
+    claims = rivals.as_rows(history)
+    winners, in_conflict = rivals.expected(claims)
+    root = tmp_path / f"rivals-{len(list(tmp_path.iterdir()))}"
+    store = open_store(str(root))
+    for writer in rivals.NODES:
+        log = node(store, writer)
+        for row in [row for row, of in claims if of == writer]:
+            append(log, row)
+            log.rotate()
+        log.close()
+    log = cluster(store)
+    found = []
+    for engine in (LocalEngine(SMALL), SparkEngine(spark)):
+        job = prepare(log)
+        result = engine.run(job, log)
+        parts = [part for item in result.maps for part in item.parts]
+        counts = [sum(getattr(part, name) for part in parts) for name in ("live", "tombstones", "conflicts")]
+        found.append(([row for part in parts for row in parquet_rows(store, part.path)], counts))
+        discard(log, job)
+    assert found[0] == found[1]
+    assert found[0][1][2] == len(in_conflict)
+    run(log, SparkEngine(spark))
+    rivals.check_readers(log, winners, in_conflict)
+    living = {(key, row[3]) for key, (row, _) in winners.items() if row[3] is not None and not row[7]}
+    latest = spark.read.format("imap_wal").option("mode", "latest").option("buckets", "2").load(str(root))
+    assert {(bytes(row["key"]), bytes(row["value"])) for row in latest.collect()} == living
+
+
+def test_keys_that_two_nodes_claim_stop_no_spark_job_and_are_decided_by_resolve(spark: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     append(node(store, "n2"), put("a", "2", (1, 1, 1, 2)))
-    with pytest.raises(OrderConflict, match="b'a'"):
-        run(cluster(store), SparkEngine(spark))
+    (done,) = run(cluster(store), SparkEngine(spark)).maps
+    assert (done.live, done.tombstones, done.undecided) == (1, 1, 1)
+    assert values(view(store)) == {"a": "1"}
+    (done,) = run(cluster(store), SparkEngine(spark), resolve=Resolution("n2")).maps
+    assert (done.live, done.tombstones, done.undecided, done.conflicts) == (1, 0, 0, 1)
+    assert values(view(store)) == {"a": "2"}
+
+
+def test_damage_comes_back_as_our_own_error(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "damage"))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))

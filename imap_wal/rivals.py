@@ -1,0 +1,98 @@
+"""Two nodes hold a change of one key with the same (incarnation, partition version), and nothing is
+newer: which of them counts.
+
+    contenders   of the greatest (incarnation, partition version) of a key: the newest change of each node
+    winner       a value before a tombstone, then the node whose name sorts first
+    conflict     contenders that do not say the same
+
+Versions without views left such keys behind after a split network; a copied folder of a node does
+the same. No clock decides, and neither does the order in which files are read: whoever merges keeps
+all contenders of a key together, so every merge of the same rows has the same winner. See
+docs/decisions/0024-two-claims-one-winner.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, VALUE, VALUE_CLASS, Order, Row
+
+_log = logging.getLogger("imap_wal")
+
+Claim: TypeAlias = tuple[Row, str]
+"""A row, and the node that wrote it."""
+NAMED_MAX = 100
+"""So many keys in conflict are named, for each reader."""
+KEY_BYTES_SHOWN = 200
+ADVICE = "decide with `imap-wal rewrite --resolve newest` or `--resolve node=NAME`, or in a copy with `imap-wal repair --prefer NAME`"
+
+T = TypeVar("T")
+
+
+def joined(contenders: Sequence[T], new: T, about: Callable[[T], tuple[Order, str, bool]]) -> list[T]:
+    """The contenders of a key after one more change with the same (incarnation, partition version);
+    the winner first. `about` gives order, node and deleted flag."""
+    order, node, _ = about(new)
+    kept = []
+    for each in contenders:
+        known, owner, _ = about(each)
+        if owner != node:
+            kept.append(each)
+        elif known >= order:
+            return list(contenders)
+    return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A key that several nodes claim: the newest change of each, the winner first."""
+
+    map: str
+    key: bytes
+    claims: tuple[Claim, ...]
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        incarnation, version, _, _ = self.claims[0][0][ORDER]
+        return incarnation, version
+
+    def text(self, places: Mapping[tuple[str, str, bytes], str] | None = None) -> str:
+        """For people. `places`: (node, map, key) → file and position, where they are known."""
+        said = []
+        for row, node in self.claims:
+            place = (places or {}).get((node, self.map, self.key), "")
+            said.append(f"node {node!r}{f' in {place}' if place else ''} (order {row[ORDER]})")
+        incarnation, version = self.pair
+        key = repr(self.key[:KEY_BYTES_SHOWN]) + ("…" if len(self.key) > KEY_BYTES_SHOWN else "")
+        return (
+            f"map {self.map!r}, key {key}: {' and '.join(said)} hold a change of incarnation {incarnation}, "
+            f"partition version {version}; that of node {self.claims[0][1]!r} counts"
+        )
+
+
+def conflict(name: str, key: bytes, claims: Sequence[Claim]) -> Conflict | None:
+    """The conflict between contenders, the winner first; None where all say the same."""
+    said = {(row[VALUE], row[VALUE_CLASS], row[DELETED], row[EXPIRES_AT_MS]) for row, _ in claims}
+    return Conflict(name, key, tuple(claims)) if len(said) > 1 else None
+
+
+class Noted:
+    """The conflicts that one reader met: names each key once in the log, `NAMED_MAX` at most."""
+
+    def __init__(self) -> None:
+        self._named: set[tuple[str, bytes]] = set()
+        self._full = False
+
+    def note(self, conflicts: Iterable[Conflict]) -> None:
+        for each in conflicts:
+            if self._full or (each.map, each.key) in self._named:
+                continue
+            if len(self._named) == NAMED_MAX:
+                self._full = True
+                _log.warning("more than %d keys are in conflict; `imap-wal verify` counts them", NAMED_MAX)
+                continue
+            self._named.add((each.map, each.key))
+            _log.warning("conflict of order: %s. The others are kept. `imap-wal verify` names files and positions; %s", each.text(), ADVICE)

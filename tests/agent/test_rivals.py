@@ -1,0 +1,46 @@
+"""Two nodes claim one change of a key, in one map of many: the agent serves all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imap_wal import format
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.entry import pack
+from imap_wal.settings import Settings
+from imap_wal.writer import Identity, open_node_log
+from storage_backends import open_store
+from tests.agent.harness import config, plugin, serving
+from tests.histories import put
+
+MAPS = [f"map-{number:02d}" for number in range(60)]
+
+
+def write(url: str, node: str, values: dict[str, str | None]) -> None:
+    """The log of one half of a split network: each map has the key of this half, and those of
+    `values` are in one map that both halves changed."""
+    log = open_node_log(open_store(url), Identity("default", "c", node), Settings(), SystemClock(), SystemRandomness(), what="the test")
+    rows = [put(f"of-{node}", node, (3, 1, 1, number), name) for number, name in enumerate(MAPS)]
+    rows += [put(key, value, (3, 1, 1, 100 + number), MAPS[7]) for number, (key, value) in enumerate(values.items())]
+    log.write(format.ENTRIES, len(rows), [pack(row) for row in rows])
+    log.clusters.update(lambda manifest: replace(manifest, incarnation=3))
+    log.close()
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
+def test_one_map_with_conflicts_among_sixty_is_listed_and_loaded_as_the_others(
+    tmp_path: Path, memory_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config(tmp_path, restore_memory_bytes=memory_bytes)
+    write(settings.url, "n1", {"a": "1", "b": None, "c": "1", "d": "1"})
+    write(settings.url, "n2", {"a": "2", "b": "2", "c": None})
+    with serving(settings), plugin(settings) as member:
+        both = {"of-n1": "n1", "of-n2": "n2"}
+        found = {name: member.values(name) for name in MAPS}
+        assert found == {**dict.fromkeys(MAPS, both), MAPS[7]: {**both, "a": "1", "b": "2", "c": "1", "d": "1"}}
+        for name in (b"a", b"b", b"c"):
+            assert sum(f"key {name!r}" in message and MAPS[7] in message for message in caplog.messages) == 1
+        assert "key b'd'" not in caplog.text

@@ -1,0 +1,209 @@
+"""Where several nodes claim one change of a key, every reader takes the same claim and reports the
+same conflicts, whatever it reads first, in memory or not, before and after a rewrite."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from imap_wal.archive import archive_sealed
+from imap_wal.entry import Row
+from imap_wal.index import NewestIndex, Table
+from imap_wal.restore import ClusterLog
+from imap_wal.rivals import NAMED_MAX, Claim, Conflict, Noted
+from imap_wal.settings import RecoveryPolicy, Settings
+from imap_wal.wal_filter import filtered
+from rewrite_cli import conflicts
+from rewrite_cli.local import LocalEngine
+from rewrite_cli.prune import prune
+from rewrite_cli.rewriter import rewrite
+from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore, forget
+from tests.histories import put
+from tests.restore.test_live_view import append, cluster, node, view
+
+NODES = ("n1", "n2", "n3")
+KEYS = ("a", "b", "")
+SPILLED = Settings(preallocate=False, restore_memory_bytes=1)
+names = itertools.count(1)
+
+changes = st.tuples(
+    st.sampled_from(NODES), st.sampled_from(KEYS), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3),
+    st.sampled_from((None, "x", "y")), st.sampled_from((0, 0, 0, 5)),
+)  # fmt: skip
+"""(node, key, partition version, session, request, value, expiry)."""
+
+
+def as_rows(history: list[tuple[str, str, int, int, int, str | None, int]]) -> list[Claim]:
+    """Each order once in a node's log, as a node gives it."""
+    found: dict[tuple[str, str, int, int, int], Claim] = {}
+    for writer, key, version, session, request, value, expires in history:
+        row = put(key, value, (1, version, session, request), expires_at_ms=expires if value else 0)
+        found.setdefault((writer, key, version, session, request), (row, writer))
+    return list(found.values())
+
+
+def expected(claims: list[Claim]) -> tuple[dict[bytes, Claim], dict[bytes, frozenset[Claim]]]:
+    """By definition: the winner of each key, and the claims of each key in conflict."""
+    winners, rivals = {}, {}
+    for key in {row[1] for row, _ in claims}:
+        of_key = [claim for claim in claims if claim[0][1] == key]
+        top = max(row[9][:2] for row, _ in of_key)
+        contenders = [
+            max((claim for claim in of_key if claim[1] == writer and claim[0][9][:2] == top), key=lambda claim: claim[0][9])
+            for writer in {writer for row, writer in of_key if row[9][:2] == top}
+        ]
+        winners[key] = min(contenders, key=lambda claim: (claim[0][3] is None, claim[1]))
+        if len({(row[3], row[7]) for row, _ in contenders}) > 1:
+            rivals[key] = frozenset(contenders)
+    return winners, rivals
+
+
+def reported(found: list[Conflict]) -> dict[bytes, frozenset[Claim]]:
+    assert len({each.key for each in found}) == len(found), "each key once"
+    return {each.key: frozenset(each.claims) for each in found}
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
+@settings(deadline=None, max_examples=60)
+@given(history=st.lists(changes, max_size=30), order=st.randoms(use_true_random=False))
+def test_an_index_has_the_same_winners_and_conflicts_in_any_order(
+    memory_bytes: int, history: list[tuple[str, str, int, int, int, str | None, int]], order: random.Random
+) -> None:
+    claims = as_rows(history)
+    winners, rivals = expected(claims)
+    for _ in range(3):
+        order.shuffle(claims)
+        index, table = NewestIndex(memory_bytes), Table()
+        for row, writer in [*claims, *claims[:3]]:  # some come twice, as from an archive and a segment
+            index.add(writer, [row])
+            table.offer(row[1], (*row, writer))
+        found = {row[1]: (row, writer) for rows, nodes in index.batches_with_nodes("orders", 2) for row, writer in zip(rows, nodes, strict=True)}
+        assert found == winners
+        assert reported(index.conflicts()) == rivals
+        assert list(index.get("orders", sorted(winners))) == [winners[key][0] for key in sorted(winners)]
+        assert reported(index.conflicts()) == rivals
+        assert {state[0]: state[1] for states in index.keys("orders") for state in states} == {key: row[5] for key, (row, _) in winners.items()}
+        assert reported(index.conflicts()) == rivals
+        pages = list(index.batches_with_rivals("orders"))
+        assert reported([each for *_, here in pages for each in here.values()]) == rivals
+        assert {key: table.claim(row) for key, row in table.rows.items()} == winners
+        assert reported([each for key in table.rivals if (each := table.conflict("orders", key))]) == rivals
+        elsewhere = NewestIndex(1 << 30)  # a merge of merges
+        for rows, nodes in index.every("orders"):
+            for row, writer in zip(rows, nodes, strict=True):
+                elsewhere.add(writer, [row])
+        again = {row[1]: (row, writer) for rows, nodes in elsewhere.batches_with_nodes("orders") for row, writer in zip(rows, nodes, strict=True)}
+        assert again == winners
+        assert reported(elsewhere.conflicts()) == rivals
+        assert index.count("orders") == len(winners)
+        index.close()
+        elsewhere.close()
+
+
+@contextmanager
+def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
+    """The logs of three nodes; what each wrote is in any order."""
+    name = f"rivals-{next(names)}"
+    store = MemoryStore(name)
+    try:
+        for writer in NODES:
+            log = node(store, writer)
+            mine = [row for row, of in claims if of == writer]
+            order.shuffle(mine)
+            if mine:
+                append(log, *mine, frames=2 if len(mine) > 1 else 1)
+            log.rotate()
+            if order.random() < 0.3:
+                archive_sealed(store, log.identity.node_folder, writer, log.manifests, writing=log.unsealed)
+            log.close()
+        yield store
+    finally:
+        forget(name)
+
+
+def check_readers(log: ClusterLog, winners: dict[bytes, Claim], rivals: dict[bytes, frozenset[Claim]]) -> None:
+    """Every reader of a log, on this machine."""
+    living = {key: row for key, (row, _) in winners.items() if row[3] is not None and not row[7]}
+    for memory in ({}, {"restore_memory_bytes": 1}):
+        made = view(log.store, **memory)
+        assert {row[1]: row for rows in made.rows("orders") for row in rows} == living
+        assert {row[1]: row for row in made.load("orders", sorted(winners))} == living
+        assert {key for keys in made.keys("orders") for key in keys} == living.keys()
+        assert made.statistics.conflicts == len(rivals)
+        made.close()
+    passed = filtered(log, lambda entry: entry, RecoveryPolicy.FULL).get("orders", {})
+    assert {key: tuple(entry) for key, entry in passed.items() if key in living} == living
+    assert reported(list(conflicts.find(log))) == rivals
+    assert len(conflicts.found(log)) == len(rivals)
+
+
+@settings(deadline=None, max_examples=40)
+@given(history=st.lists(changes, max_size=25), order=st.randoms(use_true_random=False))
+def test_every_reader_of_a_log_agrees_before_and_after_a_rewrite(
+    history: list[tuple[str, str, int, int, int, str | None, int]], order: random.Random
+) -> None:
+    claims = as_rows(history)
+    winners, rivals = expected(claims)
+    with logs(claims, order) as store:
+        log = cluster(store)
+        check_readers(log, winners, rivals)
+        for options in (Settings(), SPILLED):
+            report = rewrite(log, LocalEngine(options), skew_ms_max=2**60)
+            assert sum(each.undecided for each in report.maps) == len(rivals)
+            check_readers(log, winners, rivals)
+        prune(log)
+        check_readers(log, winners, rivals)
+
+
+def test_a_value_is_taken_before_a_tombstone_and_then_the_first_name(memory: MemoryStore) -> None:
+    first, second = node(memory), node(memory, "n2")
+    append(first, put("a", None, (1, 1, 9, 9)), put("b", "1", (1, 1, 1, 1), timestamp_ms=1), put("c", None, (1, 1, 1, 2)))
+    append(second, put("a", "2", (1, 1, 1, 1)), put("b", "2", (1, 1, 9, 9), timestamp_ms=9), put("c", None, (1, 1, 9, 9)))
+    found = {row[1]: row[3] for rows in view(memory).rows("orders") for row in rows}
+    assert found == {b"a": b"2", b"b": b"1"}
+    assert [each.key for each in conflicts.find(cluster(memory))] == [b"a", b"b"], "two tombstones say the same"
+
+
+def test_one_change_that_two_logs_hold_is_no_conflict(memory: MemoryStore) -> None:
+    for name in NODES:
+        append(node(memory, name), put("a", "1", (1, 1, 1, 1)))
+    assert list(conflicts.find(cluster(memory))) == []
+    assert view(memory).statistics.conflicts == 0
+
+
+def test_a_reader_names_each_key_once_and_not_more_than_a_hundred(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = node(memory), node(memory, "n2")
+    for log, value in ((first, "1"), (second, "2")):
+        append(log, *(put(f"k{number}", value, (1, 1, 1, number)) for number in range(NAMED_MAX + 20)))
+    made = view(memory)
+    for _ in range(2):
+        assert sum(len(rows) for rows in made.rows("orders")) == NAMED_MAX + 20
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == NAMED_MAX + 1 == len(set(said))
+    assert "map 'orders', key b'k0': node 'n1'" in said[0] and "and node 'n2'" in said[0] and "imap-wal verify" in said[0]
+    assert said[-1].startswith(f"more than {NAMED_MAX} keys")
+    assert made.statistics.conflicts == NAMED_MAX + 20, "all are counted"
+
+
+def test_a_long_key_is_not_named_whole(caplog: pytest.LogCaptureFixture) -> None:
+    row: Row = put("k" * 100_000, "1", (1, 1, 1, 1))
+    other: Row = put("k" * 100_000, "2", (1, 1, 1, 1))
+    Noted().note([Conflict("orders", row[1], ((row, "n1"), (other, "n2")))])
+    assert len(caplog.messages[0]) < 1000
+
+
+def test_a_spilled_merge_leaves_no_file(tmp_path: Path) -> None:
+    index = NewestIndex(1, tmp_path)
+    for writer in NODES:
+        index.add(writer, [put("a", writer, (1, 1, 1, 1))])
+    assert [row[3] for rows in index.batches("orders") for row in rows] == [b"n1"]
+    index.close()
+    assert list(tmp_path.iterdir()) == []
