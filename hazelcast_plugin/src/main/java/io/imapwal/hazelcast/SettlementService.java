@@ -38,7 +38,6 @@ import java.util.concurrent.atomic.AtomicIntegerArray;
  */
 public final class SettlementService implements ManagedService, MigrationAwareService, MembershipAwareService {
     static final String NAME = "io.imapwal:settlement";
-    private static final int DEPARTED_MAX = 10_000;
 
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
@@ -48,7 +47,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     private final Set<Integer> gained = ConcurrentHashMap.newKeySet();
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
-    /** Members that have left, or were replaced as owners: a view of the cluster without them is needed. */
+    /**
+     * Members that have left, or were replaced as owners: a view of the cluster without them is needed.
+     * None is dropped, since a map of another agent may be opened later: 16 bytes for each departure.
+     */
     private final Set<UUID> departed = new HashSet<>();
     /** No member has left yet. */
     private volatile boolean quiet = true;
@@ -148,12 +150,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
     }
 
-    private void depart(Set<UUID> members) {
+    void depart(Set<UUID> members) {
         quiet = false;
         synchronized (departed) {
-            if (departed.size() < DEPARTED_MAX) {
-                departed.addAll(members);
-            }
+            departed.addAll(members);
         }
     }
 

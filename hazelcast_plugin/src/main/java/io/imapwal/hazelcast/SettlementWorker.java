@@ -143,6 +143,12 @@ final class SettlementWorker {
     private boolean settle(MapState state, Map<AgentLink, Set<UUID>> views) throws IOException, InterruptedException, ExecutionException {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
+        for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
+            if (each.leaving != null && !members().contains(each.leaving)) {
+                // Hazelcast tells of it later, on another thread.
+                plugin.partitions().depart(Set.of(each.leaving));
+            }
+        }
         Set<UUID> lost = plugin.partitions().departed();
         if (!lost.equals(views.get(link))) {
             Set<UUID> members = members();
@@ -156,10 +162,10 @@ final class SettlementWorker {
         }
         // What was gained while the view was claimed is settled with the rest.
         Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
+        Map<Integer, Wholeness.Unsettled> now = ready(unsettled);
         if (!plugin.partitions().departed().equals(lost)) {
             return false;
         }
-        Map<Integer, Wholeness.Unsettled> now = ready(unsettled, members());
         if (now.isEmpty()) {
             return unsettled.isEmpty();
         }
@@ -192,12 +198,12 @@ final class SettlementWorker {
     }
 
     /** Those that this member owns, and whose former owners have left if that matters. */
-    private Map<Integer, Wholeness.Unsettled> ready(Map<Integer, Wholeness.Unsettled> unsettled, Set<UUID> members) {
+    private Map<Integer, Wholeness.Unsettled> ready(Map<Integer, Wholeness.Unsettled> unsettled) {
         InternalPartitionService partitions = (InternalPartitionService) plugin.nodeEngine().getPartitionService();
         Map<Integer, Wholeness.Unsettled> ready = new HashMap<>();
         unsettled.forEach((id, reason) -> {
             InternalPartition partition = partitions.getPartition(id, false);
-            if (reason.leaving != null && members.contains(reason.leaving)) {
+            if (reason.leaving != null && !plugin.partitions().departed().contains(reason.leaving)) {
                 reason.reason = "member " + reason.leaving + " handed it over with changes whose outcome is not known, and has not left yet";
             } else if (partition.isLocal() && !partition.isMigrating()) {
                 ready.put(id, reason);
