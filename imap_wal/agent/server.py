@@ -324,6 +324,7 @@ class Agent:
             "duplicates": self._duplicates,
             "reads": self._reads.served,
             "position": str(self._node_log.end),
+            "claim": self._sessions.claim(),
             "archive_error": self._keeper.archive_error,
             "retention_error": self._keeper.retention_error,
             "commit": asdict(self._committer.statistics),

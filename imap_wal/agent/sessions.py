@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from imap_wal.committer import Batch
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.restore import ClusterLog
 from imap_wal.writer import NodeLog
+from storage_backends import StorageError
 
 
 @dataclass(slots=True)
@@ -103,6 +105,13 @@ class Sessions:
         if who.member not in members or not lost.isdisjoint(members):
             raise ValueError("members takes this member too, and none of those in lost")
         return self.claims.view(who, members, lost)
+
+    def claim(self) -> dict[str, Any]:
+        """Which cluster may write, and in which incarnation; as it was read last, if the storage
+        cannot be reached."""
+        with suppress(StorageError):
+            self.claims.newest()
+        return {"cluster_id": self.claims.known.cluster_id, "incarnation": self.claims.known.newest}
 
     def shut(self, sender: bytes) -> None:
         """Refuse whatever the connection sends from now on, until its next hello: a plug-in may have sent a second append before it hears that the first was refused,

@@ -17,16 +17,18 @@ final class AgentConnection implements Closeable {
     private static final byte[] NO_PAYLOAD = {};
 
     private final ZmtpConnection wire;
+    private final Pulse pulse;
     private final MsgpackWriter header = new MsgpackWriter(64);
     private Welcome welcome;
     private long number;
 
-    private AgentConnection(ZmtpConnection wire) {
+    private AgentConnection(ZmtpConnection wire, Pulse pulse) {
         this.wire = wire;
+        this.pulse = pulse;
     }
 
     /** Who says hello; to one endpoint always the same, but for the member's UUID and its cluster's id, which a merge changes. */
-    record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount, KnownView view) {
+    record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount, KnownView view, Pulse pulse) {
     }
 
     /** An answer that is not an error: its header past kind and number, and its payload. */
@@ -39,29 +41,58 @@ final class AgentConnection implements Closeable {
         if (clusterId == null) {
             throw new IOException("the member has not joined its cluster yet");
         }
+        String barred = identity.view.barred(member);
+        if (barred != null) {
+            throw new AgentError(AgentError.VOID, barred);
+        }
+        identity.pulse.check();
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
-        AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline));
+        AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline), identity.pulse);
         try {
-            MsgpackWriter hello = connection.start("hello", 1);
-            hello.map(8);
-            hello.string("protocol").integer(PROTOCOL);
-            hello.string("cluster_id").string(clusterId.toString());
-            hello.string("member_uuid").string(member.toString());
-            hello.string("plugin_uuid").string(identity.pluginUuid.toString());
-            hello.string("plugin_version").string(identity.pluginVersion);
-            hello.string("partition_count").integer(identity.partitionCount);
-            hello.string("purpose").string(purpose);
-            hello.string("view").integer(identity.view.of(clusterId, member));
+            identity.pulse.add(connection);
+            hello(connection.start("hello", 1), identity, clusterId, member, purpose);
             Object answer = connection.ask("welcome", NO_PAYLOAD, 0, deadline).header.value();
             if (!(answer instanceof Map<?, ?> map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
             connection.welcome = Welcome.of(clusterId, member, map);
             identity.view.learn(clusterId, member, connection.welcome.incarnation());
+            identity.pulse.start(identity);
             return connection;
         } catch (IOException | RuntimeException e) {
             connection.close();
             throw e;
+        }
+    }
+
+    /** What a hello says, after its kind and number. */
+    static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member, String purpose) {
+        hello.map(8);
+        hello.string("protocol").integer(PROTOCOL);
+        hello.string("cluster_id").string(clusterId.toString());
+        hello.string("member_uuid").string(member.toString());
+        hello.string("plugin_uuid").string(identity.pluginUuid.toString());
+        hello.string("plugin_version").string(identity.pluginVersion);
+        hello.string("partition_count").integer(identity.partitionCount);
+        hello.string("purpose").string(purpose);
+        hello.string("view").integer(identity.view.of(clusterId, member));
+    }
+
+    /** Which cluster may write. @param incarnation its newest view */
+    record Claim(String clusterId, long incarnation) {
+    }
+
+    /** What the agent knows of it; null: it does not say. Without a hello, as that may be refused. */
+    static Claim claim(AgentSettings settings) throws IOException {
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
+        try (AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline), null)) {
+            connection.start("stat", 0);
+            Object stat = connection.ask("stat", NO_PAYLOAD, 0, deadline).header.value();
+            if (stat instanceof Map<?, ?> map && map.get("claim") instanceof Map<?, ?> claim
+                    && claim.get("cluster_id") instanceof String clusterId && claim.get("incarnation") instanceof Long incarnation) {
+                return new Claim(clusterId, incarnation);
+            }
+            return null;
         }
     }
 
@@ -121,7 +152,11 @@ final class AgentConnection implements Closeable {
     }
 
     private void send(byte[] payload, int payloadSize, long deadlineNanos) throws IOException {
-        wire.send(new byte[][] {header.array(), payload}, new int[] {header.length(), payloadSize}, deadlineNanos);
+        try {
+            wire.send(new byte[][] {header.array(), payload}, new int[] {header.length(), payloadSize}, deadlineNanos);
+        } catch (IOException | RuntimeException e) {
+            throw broken(e);
+        }
     }
 
     /** The number of the request begun last. */
@@ -131,7 +166,12 @@ final class AgentConnection implements Closeable {
 
     /** The second half of {@link #ask}: the answer to the request of that number, which must be the oldest without one. Another thread may send meanwhile. */
     Answer answer(String wantedKind, long wantedNumber, long deadlineNanos) throws IOException {
-        List<byte[]> frames = wire.receive(deadlineNanos);
+        List<byte[]> frames;
+        try {
+            frames = wire.receive(deadlineNanos);
+        } catch (IOException | RuntimeException e) {
+            throw broken(e);
+        }
         if (frames.size() != 2) {
             throw new ProtocolException("the agent's answer has " + frames.size() + " frames instead of 2");
         }
@@ -151,8 +191,22 @@ final class AgentConnection implements Closeable {
         return new Answer(answer, frames.get(1));
     }
 
+    /** A connection that was closed because the agent hangs says so. */
+    private IOException broken(Exception e) throws IOException {
+        if (pulse != null) {
+            pulse.check();
+        }
+        if (e instanceof RuntimeException unexpected) {
+            throw unexpected;
+        }
+        return (IOException) e;
+    }
+
     @Override
     public void close() {
+        if (pulse != null) {
+            pulse.remove(this);
+        }
         wire.close();
     }
 }

@@ -6,16 +6,24 @@ import java.util.Set;
 /** The agent's own {@code error} answer: a code of {@code docs/protocol.md} and a text for people. */
 final class AgentError extends IOException {
     private static final long serialVersionUID = 1L;
+    static final String VOID = "void-incarnation";
     private static final Set<String> CERTAIN =
-            Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", "void-incarnation", "full");
+            Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", VOID, "full");
     private static final Set<String> CONNECTION_STAYS =
             Set.of("bad-request", "too-large", "full", "restore-failed", "storage", "listing-gone");
 
     private final String code;
+    private final String text;
 
     AgentError(String code, String text) {
         super(code + ": " + text);
         this.code = code;
+        this.text = text;
+    }
+
+    /** Without the code. */
+    String text() {
+        return text;
     }
 
     String code() {

@@ -46,6 +46,7 @@ final class AgentLink {
     private static final int QUICK_BYTES = 64 * 1024;
     private static final long MIN_PAUSE_MS = 50;
     private static final long MAX_PAUSE_MS = 1000;
+    private static final long GOODBYE_MS = 500;
 
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
@@ -55,6 +56,8 @@ final class AgentLink {
     private final Settler settler;
     private final ILogger logger;
     private final String member;
+    /** Called when the agent says that this member may not write. */
+    private final Runnable refused;
 
     private final Object lock = new Object();
     private final Deque<Ticket> queue = new ArrayDeque<>();
@@ -78,11 +81,13 @@ final class AgentLink {
     private IOException lastFailure;
 
     private volatile Welcome welcome;
+    private volatile boolean learned;
+    private volatile boolean recheck;
     /** How many connections were greeted; a key whose outcome is unknown waits for one more. */
     private volatile long welcomes;
 
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard, SchemaLog schemas, Settler settler,
-              ILogger logger, String member) {
+              ILogger logger, String member, Runnable refused) {
         this.settings = settings;
         this.identity = identity;
         this.guard = guard;
@@ -91,6 +96,7 @@ final class AgentLink {
         this.settler = settler;
         this.logger = logger;
         this.member = member;
+        this.refused = refused;
     }
 
     /** The newest welcome, or null before the first one. */
@@ -100,6 +106,35 @@ final class AgentLink {
 
     long welcomes() {
         return welcomes;
+    }
+
+    /** The newest view that is known of the log, in which this member's cluster is; 0: none. */
+    long knownView() {
+        return identity.view().of(guard.clusterId(), guard.member());
+    }
+
+    /** @param view what another member of the cluster knows; 0: nothing */
+    void learn(long view) {
+        UUID clusterId = guard.clusterId();
+        if (clusterId != null && view > knownView()) {
+            identity.view().learn(clusterId, guard.member(), view);
+            // What the agent said to an older view does not count.
+            learned = true;
+        }
+    }
+
+    /** The next one who needs a connection says hello anew: this member may have been left out since it did. */
+    void recheck() {
+        recheck = true;
+    }
+
+    /** From now on its maps are not available, until this member has joined a cluster again. */
+    void leaveOut(UUID out, String why) {
+        identity.view().bar(out, why);
+    }
+
+    boolean isLeftOut() {
+        return identity.view().barred(guard.member()) != null;
     }
 
     AgentSettings settings() {
@@ -173,6 +208,9 @@ final class AgentLink {
             number = asking.view(guard.members(), lost, System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs()));
             identity.view().learn(asking.welcome().clusterId(), asking.welcome().member(), number);
         } catch (IOException e) {
+            if (isRefusal(e)) {
+                refused.run();
+            }
             throw unreachable(e);
         }
         Welcome now = connect();
@@ -193,8 +231,22 @@ final class AgentLink {
             led |= mine;
         }
         if (mine) {
+            sayGoodbye();
             disconnect();
             handOn(new ArrayList<>());
+        }
+    }
+
+    /** So that the agent need not wait for this member; nothing is unanswered. */
+    private void sayGoodbye() {
+        if (connection == null) {
+            return;
+        }
+        try {
+            connection.start("bye", 0);
+            connection.ask("bye", payload.clear(), System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(GOODBYE_MS));
+        } catch (IOException | RuntimeException e) {
+            logger.fine("imap-wal: no goodbye to " + agent(), e);
         }
     }
 
@@ -506,7 +558,7 @@ final class AgentLink {
         } catch (AgentError e) {
             wire.lock();
             try {
-                if (e.code().equals("void-incarnation")) {
+                if (isRefusal(e)) {
                     // Not appended, as there is a newer view. A request that was in doubt before is still in doubt.
                     message.sending = false;
                     again(e, System.nanoTime() < message.deadline);
@@ -656,11 +708,15 @@ final class AgentLink {
                 throw new IOException("the member is shutting down");
             }
         }
-        if (connection != null && connection.current(identity)) {
+        boolean sure = !recheck;
+        recheck = false;
+        if (sure && connection != null && connection.current(identity)) {
             return;
         }
         disconnect();
-        if (lastFailure != null && System.nanoTime() - pausedUntilNanos < 0) {
+        boolean anew = learned;
+        learned = false;
+        if (!anew && lastFailure != null && System.nanoTime() - pausedUntilNanos < 0) {
             throw lastFailure;
         }
         long from = System.nanoTime();
@@ -672,6 +728,9 @@ final class AgentLink {
                 throw new IOException("it is in view " + view + ", and there is a newer one; it may not see that yet");
             }
         } catch (IOException e) {
+            if (isRefusal(e)) {
+                refused.run();
+            }
             // A connect that hangs holds up callers: at most half of their time.
             pauseMs = Math.min(MAX_PAUSE_MS, pauseMs * 2);
             long spent = System.nanoTime() - from;
@@ -725,6 +784,10 @@ final class AgentLink {
             }
         }
         message.numbered = List.of();
+    }
+
+    private static boolean isRefusal(IOException e) {
+        return e instanceof AgentError error && error.code().equals(AgentError.VOID);
     }
 
     private NotAppended notAppended(String map, IOException cause) {

@@ -11,17 +11,19 @@ import java.util.TreeSet;
  *
  * @param agent            where the agent listens
  * @param timeoutMs        longest wait for the acknowledgement of one append
+ * @param agentTimeoutMs   after so long without an answer to a PING the agent counts as hung
  * @param connectTimeoutMs longest wait for a connection and its hello
  * @param restoreTimeoutMs longest wait for one answer of the agent while it merges logs
  * @param readThrough      ask the agent for keys that are not in memory, also where the map has no eviction
  * @param restoreChunk     entries fetched with one request while restoring
  * @param settleTimeoutMs  how long operations wait for a partition to be settled, before they fail
  */
-record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, int restoreTimeoutMs, boolean readThrough,
+record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs, int restoreTimeoutMs, boolean readThrough,
                      int restoreChunk, int settleTimeoutMs) {
 
     static final String AGENT = "agent";
     static final String TIMEOUT_MS = "timeout-ms";
+    static final String AGENT_TIMEOUT_MS = "agent-timeout-ms";
     static final String CONNECT_TIMEOUT_MS = "connect-timeout-ms";
     static final String RESTORE_TIMEOUT_MS = "restore-timeout-ms";
     static final String READ_THROUGH = "read-through";
@@ -29,7 +31,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, i
     static final String SETTLE_TIMEOUT_MS = "settle-timeout-ms";
 
     private static final Set<String> KNOWN = new TreeSet<>(
-            Set.of(AGENT, TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK,
+            Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK,
                     SETTLE_TIMEOUT_MS));
 
     private static final int FOLDER_BYTES_MAX = 255;
@@ -60,6 +62,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int connectTimeoutMs, i
         }
         return new AgentSettings(endpoint,
                 number(map, properties, TIMEOUT_MS, 10_000, 1, 3_600_000),
+                number(map, properties, AGENT_TIMEOUT_MS, 2_000, 1, 3_600_000),
                 number(map, properties, CONNECT_TIMEOUT_MS, 2_000, 1, 3_600_000),
                 number(map, properties, RESTORE_TIMEOUT_MS, 300_000, 1, 86_400_000),
                 flag(map, properties, READ_THROUGH),

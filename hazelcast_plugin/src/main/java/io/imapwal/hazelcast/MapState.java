@@ -41,6 +41,7 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
     private static final long SHORT_WAIT_MS = 250;
+    private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
 
     /** More maps than this: a partition that is gained gets no record stores for those that have none in it. */
     private static final int HELD_EMPTY_MAX = 200;
@@ -208,6 +209,9 @@ final class MapState {
         if (open) {
             return;
         }
+        if (plugin.merging()) {
+            throw new LogUnavailable("map \"" + map + "\" is not available: member " + plugin.member() + " is joining another cluster", null);
+        }
         inform();
         plugin.partitions().noteOwned();
         CompletableFuture<Void> attempt;
@@ -294,6 +298,41 @@ final class MapState {
         return new Peers(false, missing);
     }
 
+    /** A member that joins is not in the list of a view that was claimed before: the others know its number. */
+    private void learnView(AgentLink link) {
+        if (!plugin.nodeEngine().getClusterService().isJoined()) {
+            throw new LogUnavailable("member " + plugin.member() + " has not joined its cluster yet", null);
+        }
+        if (link.knownView() == 0) {
+            link.learn(askForView());
+        }
+    }
+
+    /** The newest view of this map's log that another member knows; 0: none. */
+    long askForView() {
+        NodeEngineImpl nodeEngine = plugin.nodeEngine();
+        List<CompletableFuture<Long>> answers = new ArrayList<>();
+        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                answers.add(nodeEngine.getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new ViewOperation(map, plugin.guard().member().toString()), member.getAddress()).setTryCount(1).invoke());
+            }
+        }
+        long deadline = System.nanoTime() + ASK_NANOS;
+        long newest = 0;
+        for (CompletableFuture<Long> answer : answers) {
+            try {
+                newest = Math.max(newest, answer.get(Math.max(1, deadline - System.nanoTime()), TimeUnit.NANOSECONDS));
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                return newest;
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: a member does not say which view it knows", e);
+            }
+        }
+        return newest;
+    }
+
     /** This member's answer to another one's {@link #peers()}. */
     String status() {
         if (restored) {
@@ -304,7 +343,9 @@ final class MapState {
             if (!config.isEnabled()) {
                 return "member " + plugin.member() + " has no map-store for map \"" + map + "\"";
             }
-            plugin.link(AgentSettings.of(map, config.getProperties())).connect();
+            AgentLink link = plugin.link(AgentSettings.of(map, config.getProperties()));
+            learnView(link);
+            link.connect();
             return StatusOperation.READY;
         } catch (RuntimeException e) {
             return AgentLink.reason(e);
@@ -330,6 +371,7 @@ final class MapState {
 
     private void prepare(AgentSettings settings, boolean readThrough, int ofGeneration) throws Exception {
         AgentLink link = plugin.link(settings);
+        learnView(link);
         link.connect();
         Peers peers = peers();
         if (peers.restored) {

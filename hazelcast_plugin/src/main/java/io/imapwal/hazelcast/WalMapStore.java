@@ -46,6 +46,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private AgentLink link;
     private MapState state;
     private boolean readThrough;
+    private volatile boolean destroyed;
     private InternalSerializationService serialization;
     private volatile PartitioningStrategy<?> strategy;
     private volatile boolean strategyKnown;
@@ -75,10 +76,22 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         state.open(settings, readThrough);
     }
 
-    /** Forgets what is known about the map, and deletes nothing: Hazelcast calls this at a graceful shutdown too. */
+    /** Forgets what is known about the map. Hazelcast calls this at a graceful shutdown too: only a user's {@code destroy} is logged. */
     @Override
     public void destroy() {
-        if (state != null) {
+        if (state == null || destroyed) {
+            return;
+        }
+        destroyed = true;
+        try {
+            if (Destruction.isAsked()) {
+                new Destruction(plugin, map, settings).run();
+            }
+        } catch (RuntimeException e) {
+            // Hazelcast leaves the map in memory then, where it is more than in the log.
+            plugin.localMaps().drop(map);
+            throw e;
+        } finally {
             state.close();
             plugin.settler().forget(map);
         }
@@ -240,6 +253,13 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private int partition(Data key) {
         return plugin.nodeEngine().getPartitionService().getPartitionId(key);
+    }
+
+    /** Without a label: the key's class may not be there. */
+    static Change tombstone(String map, Data key, OrderGuard.Stamp stamp) {
+        byte[] head = Change.head(map.getBytes(StandardCharsets.UTF_8), key.toByteArray(), NO_NAME, null, NO_NAME, System.currentTimeMillis(), 0,
+                stamp.partition());
+        return new Change(map, key, head, stamp);
     }
 
     private Data keyData(Object key) {

@@ -1,7 +1,7 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
-import com.hazelcast.core.LifecycleEvent.LifecycleState;
 import com.hazelcast.instance.impl.HazelcastInstanceImpl;
 import com.hazelcast.instance.impl.HazelcastInstanceProxy;
 import com.hazelcast.internal.serialization.InternalSerializationService;
@@ -35,6 +35,9 @@ final class WalPlugin {
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
     private volatile boolean leaving;
+    private final LocalMaps localMaps = new LocalMaps(this);
+    private final LeftOut leftOut = new LeftOut(this, localMaps);
+    private volatile boolean merging;
     private volatile boolean closed;
 
     private WalPlugin(HazelcastInstanceImpl instance) {
@@ -47,13 +50,21 @@ final class WalPlugin {
         this.settlements = new SettlementWorker(this);
         PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
-            if (event.getState() == LifecycleState.SHUTTING_DOWN) {
-                settler.drain();
-                leaving = true;
-            } else if (event.getState() == LifecycleState.SHUTDOWN) {
-                close();
+            switch (event.getState()) {
+                case SHUTTING_DOWN -> {
+                    settler.drain();
+                    leaving = true;
+                }
+                case MERGING -> dropAll();
+                case MERGED, MERGE_FAILED -> {
+                    leftOut.forget();
+                    merging = false;
+                }
+                case SHUTDOWN -> close();
+                default -> { }
             }
         });
+        instance.getCluster().addMembershipListener(leftOut.members());
     }
 
     static WalPlugin of(HazelcastInstance instance) {
@@ -127,10 +138,50 @@ final class WalPlugin {
         return closed;
     }
 
+    /** Whether this member is leaving its cluster for another one. */
+    boolean merging() {
+        return merging;
+    }
+
+    LocalMaps localMaps() {
+        return localMaps;
+    }
+
+    LeftOut leftOut() {
+        return leftOut;
+    }
+
+    Collection<AgentLink> links() {
+        return links.values();
+    }
+
+    /** The link of a map by this member's configuration; null: the map has no log here. */
+    AgentLink linkOf(String map) {
+        MapStoreConfig config = nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig();
+        return config.isEnabled() && WalMapStoreFactory.class.getName().equals(config.getFactoryClassName())
+                ? link(AgentSettings.of(map, config.getProperties())) : null;
+    }
+
+    /** The newest view of that log that another member knows; 0: none. Waits for them. */
+    long askForView(AgentLink link) {
+        for (String map : maps.keySet()) {
+            if (linkOf(map) == link) {
+                return maps.get(map).askForView();
+            }
+        }
+        return 0;
+    }
+
+    /** What this member holds is dropped, not merged: the log has it. Hazelcast merges what it finds in memory. */
+    private void dropAll() {
+        merging = true;
+        localMaps.names().forEach(localMaps::drop);
+    }
+
     /** Maps with the same agent share one link; the first one's timeouts hold for all. */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(),
-                agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member()));
+                agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member(), leftOut::suspect));
     }
 
     /** The shared reader, for single keys. */
@@ -146,7 +197,7 @@ final class WalPlugin {
     /** One for all connections to one endpoint: an agent gives a session to each, and two endpoints may be two names of one agent. */
     private AgentConnection.Identity identity(AgentSettings settings) {
         return identities.computeIfAbsent(settings.agent(), agent -> new AgentConnection.Identity(guard, UUID.randomUUID(), VERSION,
-                nodeEngine.getPartitionService().getPartitionCount(), new KnownView()));
+                nodeEngine.getPartitionService().getPartitionCount(), new KnownView(), new Pulse(settings)));
     }
 
     MapState state(String map) {
@@ -158,11 +209,13 @@ final class WalPlugin {
 
     private void close() {
         closed = true;
+        leftOut.close();
         settler.close();
         settlements.close();
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);
         readers.values().forEach(AgentReader::close);
+        identities.values().forEach(identity -> identity.pulse().close());
     }
 
     private static String version() {

@@ -13,6 +13,9 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int SETTLE_BACKUP = 5;
     static final int CARRIED_STATE = 6;
     static final int CORRECTION_BACKUP = 7;
+    static final int VIEW = 20;
+    static final int LOOK = 21;
+    static final int FORGET = 22;
 
     @Override
     public int getFactoryId() {
@@ -29,6 +32,9 @@ public final class WalSerializerHook implements DataSerializerHook {
             case SETTLE_BACKUP -> new SettleProcessor.OnBackup();
             case CARRIED_STATE -> new CarriedState();
             case CORRECTION_BACKUP -> new CorrectionBackup();
+            case VIEW -> new ViewOperation();
+            case LOOK -> new LookOperation();
+            case FORGET -> new ForgetOperation();
             default -> null;
         };
     }

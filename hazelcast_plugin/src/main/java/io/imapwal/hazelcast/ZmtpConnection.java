@@ -40,6 +40,7 @@ final class ZmtpConnection implements Closeable {
     private ByteBuffer in = ByteBuffer.allocate(BUFFER).flip();
     private ByteBuffer out = ByteBuffer.allocateDirect(BUFFER);
     private long written;
+    private volatile long pongs;
 
     private ZmtpConnection(SocketChannel channel) throws IOException {
         this.channel = channel;
@@ -122,6 +123,21 @@ final class ZmtpConnection implements Closeable {
             }
             flush(deadlineNanos);
         }
+    }
+
+    /** Asks for a PONG, which ZeroMQ at the other end sends by itself; {@link #receive} counts it. */
+    void ping(long deadlineNanos) throws IOException {
+        byte[] ping = ascii("\4PING\0\0");
+        synchronized (sending) {
+            out.clear();
+            header(COMMAND, ping.length);
+            out.put(ping);
+            flush(deadlineNanos);
+        }
+    }
+
+    long pongs() {
+        return pongs;
     }
 
     /** The next message's frames. */
@@ -225,6 +241,8 @@ final class ZmtpConnection implements Closeable {
                 out.put(name).put(body, body.length - context, context);
                 flush(deadlineNanos);
             }
+        } else if (startsWith(body, ascii("\4PONG"))) {
+            pongs++;
         } else if (startsWith(body, ascii("\5ERROR"))) {
             throw new ProtocolException("the other side ended the connection: " + text(body));
         }

@@ -69,6 +69,8 @@ final class FakeAgent implements Closeable {
         private final Map<Long, Long> views = new TreeMap<>();
         private String newestCluster = "";
         long newestView;
+        /** Another cluster has the log, and keeps it. */
+        boolean followed;
         /** Of the newest view; null: any member of the cluster. */
         Set<String> viewMembers;
 
@@ -156,6 +158,10 @@ final class FakeAgent implements Closeable {
     /** Most keys that one answer covers. */
     volatile int loadLimit = Integer.MAX_VALUE;
     volatile int appends;
+    /** As if its process was stopped: nothing is read, connections stay. */
+    volatile boolean frozen;
+    volatile int beats;
+    volatile int byes;
     /** Requests that were there before the one before them was answered. */
     volatile int sentAhead;
     /** Appends refused because of an earlier one of their connection. */
@@ -258,13 +264,15 @@ final class FakeAgent implements Closeable {
                     }
                 }
             };
+            thaw();
             handshake(in, out);
             Connection connection = new Connection();
             BlockingQueue<List<byte[]>> requests = new LinkedBlockingQueue<>();
             daemon(() -> {
                 try {
                     while (true) {
-                        requests.add(receive(in));
+                        requests.add(receive(in, command -> pong(out, command)));
+                        thaw();
                     }
                 } finally {
                     requests.add(List.of());
@@ -288,7 +296,10 @@ final class FakeAgent implements Closeable {
                 if (answer.isEmpty()) {
                     return;
                 }
-                send(out, answer);
+                thaw();
+                synchronized (out) {
+                    send(out, answer);
+                }
             }
         } finally {
             open.remove(channel);
@@ -313,7 +324,31 @@ final class FakeAgent implements Closeable {
         in.readFully(new byte[in.read()]);
     }
 
+    /** As ZeroMQ's own thread answers a PING. */
+    private void pong(OutputStream out, byte[] command) throws IOException {
+        thaw();
+        if (new String(command, StandardCharsets.ISO_8859_1).startsWith("\4PING")) {
+            synchronized (out) {
+                out.write(new byte[] {4, 5, 4, 'P', 'O', 'N', 'G'});
+            }
+        }
+    }
+
+    private void thaw() throws IOException {
+        while (frozen) {
+            pause(5);
+        }
+    }
+
+    interface Command {
+        void accept(byte[] command) throws IOException;
+    }
+
     static List<byte[]> receive(DataInputStream in) throws IOException {
+        return receive(in, command -> { });
+    }
+
+    static List<byte[]> receive(DataInputStream in, Command commands) throws IOException {
         List<byte[]> frames = new ArrayList<>();
         while (true) {
             int flags = in.readUnsignedByte();
@@ -321,6 +356,7 @@ final class FakeAgent implements Closeable {
             byte[] body = new byte[(int) size];
             in.readFully(body);
             if ((flags & 4) != 0) {
+                commands.accept(body);
                 continue;
             }
             frames.add(body);
@@ -379,6 +415,13 @@ final class FakeAgent implements Closeable {
             header.array();
             String kind = header.string();
             long number = header.integer();
+            if (kind.equals("stat")) {
+                synchronized (log) {
+                    MsgpackWriter stat = begin("stat", number, 1).map(1).string("claim").map(2);
+                    stat.string("cluster_id").string(log.newestCluster).string("incarnation").integer(log.newestView);
+                    return List.of(stat.toByteArray(), new byte[0]);
+                }
+            }
             if (plugin == null && !kind.equals("hello")) {
                 return error(number, "not-ready", "say hello first");
             }
@@ -409,6 +452,12 @@ final class FakeAgent implements Closeable {
                     return keys(number, header);
                 case "load":
                     return load(number, header, payload);
+                case "beat":
+                    beats++;
+                    return List.of(begin("beat", number, 0).toByteArray(), new byte[0]);
+                case "bye":
+                    byes++;
+                    return List.of(begin("bye", number, 0).toByteArray(), new byte[0]);
                 case "view":
                     return view(number, (Map<?, ?>) header.value());
                 default:
@@ -424,7 +473,9 @@ final class FakeAgent implements Closeable {
             purpose = (String) said.get("purpose");
             partitionCount = ((Long) said.get("partition_count")).intValue();
             synchronized (log) {
-                if (!cluster.equals(log.newestCluster)) {
+                if (log.followed) {
+                    return error(number, "void-incarnation", "this cluster was followed by another one");
+                } else if (!cluster.equals(log.newestCluster)) {
                     log.claimCluster(cluster);
                 } else if (!log.mayWrite(cluster, member, view)) {
                     return error(number, "void-incarnation", "this member was left out of view " + log.newestView

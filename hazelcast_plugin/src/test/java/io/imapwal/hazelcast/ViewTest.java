@@ -1,6 +1,7 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.map.IMap;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -15,6 +16,7 @@ import java.util.concurrent.CompletableFuture;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -107,6 +109,60 @@ class ViewTest {
         LogUnavailable left = assertThrows(LogUnavailable.class, () -> link.view(Set.of(UUID.randomUUID())));
         assertTrue(left.getMessage().contains("left out of view 2"), left.getMessage());
         assertEquals(2, log.newestView);
+    }
+
+    @Test
+    void theMapsOfAMemberThatWasLeftOutAnswerLogUnavailableAlsoReads() throws Exception {
+        log.claimView(Set.of(UUID.randomUUID().toString()));
+        assertThrows(NotAppended.class, () -> map.set("after", 2));
+        eventually(() -> {
+            try {
+                return map.get("before") == null;
+            } catch (LogUnavailable e) {
+                return e.getMessage().contains("orders") && e.getMessage().contains("left out of view 2");
+            }
+        });
+        // What it held is gone: only as a new member it comes back, and has what the log says.
+        log.viewMembers = Set.of(uuid());
+        assertThrows(LogUnavailable.class, () -> map.get("before"));
+        String former = uuid();
+        ClusterServiceImpl cluster = WalPlugin.of(member).nodeEngine().getNode().getClusterService();
+        cluster.merge(cluster.getThisAddress());
+        eventually(() -> map.get("before") == 1);
+        assertNotEquals(former, uuid());
+        map.set("after", 3);
+        assertEquals(3, map.get("after"));
+    }
+
+    @Test
+    void aClusterThatAnotherOneFollowedKeepsItsMemoryAndIsNotStartedAnewByItself() throws Exception {
+        UUID before = member.getCluster().getLocalMember().getUuid();
+        log.followed = true;
+        log.claimCluster(UUID.randomUUID().toString());
+        assertThrows(NotAppended.class, () -> map.set("after", 2));
+        WalPlugin.of(member).leftOut().suspect();
+        eventually(() -> !WalPlugin.of(member).leftOut().looks());
+        assertEquals(1, map.get("before"));
+        assertEquals(before, member.getCluster().getLocalMember().getUuid());
+    }
+
+    @Test
+    void aMemberThatJoinsAsksTheOthersForTheView() throws Exception {
+        log.claimView(Set.of(uuid()));
+        map.set("after", 2);
+        FakeAgent second = new FakeAgent(log).start();
+        int port = member.getCluster().getLocalMember().getAddress().getPort();
+        HazelcastInstance joining = Members.start(Members.config("view", port % 10 == 9 ? port - 1 : port + 1, second.endpoint()));
+        try {
+            eventually(() -> joining.<String, Integer>getMap("orders").get("after") == 2);
+            for (int number = 0; number < 50; number++) {
+                joining.<String, Integer>getMap("orders").set("k" + number, number);
+            }
+            assertTrue(second.appends > 0, "it owns no partition");
+        } finally {
+            joining.shutdown();
+            second.close();
+        }
     }
 
     @Test

@@ -246,12 +246,30 @@ class WalMapStoreTest {
     }
 
     @Test
-    void destroyLeavesTheLogAndTheMapComesBack() {
+    void aDestroyedMapIsEmptyWhenItIsAskedForAgain() {
+        IMap<Integer, Integer> map = member.getMap(name);
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        map.destroy();
+        assertEquals(0, log.size(name));
+        assertEquals(0, member.getMap(name).size());
+        member.<Integer, Integer>getMap(name).set(7, 1);
+        assertEquals(1, logged(name, 7));
+    }
+
+    @Test
+    void aDestroyThatCannotBeLoggedSaysSoAndCanBeRepeated() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
-        map.destroy();
-        assertEquals(1, member.<String, Integer>getMap(name).get("a"));
-        assertEquals(1, member.getMap(name).size());
+        agent.mood = FakeAgent.Mood.FULL;
+        LogUnavailable failure = assertThrows(LogUnavailable.class, map::destroy);
+        assertTrue(failure.getMessage().contains("destroy it again"), failure.getMessage());
+        agent.mood = FakeAgent.Mood.ACK;
+        IMap<String, Integer> again = member.getMap(name);
+        assertEquals(1, again.get("a"));
+        again.destroy();
+        assertEquals(0, member.getMap(name).size());
     }
 
     @ParameterizedTest

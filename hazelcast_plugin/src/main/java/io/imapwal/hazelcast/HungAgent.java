@@ -1,0 +1,12 @@
+package io.imapwal.hazelcast;
+
+import java.net.SocketTimeoutException;
+
+/** The agent's process takes part in nothing: it is stopped, or its machine is away. */
+final class HungAgent extends SocketTimeoutException {
+    private static final long serialVersionUID = 1L;
+
+    HungAgent(int timeoutMs) {
+        super("it has not answered for " + timeoutMs + " ms, as if its process was stopped");
+    }
+}

@@ -1,0 +1,292 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Address;
+import com.hazelcast.cluster.Member;
+import com.hazelcast.cluster.MembershipEvent;
+import com.hazelcast.cluster.MembershipListener;
+import com.hazelcast.instance.EndpointQualifier;
+import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
+import com.hazelcast.internal.cluster.impl.operations.MergeClustersOp;
+import com.hazelcast.internal.server.ServerConnectionManager;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.impl.operationservice.Operation;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.UUID;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+
+/**
+ * What becomes of a member that is not in the log's newest view: it was on the losing side of a
+ * split network, or frozen while the others went on without it.
+ *
+ * <pre>
+ * refused ──▶ do others know a newer view? ──yes──▶ say it, and write
+ *                │ no
+ *                ▼
+ *             does the newest claim leave this member out? ──no──▶ another cluster has the log: nothing is done here
+ *                │ yes
+ *                ▼
+ *             drop the maps of that log: what they hold may not be what the log says. They answer LogUnavailable
+ *                │
+ *                ▼
+ *             the oldest member is in the view:        this member alone joins it again
+ *             otherwise the oldest member acts for all, when it can:
+ *               a member that was lost can be reached: all merge into its cluster
+ *               one of those has joined instead:       all begin a cluster anew
+ * </pre>
+ *
+ * Both ways members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge may
+ * come first, in the other direction too: then the members of the newest view have joined a cluster
+ * that is left out, which is the second case.
+ */
+final class LeftOut {
+    private static final long PAUSE_MS = 1000;
+    private static final long WAIT_S = 5;
+    private static final int LOST_MAX = 100;
+    /** So many looks in turn at which the oldest member is in the view, before this one leaves it. */
+    private static final int LOOKS = 3;
+
+    private final WalPlugin plugin;
+    private final LocalMaps maps;
+    private final Set<Address> lost = new LinkedHashSet<>();
+    private Thread thread;
+    private UUID dropped;
+    private int alone;
+    private boolean closed;
+
+    LeftOut(WalPlugin plugin, LocalMaps maps) {
+        this.plugin = plugin;
+        this.maps = maps;
+    }
+
+    /** Remembers who is lost and who comes. */
+    MembershipListener members() {
+        return new MembershipListener() {
+            @Override
+            public void memberAdded(MembershipEvent event) {
+                boolean back;
+                synchronized (LeftOut.this) {
+                    back = lost.contains(event.getMember().getAddress());
+                }
+                if (back) {
+                    suspect();
+                }
+            }
+
+            @Override
+            public void memberRemoved(MembershipEvent event) {
+                synchronized (LeftOut.this) {
+                    if (lost.size() < LOST_MAX) {
+                        lost.add(event.getMember().getAddress());
+                    }
+                }
+            }
+        };
+    }
+
+    /** An agent refused this member, or one beside it. Returns at once. */
+    synchronized void suspect() {
+        if (thread == null && !closed) {
+            thread = new Thread(this::run, "imap-wal-left-out");
+            thread.setDaemon(true);
+            thread.start();
+        }
+    }
+
+    synchronized boolean looks() {
+        return thread != null;
+    }
+
+    synchronized void close() {
+        closed = true;
+        if (thread != null) {
+            thread.interrupt();
+        }
+    }
+
+    /** In another cluster now, or in this one as another member. */
+    synchronized void forget() {
+        lost.clear();
+    }
+
+    private void run() {
+        try {
+            while (look()) {
+                Thread.sleep(PAUSE_MS);
+                synchronized (this) {
+                    if (closed) {
+                        return;
+                    }
+                }
+            }
+        } catch (InterruptedException e) {
+            plugin.logger().fine("imap-wal: the member stops");
+        } catch (RuntimeException e) {
+            plugin.logger().warning("imap-wal: joining the cluster again failed", e);
+        } finally {
+            synchronized (this) {
+                thread = null;
+            }
+        }
+    }
+
+    /** Whether it is to be looked at again. */
+    private boolean look() throws InterruptedException {
+        List<AgentLink> out = new ArrayList<>();
+        for (AgentLink link : plugin.links()) {
+            if (isOut(link)) {
+                out.add(link);
+            }
+        }
+        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
+        if (out.isEmpty()) {
+            synchronized (this) {
+                lost.removeIf(address -> cluster.getMember(address) != null);
+            }
+            return false;
+        }
+        UUID member = plugin.guard().member();
+        if (!member.equals(dropped)) {
+            dropped = member;
+            plugin.logger().warning("imap-wal: member " + plugin.member() + " is not in the newest view of the log of " + out.get(0).agent()
+                    + ". Its maps are dropped from memory, and are not available until it has joined the cluster again");
+        }
+        for (String map : maps.names()) {
+            if (out.contains(plugin.linkOf(map))) {
+                maps.drop(map);
+            }
+        }
+        boolean oldestIsOut = tellOthers();
+        if (!cluster.isJoined() || !member.equals(plugin.guard().member())) {
+            return true;
+        }
+        if (cluster.isMaster()) {
+            Address target = target();
+            if (target != null) {
+                merge(cluster, target);
+            }
+        } else {
+            alone = oldestIsOut ? 0 : alone + 1;
+            if (alone >= LOOKS) {
+                alone = 0;
+                cluster.merge(cluster.getMasterAddress());
+            }
+        }
+        return true;
+    }
+
+    /** Whether this member was left out of the view of that log, by its agent's word. */
+    private boolean isOut(AgentLink link) {
+        if (link.isLeftOut()) {
+            return true;
+        }
+        UUID member = plugin.guard().member();
+        UUID clusterId = plugin.guard().clusterId();
+        if (clusterId == null) {
+            return false;
+        }
+        try {
+            link.learn(plugin.askForView(link));
+            link.recheck();
+            link.connect();
+            return false;
+        } catch (LogUnavailable refused) {
+            if (!(refused.getCause() instanceof AgentError error) || !error.code().equals(AgentError.VOID)) {
+                return false;
+            }
+            try {
+                AgentConnection.Claim claim = AgentConnection.claim(link.settings());
+                boolean out = claim != null && claim.clusterId().equals(clusterId.toString()) && claim.incarnation() > link.knownView();
+                if (out) {
+                    link.leaveOut(member, error.text());
+                }
+                return out;
+            } catch (IOException e) {
+                return false;
+            }
+        }
+    }
+
+    boolean isOut() {
+        return plugin.links().stream().anyMatch(AgentLink::isLeftOut);
+    }
+
+    /** Has the others look. @return whether the oldest member is left out too, or does not say */
+    private boolean tellOthers() throws InterruptedException {
+        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
+        Address oldest = cluster.getMasterAddress();
+        boolean oldestIsOut = true;
+        List<Member> members = new ArrayList<>();
+        List<Future<Boolean>> answers = new ArrayList<>();
+        for (Member each : cluster.getMembers()) {
+            if (!each.localMember()) {
+                members.add(each);
+                answers.add(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new LookOperation(), each.getAddress()).setTryCount(1).invoke());
+            }
+        }
+        for (int i = 0; i < answers.size(); i++) {
+            try {
+                boolean out = answers.get(i).get(WAIT_S, TimeUnit.SECONDS);
+                if (members.get(i).getAddress().equals(oldest)) {
+                    oldestIsOut = out;
+                }
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: a member was not told to look at the view", e);
+            }
+        }
+        return oldestIsOut;
+    }
+
+    /** Where to join: a member that was lost and can be reached; this one, to begin anew; or null: not yet. */
+    private Address target() throws InterruptedException {
+        List<Address> candidates;
+        boolean anew = false;
+        synchronized (this) {
+            candidates = new ArrayList<>(lost);
+        }
+        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
+        for (Address each : candidates) {
+            if (cluster.getMember(each) != null) {
+                anew = true;
+                continue;
+            }
+            ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer().getConnectionManager(EndpointQualifier.MEMBER);
+            if (connections.getOrConnect(each) == null) {
+                connections.blockOnConnect(each, PAUSE_MS, 0);
+            }
+            if (connections.get(each) != null) {
+                return each;
+            }
+        }
+        return anew ? plugin.nodeEngine().getThisAddress() : null;
+    }
+
+    /** As Hazelcast merges a cluster: the others first. */
+    private void merge(ClusterServiceImpl cluster, Address target) throws InterruptedException {
+        plugin.logger().warning("imap-wal: the members of this cluster, which are not in the newest view of the log, join "
+                + (target.equals(plugin.nodeEngine().getThisAddress()) ? "a new cluster at " : "the cluster of ") + target);
+        List<Future<?>> told = new ArrayList<>();
+        for (Member each : cluster.getMembers()) {
+            if (!each.localMember()) {
+                Operation merge = new MergeClustersOp(target);
+                told.add(plugin.nodeEngine().getOperationService().invokeOnTarget(ClusterServiceImpl.SERVICE_NAME, merge, each.getAddress()));
+            }
+        }
+        for (Future<?> each : told) {
+            try {
+                each.get(WAIT_S, TimeUnit.SECONDS);
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: a member was not told to join again", e);
+            }
+        }
+        cluster.merge(target);
+    }
+}

@@ -1,0 +1,107 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.IMap;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+
+import java.io.IOException;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** An agent whose process is stopped is noticed long before an append's own time is over; a slow storage is not taken for it. */
+class PulseTest {
+    private static final int HUNG_MS = 800;
+
+    private final FakeAgent.Log log = new FakeAgent.Log();
+    private FakeAgent agent;
+    private HazelcastInstance member;
+    private IMap<String, Integer> map;
+
+    @BeforeEach
+    void start() throws Exception {
+        agent = new FakeAgent(log).start();
+        Config config = Members.config("pulse", Members.port(), agent.endpoint());
+        config.getMapConfig("*").getMapStoreConfig()
+                .setProperty("agent-timeout-ms", String.valueOf(HUNG_MS))
+                // A test that waits for these has failed.
+                .setProperty("timeout-ms", "600000").setProperty("restore-timeout-ms", "600000");
+        member = Members.start(config);
+        map = member.getMap("orders");
+        map.set("before", 1);
+        eventually(() -> agent.beats > 0);
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        agent.frozen = false;
+        member.shutdown();
+        agent.close();
+        assertEquals(List.of(), agent.violations);
+    }
+
+    private static void saysThatItHangs(RuntimeException e) {
+        assertTrue(e.getMessage().contains("has not answered for " + HUNG_MS + " ms"), e.getMessage());
+    }
+
+    @Test
+    void aStoppedAgentFailsItsCallersAndThoseAfterThemUntilItContinues() throws Exception {
+        agent.frozen = true;
+        saysThatItHangs(assertThrows(OutcomeUnknown.class, () -> map.set("sent", 2)));
+        saysThatItHangs(assertThrows(NotAppended.class, () -> map.set("not sent", 3)));
+        assertEquals(1, map.get("before"));
+        agent.frozen = false;
+        eventually(() -> {
+            map.set("after", 4);
+            return true;
+        });
+        // What was sent was read after all, or not: the log decides.
+        eventually(() -> WalPlugin.of(member).settler().idle());
+        boolean logged = log.newest("orders", WalPlugin.of(member).nodeEngine().toData("sent").toByteArray()) != null;
+        assertEquals(logged ? 2 : null, map.get("sent"));
+        assertNull(map.get("not sent"));
+    }
+
+    @Test
+    void readsThatWaitForAStoppedAgentFailToo() throws Exception {
+        WalPlugin plugin = WalPlugin.of(member);
+        AgentReader reader = plugin.reader(AgentSettings.of("orders",
+                member.getConfig().findMapConfig("orders").getMapStoreConfig().getProperties()));
+        Data key = plugin.nodeEngine().toData("before");
+        CompletableFuture<IOException> reading = CompletableFuture.supplyAsync(() -> {
+            while (true) {
+                try {
+                    reader.load("orders", List.of(key), 600_000);
+                } catch (IOException e) {
+                    return e;
+                }
+            }
+        });
+        eventually(() -> agent.loads > 2);
+        agent.frozen = true;
+        assertInstanceOf(HungAgent.class, reading.join());
+    }
+
+    @Test
+    void aSlowStorageIsNotAStoppedAgent() {
+        agent.delayMs = 3 * HUNG_MS;
+        map.set("slow", 2);
+        assertEquals(2, map.get("slow"));
+    }
+
+    @Test
+    void aMemberThatStopsSaysGoodbye() {
+        member.shutdown();
+        assertEquals(1, agent.byes);
+    }
+}
