@@ -41,6 +41,10 @@ final class AgentConnection implements Closeable {
         if (clusterId == null) {
             throw new IOException("the member has not joined its cluster yet");
         }
+        String barred = identity.view.barred(member);
+        if (barred != null) {
+            throw new AgentError(AgentError.VOID, barred);
+        }
         identity.pulse.check();
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
         AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline), identity.pulse);

@@ -13,10 +13,17 @@ final class AgentError extends IOException {
             Set.of("bad-request", "too-large", "full", "restore-failed", "storage", "listing-gone");
 
     private final String code;
+    private final String text;
 
     AgentError(String code, String text) {
         super(code + ": " + text);
         this.code = code;
+        this.text = text;
+    }
+
+    /** Without the code. */
+    String text() {
+        return text;
     }
 
     String code() {

@@ -81,6 +81,7 @@ final class AgentLink {
     private IOException lastFailure;
 
     private volatile Welcome welcome;
+    private volatile boolean learned;
     /** How many connections were greeted; a key whose outcome is unknown waits for one more. */
     private volatile long welcomes;
 
@@ -113,9 +114,21 @@ final class AgentLink {
 
     /** @param view what another member of the cluster knows; 0: nothing */
     void learn(long view) {
-        if (view > 0) {
-            identity.view().learn(guard.clusterId(), guard.member(), view);
+        UUID clusterId = guard.clusterId();
+        if (clusterId != null && view > knownView()) {
+            identity.view().learn(clusterId, guard.member(), view);
+            // What the agent said to an older view does not count.
+            learned = true;
         }
+    }
+
+    /** From now on its maps are not available, until this member has joined a cluster again. */
+    void leaveOut(UUID out, String why) {
+        identity.view().bar(out, why);
+    }
+
+    boolean isLeftOut() {
+        return identity.view().barred(guard.member()) != null;
     }
 
     AgentSettings settings() {
@@ -693,7 +706,9 @@ final class AgentLink {
             return;
         }
         disconnect();
-        if (lastFailure != null && System.nanoTime() - pausedUntilNanos < 0) {
+        boolean anew = learned;
+        learned = false;
+        if (!anew && lastFailure != null && System.nanoTime() - pausedUntilNanos < 0) {
             throw lastFailure;
         }
         long from = System.nanoTime();

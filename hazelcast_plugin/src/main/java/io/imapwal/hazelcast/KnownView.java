@@ -13,6 +13,19 @@ final class KnownView {
     private UUID clusterId;
     private UUID member;
     private long number;
+    private UUID barred;
+    private String why;
+
+    /** This member was left out, and has dropped what it held: it says no hello any more until it has another UUID. */
+    synchronized void bar(UUID out, String reason) {
+        barred = out;
+        why = reason;
+    }
+
+    /** Why this member must not say hello; null: it may. */
+    synchronized String barred(UUID ofMember) {
+        return ofMember.equals(barred) ? why : null;
+    }
 
     /** 0: unknown. */
     synchronized long of(UUID ofCluster, UUID ofMember) {

@@ -8,6 +8,7 @@ import com.hazelcast.instance.EndpointQualifier;
 import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.internal.cluster.impl.operations.MergeClustersOp;
 import com.hazelcast.internal.server.ServerConnectionManager;
+import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
@@ -34,9 +35,11 @@ import java.util.concurrent.TimeoutException;
  *                ▼
  *             drop the maps of that log: what they hold may not be what the log says. They answer LogUnavailable
  *                │
- *                ▼  the oldest member of those that are left out acts, when it can
- *             a member that was lost can be reached:  all merge into its cluster
- *             a member has joined, and still none of this cluster is in the view:  all begin a cluster anew
+ *                ▼
+ *             the oldest member is in the view:        this member alone joins it again
+ *             otherwise the oldest member acts for all, when it can:
+ *               a member that was lost can be reached: all merge into its cluster
+ *               one of those has joined instead:       all begin a cluster anew
  * </pre>
  *
  * Both ways members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge may
@@ -47,12 +50,15 @@ final class LeftOut {
     private static final long PAUSE_MS = 1000;
     private static final long WAIT_S = 5;
     private static final int LOST_MAX = 100;
+    /** So many looks in turn at which the oldest member is in the view, before this one leaves it. */
+    private static final int LOOKS = 3;
 
     private final WalPlugin plugin;
     private final LocalMaps maps;
     private final Set<Address> lost = new LinkedHashSet<>();
     private Thread thread;
     private UUID dropped;
+    private int alone;
     private boolean joined;
     private boolean closed;
 
@@ -67,7 +73,7 @@ final class LeftOut {
             @Override
             public void memberAdded(MembershipEvent event) {
                 synchronized (LeftOut.this) {
-                    joined = true;
+                    joined |= lost.contains(event.getMember().getAddress());
                 }
             }
 
@@ -148,25 +154,42 @@ final class LeftOut {
             }
             plugin.logger().warning("imap-wal: member " + plugin.member() + " is not in the newest view of the log of " + out.get(0).agent()
                     + ". Its maps are dropped from memory, and are not available until it has joined the cluster again");
-            tellOthers();
         }
         for (String map : maps.names()) {
             if (out.contains(plugin.linkOf(map))) {
                 maps.drop(map);
             }
         }
+        boolean oldestIsOut = tellOthers();
         ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
-        if (cluster.isJoined() && cluster.isMaster()) {
+        if (!cluster.isJoined() || !member.equals(plugin.guard().member())) {
+            return true;
+        }
+        if (cluster.isMaster()) {
             Address target = target();
-            if (target != null && member.equals(plugin.guard().member())) {
+            if (target != null) {
                 merge(cluster, target);
+            }
+        } else {
+            alone = oldestIsOut ? 0 : alone + 1;
+            if (alone >= LOOKS) {
+                alone = 0;
+                cluster.merge(cluster.getMasterAddress());
             }
         }
         return true;
     }
 
-    /** Whether this member may not write in the newest view. Tries first. */
+    /** Whether this member was left out of the view of that log, by its agent's word. */
     private boolean isOut(AgentLink link) {
+        if (link.isLeftOut()) {
+            return true;
+        }
+        UUID member = plugin.guard().member();
+        UUID clusterId = plugin.guard().clusterId();
+        if (clusterId == null) {
+            return false;
+        }
         try {
             link.learn(plugin.askForView(link));
             link.connect();
@@ -175,22 +198,48 @@ final class LeftOut {
             if (!(refused.getCause() instanceof AgentError error) || !error.code().equals(AgentError.VOID)) {
                 return false;
             }
-        }
-        try {
-            AgentConnection.Claim claim = AgentConnection.claim(link.settings());
-            UUID clusterId = plugin.guard().clusterId();
-            return claim != null && clusterId != null && claim.clusterId().equals(clusterId.toString());
-        } catch (IOException e) {
-            return false;
+            try {
+                AgentConnection.Claim claim = AgentConnection.claim(link.settings());
+                boolean out = claim != null && claim.clusterId().equals(clusterId.toString()) && claim.incarnation() > link.knownView();
+                if (out) {
+                    link.leaveOut(member, error.text());
+                }
+                return out;
+            } catch (IOException e) {
+                return false;
+            }
         }
     }
 
-    private void tellOthers() {
-        for (Member each : plugin.nodeEngine().getClusterService().getMembers()) {
+    boolean isOut() {
+        return plugin.links().stream().anyMatch(AgentLink::isLeftOut);
+    }
+
+    /** Has the others look. @return whether the oldest member is left out too, or does not say */
+    private boolean tellOthers() throws InterruptedException {
+        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
+        Address oldest = cluster.getMasterAddress();
+        boolean oldestIsOut = true;
+        List<Member> members = new ArrayList<>();
+        List<Future<Boolean>> answers = new ArrayList<>();
+        for (Member each : cluster.getMembers()) {
             if (!each.localMember()) {
-                plugin.nodeEngine().getOperationService().send(new LookOperation(), each.getAddress());
+                members.add(each);
+                answers.add(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new LookOperation(), each.getAddress()).setTryCount(1).invoke());
             }
         }
+        for (int i = 0; i < answers.size(); i++) {
+            try {
+                boolean out = answers.get(i).get(WAIT_S, TimeUnit.SECONDS);
+                if (members.get(i).getAddress().equals(oldest)) {
+                    oldestIsOut = out;
+                }
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: a member was not told to look at the view", e);
+            }
+        }
+        return oldestIsOut;
     }
 
     /** Where to join: a member that was lost and can be reached; this one, to begin anew; or null: not yet. */

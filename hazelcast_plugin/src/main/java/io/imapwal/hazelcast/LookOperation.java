@@ -3,12 +3,20 @@ package io.imapwal.hazelcast;
 import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
-/** Tells a member that another one was left out of a view: it looks whether it was, too. */
+/** Tells a member that another one was left out of a view: it looks whether it was, too. Asks whether it knows that already. */
 public final class LookOperation extends Operation implements IdentifiedDataSerializable {
+    private boolean out;
 
     @Override
     public void run() {
-        WalPlugin.of(getNodeEngine()).leftOut().suspect();
+        LeftOut leftOut = WalPlugin.of(getNodeEngine()).leftOut();
+        leftOut.suspect();
+        out = leftOut.isOut();
+    }
+
+    @Override
+    public Object getResponse() {
+        return out;
     }
 
     @Override

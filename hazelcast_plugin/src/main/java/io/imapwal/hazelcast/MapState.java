@@ -298,6 +298,16 @@ final class MapState {
         return new Peers(false, missing);
     }
 
+    /** A member that joins is not in the list of a view that was claimed before: the others know its number. */
+    private void learnView(AgentLink link) {
+        if (!plugin.nodeEngine().getClusterService().isJoined()) {
+            throw new LogUnavailable("member " + plugin.member() + " has not joined its cluster yet", null);
+        }
+        if (link.knownView() == 0) {
+            link.learn(askForView());
+        }
+    }
+
     /** The newest view of this map's log that another member knows; 0: none. */
     long askForView() {
         NodeEngineImpl nodeEngine = plugin.nodeEngine();
@@ -333,7 +343,9 @@ final class MapState {
             if (!config.isEnabled()) {
                 return "member " + plugin.member() + " has no map-store for map \"" + map + "\"";
             }
-            plugin.link(AgentSettings.of(map, config.getProperties())).connect();
+            AgentLink link = plugin.link(AgentSettings.of(map, config.getProperties()));
+            learnView(link);
+            link.connect();
             return StatusOperation.READY;
         } catch (RuntimeException e) {
             return AgentLink.reason(e);
@@ -359,10 +371,7 @@ final class MapState {
 
     private void prepare(AgentSettings settings, boolean readThrough, int ofGeneration) throws Exception {
         AgentLink link = plugin.link(settings);
-        if (link.knownView() == 0) {
-            // A member that joins is not in the list of a view that was claimed before.
-            link.learn(askForView());
-        }
+        learnView(link);
         link.connect();
         Peers peers = peers();
         if (peers.restored) {
