@@ -35,7 +35,10 @@ final class Gate implements Future<Object> {
     @Override
     public Object get() {
         if (!open()) {
-            throw state.refusal(partition);
+            RuntimeException refusal = state.refusal(partition);
+            // Hazelcast logs it for each operation that fails.
+            refusal.setStackTrace(new StackTraceElement[0]);
+            throw refusal;
         }
         return null;
     }
