@@ -11,7 +11,7 @@ PACKAGING := pyproject.toml hatch_build.py requirements/constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage torture bench bench-quick docs lint format constraints wheel clean
+.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage torture nemesis bench bench-quick docs lint format constraints wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ test-storage: setup ## conformance of every storage backend
 
 torture: setup ## long runs with kills and faults
 	$(PYTEST) -m torture --timeout 3600
+
+nemesis: setup ## faults of every kind under load on three real members and agents: MINUTES=10 SEED=1
+	$(BIN)/python -m tests.nemesis --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 bench: setup ## all numbers, as ratios in one run
 	$(BIN)/python -m benchmarks

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -132,7 +133,7 @@ class NewestIndex:
         self._labels = _Labels()
         self._version = 0
         """Grows with everything that changes what a pass over the index would find, or where."""
-        self._met: list[Conflict] = []
+        self._met: list[Callable[[], Conflict | None]] = []
 
     def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None) -> None:
         """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the caller knows it."""
@@ -235,11 +236,11 @@ class NewestIndex:
             here = {row[1]: pending.pop(row[1]) for row in rows if row[1] in pending} if pending else {}
             yield rows, nodes, here
 
-    def conflicts(self) -> list[Conflict]:
-        """The keys in conflict that were met since the last call: of what was given out, and of
-        what comes next."""
+    def conflicts(self) -> Iterator[Conflict]:
+        """The keys in conflict among what was given out since the last call, and of what comes
+        next. Values are read one key at a time."""
         found, self._met = self._met, []
-        return found
+        return (each for read in found if (each := read()) is not None)
 
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
         """What a merge elsewhere must know: all contenders of every key."""
@@ -318,8 +319,7 @@ class NewestIndex:
 
     def _meet(self, name: str, table: Table, keys: Sequence[bytes]) -> None:
         if table.rivals:
-            found = (table.conflict(name, key) for key in keys if key in table.rivals)
-            self._met += [each for each in found if each is not None]
+            self._met += [partial(conflict, name, key, list(map(table.claim, table.of(key)))) for key in keys if key in table.rivals]
 
     @staticmethod
     def _split(table: Table, page: list[_Owned]) -> tuple[list[Row], list[str]]:
@@ -460,17 +460,19 @@ class NewestIndex:
         if table is not None and table.rows:
             found += [self._entry(table, row) for key in wanted if key in table.rows for row in table.of(key)]
         found.sort(key=runs.key_of)
-        return self._decided(name, found)
-
-    def _decided(self, name: str, entries: list[Entry]) -> list[Entry]:
-        """The newest of each key."""
-        winners, rivals = runs.newest(entries, self._labels.words)
-        if rivals:
-            found = [[entry, *rivals[entry[KEY]]] for entry in winners if entry[KEY] in rivals]
-            values = Values(self._runs, 0)
-            claims = [(each[0][KEY], list(zip(*self._loaded(name, each, values), strict=True))) for each in found]
-            self._met += [each for key, some in claims if (each := conflict(name, key, some)) is not None]
+        winners, rivals = runs.newest(found, self._labels.words)
+        self._meet_stored(name, winners, rivals, dict(self._runs))
         return winners
+
+    def _meet_stored(self, name: str, winners: Iterable[Entry], rivals: dict[bytes, list[Entry]], here: dict[int, Run]) -> None:
+        """`rivals` loses those of these winners."""
+        for entry in winners if rivals else ():
+            if entry[KEY] in rivals:
+                self._met.append(partial(self._stored_conflict, name, [entry, *rivals.pop(entry[KEY])], here))
+
+    def _stored_conflict(self, name: str, contenders: list[Entry], here: dict[int, Run]) -> Conflict | None:
+        rows, nodes = self._loaded(name, contenders, Values(here, 0))
+        return conflict(name, rows[0][1], list(zip(rows, nodes, strict=True)))
 
     def _stored_pages(
         self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
@@ -482,15 +484,26 @@ class NewestIndex:
         while True:
             version, here = self._version, dict(self._runs)
             held: list[Entry] = []
+            rivals: dict[bytes, list[Entry]] = {}
             size = 0
-            for winners in self._ended(self._decided(name, entries) for entries in runs.merged(self._sources(name, after))):
+
+            def weighed(entries: list[Entry], rivals: dict[bytes, list[Entry]] = rivals) -> list[int]:
+                if not rivals:
+                    return sizes(entries)
+                found = zip(sizes(entries), (rivals.get(entry[KEY], []) for entry in entries), strict=True)
+                return [own + sum(sizes(others)) for own, others in found]
+
+            for entries in self._ended(runs.merged(self._sources(name, after))):
+                winners, others = runs.newest(entries, self._labels.words)
+                rivals.update(others)
                 held += winners
-                size += sum(sizes(winners))
+                size += sum(weighed(winners))
                 if winners and len(held) < rows_max and size < self.page_bytes:
                     continue
                 for start in range(0, len(held), rows_max):
                     some = held[start : start + rows_max]
-                    for page in in_pages(some, sizes(some), self.page_bytes):
+                    for page in in_pages(some, weighed(some), self.page_bytes):
+                        self._meet_stored(name, page, rivals, here)
                         yield page, here
                         after = page[-1][KEY]
                         if self._version != version:

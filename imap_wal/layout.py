@@ -2,6 +2,7 @@
 
 {namespace}/{cluster}/manifest/{number}.json
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
+{namespace}/{cluster}/claims/alive/{node}-{epoch}-{number}       the members beside this agent are heard
 {namespace}/{cluster}/opened/{directory}-{epoch}                 the newest epoch of a log that was opened
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
@@ -28,6 +29,7 @@ from storage_backends import StoredFile
 
 _WAL = re.compile(r"(\d{8,})-(\d{8,})(?:\.(\d{8,}))?\.wal$")
 _OPENED = re.compile(r"/opened/([^/]+)-(\d{8,})$")
+_ALIVE = re.compile(r"/claims/alive/([^/]+)-\d{8,}-\d{8,}$")
 _CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
 _WRITER = re.compile(r"/wal/(\d{8,})(?:-[0-9a-f]+)?\.writer$")
 _ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
@@ -182,6 +184,22 @@ def parse_claim_path(path: str) -> int | None:
     """The incarnation of such a file, or None."""
     found = _CLAIM.search(path)
     return int(found[1]) if found else None
+
+
+def alive_folder(cluster: str) -> str:
+    return f"{cluster}/claims/alive"
+
+
+def alive_path(cluster: str, node: str, epoch: int, number: int) -> str:
+    """A sign of life of the members beside a node's agent: it has another name each time. It decides
+    when another cluster may claim the log, never what counts."""
+    return f"{alive_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
+
+
+def parse_alive_path(path: str) -> str | None:
+    """The node of such a file, or None."""
+    found = _ALIVE.search(path)
+    return decode(found[1]) if found else None
 
 
 def opened_folder(cluster: str) -> str:

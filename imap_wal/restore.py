@@ -607,9 +607,9 @@ class LiveView:
             for name in self._index.maps():
                 for states in self._index.keys(name):
                     living += sum(not deleted and not 0 < expires <= now for _, deleted, expires in states)
-                    met = self._index.conflicts()
-                    conflicts += len(met)
-                    self._noted.note(met)
+                    for each in self._index.conflicts():
+                        conflicts += 1
+                        self._noted.note((each,))
             return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing, conflicts)
 
     def _check_open(self) -> None:

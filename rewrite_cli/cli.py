@@ -38,6 +38,7 @@ COMMANDS = {
     "restore": "what a restart would load, or a clean copy of it",
     "drop": "forget a map",
     "forget-node": "forget a node that is gone for good",
+    "claim": "take the log from a Hazelcast cluster that is to be given up",
     "doctor": "check the environment, the storage and the agent",
 }
 

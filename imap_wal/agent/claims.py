@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from imap_wal import layout
+from imap_wal.agent.liveness import Watch
 from imap_wal.errors import ImapWalError
 from imap_wal.format import Position
 from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
@@ -29,6 +30,10 @@ that file may have been created and deleted again."""
 PERMITS_BY_NAME = 64
 """A claim deletes the permits of this many earlier incarnations by name, because a listing may be
 too old to show them."""
+
+
+class StillAlive(ImapWalError):
+    """The cluster that has the log is alive: another one has to wait. Nothing was changed."""
 
 
 class VoidIncarnation(ImapWalError):
@@ -61,8 +66,8 @@ class View:
 class Claims:
     """The claims of one cluster, as one agent sees and makes them. Used by the serving thread."""
 
-    def __init__(self, log: NodeLog, cluster: ClusterLog) -> None:
-        self._log, self._cluster = log, cluster
+    def __init__(self, log: NodeLog, cluster: ClusterLog, watch: Watch) -> None:
+        self._log, self._cluster, self._watch = log, cluster, watch
         self._folder = log.identity.cluster_folder
         begun = max((lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0)
         self._number, self._known = log.claims.read()
@@ -93,13 +98,14 @@ class Claims:
 
     def enter(self, who: Greeting, is_new: bool) -> int:
         """The incarnation in which a member that says hello may write. Claims one for a cluster id
-        that has none. `is_new`: this plug-in has never been in any incarnation here.
-        `VoidIncarnation`."""
+        that has none, unless the newest cluster is alive (`StillAlive`). `is_new`: this plug-in has
+        never been in any incarnation here. `VoidIncarnation`."""
         tried = False
 
         def admitted(claims: ClaimManifest) -> ClaimManifest | None:
             claimed = claims.claims.get(who.cluster_id)
             if claimed is None:
+                self._demand_over(claims)
                 return None
             if claimed == claims.newest:
                 _demand_admitted(claims, who)
@@ -116,7 +122,10 @@ class Claims:
             # Members that were in the older incarnation hold what is not in the log.
             return claims.with_claim(who.cluster_id, incarnation, () if claimed is None else (who.member,))
 
-        return self._claim(who.cluster_id, admitted, anew).newest
+        incarnation = self._claim(who.cluster_id, admitted, anew).newest
+        if tried:
+            self._watch.forget()
+        return incarnation
 
     def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
         """A view without `lost`: the newest one, or the next with exactly `members`.
@@ -154,7 +163,7 @@ class Claims:
             if fitting is not None and claims.newest != outdated and (not claims.permitted or self._permit_is_there(claims.newest)):
                 return fitting if fitting != claims else None
             if reserved <= claims.newest:
-                reserved = self._reserve()
+                reserved = reserve(self._cluster)
             return following(fitting or claims, reserved)
 
         while True:
@@ -165,38 +174,10 @@ class Claims:
                 if self._log.clusters.read()[1].embedded >= incarnation:
                     outdated = incarnation  # the program's changes would win over those of the members
                     continue
-                if not self._begin(claims):
+                if not begin(self._cluster, claims):
                     continue  # a newer claim came in between
             self._number, self._known = self._log.claims.read()
             return claims
-
-    def _reserve(self) -> int:
-        """A number of its own, from where all writers of this cluster get theirs, with its permit."""
-        log = self._log
-        current_cluster(log.store, self._folder, log.clusters, log.clock, log.randomness)
-        incarnation = log.clusters.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
-        with suppress(AlreadyExists):  # an earlier attempt created it
-            log.store.create(layout.claim_path(self._folder, incarnation), b"")
-        return incarnation
-
-    def _begin(self, claims: ClaimManifest) -> bool:
-        """Publish the lifetime of the newest claim; False if a later one has begun."""
-        incarnation = claims.newest
-        pinned: tuple[tuple[Lifetime, ...], dict[str, Position]] | None = None
-
-        def publish(manifest: ClusterManifest) -> ClusterManifest | None:
-            nonlocal pinned
-            if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
-                # After a later lifetime began, an older one must not: its cut would take away what
-                # counts by the later one.
-                return None
-            if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
-                self._delete_permits(max(claims.permits, incarnation - PERMITS_BY_NAME), incarnation)
-                # Older incarnations have no permit now: what was acknowledged for them is below these.
-                pinned = manifest.lifetimes, pin_cuts(self._cluster)
-            return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1])))
-
-        return _begun(self._log.clusters.update(publish), incarnation)
 
     def _demand_return(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> None:
         """Only two plug-ins may bring an older cluster back: one that is of the newest incarnation
@@ -207,17 +188,58 @@ class Claims:
             return
         if who.view or not is_new or any(known.rpartition("/")[0] == who.plugin for known in plugins):
             raise _followed(claims, claimed)
+        self._demand_over(claims)
+
+    def _demand_over(self, claims: ClaimManifest) -> None:
+        alive = self._watch.alive() if claims.claims else ""
+        if alive:
+            raise StillAlive(f"the former cluster {claims.cluster_id} is alive, by the agent of {alive}; waiting until it is not")
 
     def _permit_is_there(self, incarnation: int) -> bool:
         return self._log.store.exists(layout.claim_path(self._folder, incarnation))
 
-    def _delete_permits(self, first: int, end: int) -> None:
-        """Delete the permits of incarnations before `end`: from `first` on by name, and those that
-        a listing shows."""
-        store, folder = self._log.store, self._folder
-        listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
-        for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
-            store.delete(path)
+
+def reserve(cluster: ClusterLog) -> int:
+    """A number of its own, from where all writers of this cluster get theirs, with its permit."""
+    current_cluster(cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness)
+    incarnation = cluster.manifests.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
+    with suppress(AlreadyExists):  # our own create, whose answer was lost
+        cluster.store.create(layout.claim_path(cluster.folder, incarnation), b"")
+    return incarnation
+
+
+def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
+    """Publish the lifetime of the newest claim; False if a later one has begun."""
+    incarnation = claims.newest
+    pinned: tuple[tuple[Lifetime, ...], dict[str, Position]] | None = None
+
+    def publish(manifest: ClusterManifest) -> ClusterManifest | None:
+        nonlocal pinned
+        if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
+            # After a later lifetime began, an older one must not: its cut would take away what
+            # counts by the later one.
+            return None
+        if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
+            pinned = manifest.lifetimes, pin(cluster, claims)
+        return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1])))
+
+    return _begun(cluster.manifests.update(publish), incarnation)
+
+
+def pin(cluster: ClusterLog, claims: ClaimManifest) -> dict[str, Position]:
+    """Where each node's log ends, after no older incarnation has a permit: what was acknowledged for
+    them is below that."""
+    delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
+    return pin_cuts(cluster)
+
+
+def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:
+    """Delete the permits of incarnations before `end`: from `first` on by name, and those that a
+    listing shows."""
+    store, folder = cluster.store, cluster.folder
+    listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
+    for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
+        store.delete(path)
 
 
 def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:

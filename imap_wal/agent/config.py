@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.settings import Settings, nearest, refuse_wrong_types
+from imap_wal.settings import Settings, check_seconds, nearest, refuse_wrong_types
 
 CLOCK_OFFSET_MS_MAX = 10**12
 """Some 30 years."""
@@ -19,7 +19,8 @@ CLOCK_OFFSET_MS_MAX = 10**12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs
-    while the members start, instead of when the first of them asks. `clock_offset_ms` shifts this agent's clock (for tests)."""
+    while the members start, instead of when the first of them asks. `lifetime_timeout_s`: another cluster may claim the log when the former one gave no sign of life for so long;
+    0: at once, and no signs are given. `clock_offset_ms` shifts this agent's clock (for tests)."""
 
     url: str
     wal_dir: str = ""
@@ -28,6 +29,7 @@ class AgentConfig:
     node: str = field(default_factory=socket.gethostname)
     endpoint: str = "tcp://127.0.0.1:7701"
     restore_at_start: bool = True
+    lifetime_timeout_s: float = 6
     clock_offset_ms: int = 0
     takeover: bool = False
     log: Settings = field(default_factory=Settings)
@@ -36,6 +38,7 @@ class AgentConfig:
         refuse_wrong_types(self)
         if self.log.manual_wal_flush:
             raise InvalidSetting("log.manual_wal_flush is for embedded stores: a member must not be told of what is not in the log")
+        check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         if abs(self.clock_offset_ms) > CLOCK_OFFSET_MS_MAX:
             raise InvalidSetting(f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from -{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}")
         if not self.endpoint.startswith(("ipc://", "tcp://")):

@@ -18,8 +18,12 @@ from imap_wal.keeper import Keeper
 from imap_wal.restore import ClusterLog
 from imap_wal.retention import remove_outlived
 from imap_wal.ring import RingBuffer
+from imap_wal.worker import Worker
 from imap_wal.writer import Identity, open_node_log
 from storage_backends import StorageError
+
+SIGN_STOP_S = 5.0
+"""How long a stop waits for a storage that does not answer."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -39,10 +43,12 @@ class OpenLog:
         self.keeper = Keeper(config.log, clock)
         self._archiver = writer_for(config.url, config.wal_dir)
         try:
-            self.sessions = Sessions(self.node_log, all_logs)
+            self.sessions = Sessions(self.node_log, all_logs, config.lifetime_timeout_s)
             self.ring: RingBuffer[Batch] = RingBuffer(config.log.ring_slots, config.log.ring_bytes)
             self.committer = Committer(self.ring, self.node_log, config.log, clock, self.keeper.committed, self.sessions.check_newest)
             self.keeper.start(self.committer, self.archive, self.remove_outlived)
+            if self.sessions.sign is not None:
+                self.sessions.sign.start()
         except BaseException:
             self._end_threads()
             with suppress(StorageError, ImapWalError):
@@ -69,7 +75,15 @@ class OpenLog:
         """End the keeper, commit what waits, release the lock. A StorageError when the storage
         cannot be reached: then the lock may remain until it expires."""
         self._end_threads()
+        if self.sessions.sign is not None:
+            self.sessions.sign.stop(SIGN_STOP_S, clean)
         self.committer.close(clean)
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The background threads of this log."""
+        sign = self.sessions.sign
+        return [*self.keeper.workers, *([sign.worker] if sign is not None else [])]
 
     def _end_threads(self) -> None:
         if self._archiver is not None:

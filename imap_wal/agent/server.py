@@ -17,7 +17,7 @@ import msgpack
 import structlog
 
 from imap_wal import layout
-from imap_wal.agent.claims import VoidIncarnation
+from imap_wal.agent.claims import StillAlive, VoidIncarnation
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
@@ -166,8 +166,11 @@ class Agent:
                 if kind == "bye":
                     self._sessions.bye(message.sender)
                 self._router.send(message.sender, [kind, number])
+            self._sessions.heard(message.sender)
         except TooLarge as error:
             self._refuse(message, "too-large", str(error), pending)
+        except StillAlive as error:
+            self._refuse(message, "not-ready", str(error), pending)
         except VoidIncarnation as error:
             self._refuse(message, "void-incarnation", str(error), pending)
         except MALFORMED as error:
@@ -302,7 +305,7 @@ class Agent:
 
     def _workers(self) -> list[Worker]:
         """The background threads that there are now."""
-        return [self._reads.worker, *self._keeper.workers, *([self._mender.worker] if self._mender is not None else [])]
+        return [self._reads.worker, *self._log.workers, *([self._mender.worker] if self._mender is not None else [])]
 
     def statistics(self) -> dict[str, Any]:
         """What `stat` answers: plain values, a snapshot."""

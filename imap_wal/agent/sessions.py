@@ -9,6 +9,7 @@ from typing import Any
 
 from imap_wal.agent import former
 from imap_wal.agent.claims import Claims, Greeting, View
+from imap_wal.agent.liveness import SignOfLife, Watch
 from imap_wal.committer import Batch
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.restore import ClusterLog
@@ -38,9 +39,15 @@ class Connection:
 class Sessions:
     """All sessions of one agent run over one NodeLog. Used by the serving thread."""
 
-    def __init__(self, log: NodeLog, view_of: ClusterLog) -> None:
+    def __init__(self, log: NodeLog, view_of: ClusterLog, lifetime_timeout_s: float = 0) -> None:
+        """`lifetime_timeout_s`: see `AgentConfig`."""
         self._log, self._cluster = log, view_of
-        self.claims = Claims(log, view_of)
+        folder = log.identity.cluster_folder
+        watch = Watch(log.store, folder, lifetime_timeout_s, log.clock)
+        self.sign: SignOfLife | None = None
+        if lifetime_timeout_s:
+            self.sign = SignOfLife(log.store, folder, log.identity.node, log.epoch, lifetime_timeout_s, watch)
+        self.claims = Claims(log, view_of, watch)
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, Connection] = {}
@@ -112,6 +119,12 @@ class Sessions:
         if sender in self._connections:
             self._shut.add(sender)
 
+    def heard(self, sender: bytes) -> None:
+        """A request came from this connection: the cluster is alive, if it has the log."""
+        connection, newest = self._connections.get(sender), self.claims.known.newest
+        if self.sign is not None and connection is not None and (connection.who.plugin, newest) in self._by_plugin:
+            self.sign.heard(newest)
+
     def connection(self, sender: bytes) -> Connection | None:
         """None: it has not said hello."""
         return self._connections.get(sender)
@@ -125,6 +138,8 @@ class Sessions:
         for session in self._by_number.values():
             if session.plugin == plugin:
                 session.writer = b""
+        if self.sign is not None and not self._connections:
+            self.sign.silent()
 
     def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
         """Why this connection may not append for the session, as (code, text); None when it may."""

@@ -69,6 +69,38 @@ def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -
         assert len(cluster(memory, clock).manifest().lifetimes) <= 2
 
 
+def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> None:
+    """They are lifetimes with one cluster id. What is kept of the sessions before is bounded too."""
+    clock = FakeClock()
+    who = {**about("c-1", "p-1"), "member_uuid": "m-1"}
+    for number in range(1, 9):
+        log = opened(memory, clock)
+        sessions = Sessions(log, cluster(memory, clock))
+        session, _ = sessions.hello(b"c1", {**who, "view": number})
+        append(log, put("a", str(number), (session.incarnation, 1, session.number, 1)))
+        wanted = {"cluster_id": "c-1", "member_uuid": "m-1", "members": ["m-1"], "lost": [f"lost {number}"]}
+        assert sessions.view(b"c1", wanted).incarnation == 2, "none of those was in the list"
+        log.close()
+        rewrite(cluster(memory, clock), LocalEngine(Settings()))
+        prune(cluster(memory, clock))
+        assert values(view(memory, clock)) == {"a": str(number)}
+    for number in range(3, 11):
+        log = opened(memory, clock)
+        sessions = Sessions(log, cluster(memory, clock))
+        sessions.hello(b"c2", {**who, "member_uuid": f"m-{number}", "plugin_uuid": f"p-{number}", "view": number - 1})
+        sessions.hello(b"c1", who)
+        wanted = {"cluster_id": "c-1", "member_uuid": "m-1", "members": ["m-1"], "lost": [f"m-{number}"]}
+        assert sessions.view(b"c1", wanted).incarnation == number
+        session, _ = sessions.hello(b"c1", who)
+        append(log, put("a", f"in {number}", (session.incarnation, 1, session.number, 1)))
+        log.close()
+        rewrite(cluster(memory, clock), LocalEngine(Settings()))
+        prune(cluster(memory, clock))
+        assert values(view(memory, clock)) == {"a": f"in {number}"}
+        assert len(cluster(memory, clock).manifest().lifetimes) <= 2
+        assert log.claims.read()[1].lost == (f"m-{number}",)
+
+
 def test_requests_of_old_sessions_are_dropped(memory: MemoryStore) -> None:
     """A node's manifest kept the last request of every session."""
     clock = FakeClock()

@@ -23,14 +23,16 @@ from storage_backends.local import LocalStore
 _names = itertools.count(1)
 
 
-def config(folder: Path, node: str = "n1", url: str = "", **log: Any) -> AgentConfig:
-    """An agent of node `node`; its socket is in `folder`, its log too unless `url` says otherwise."""
+def config(folder: Path, node: str = "n1", url: str = "", lifetime_timeout_s: float = 0, **log: Any) -> AgentConfig:
+    """An agent of node `node`; its socket is in `folder`, its log too unless `url` says otherwise.
+    One cluster follows another without waiting, unless `lifetime_timeout_s` says otherwise."""
     return AgentConfig.from_mapping(
         {
             "url": url or f"file://{folder}/log",
             "cluster": "c",
             "node": node,
             "endpoint": f"ipc://{folder}/{node}-{next(_names)}.sock",
+            "lifetime_timeout_s": lifetime_timeout_s,
             "log": {"segment_bytes": 256 * 1024, "preallocate": False, **log},
         }
     )
@@ -85,7 +87,9 @@ def entry(key: str, value: str | None, order: tuple[int, int, int, int], *, name
 class Plugin:
     """A member's side: one connection, requests numbered as the protocol says."""
 
-    def __init__(self, endpoint: str, cluster_id: str = "cluster-1", uuid: str = "plugin-1", timeout_ms: int = 20_000, member: str = "member-1") -> None:
+    def __init__(
+        self, endpoint: str, cluster_id: str = "cluster-1", uuid: str = "plugin-1", timeout_ms: int = 20_000, member: str = "member-1"
+    ) -> None:
         self.client = Client(endpoint, timeout_ms)
         self.cluster_id, self.uuid, self.member = cluster_id, uuid, member
         self.session = self.incarnation = 0

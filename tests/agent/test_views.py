@@ -12,7 +12,6 @@ import pytest
 
 from imap_wal.agent import claims as claims_module
 from imap_wal.agent import former, server
-from imap_wal.agent.claims import Claims
 from imap_wal.agent.config import AgentConfig
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest import ClaimManifest, claim_manifests, cluster_manifests
@@ -159,15 +158,15 @@ def test_a_member_with_an_unknown_or_an_older_view_is_not_let_in(halves: Halves)
 
 def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
     """The claimer's process ended in between."""
-    begin = Claims._begin
+    begin = claims_module.begin
 
-    def ends(claims: Claims, newest: ClaimManifest) -> bool:
+    def ends(cluster: ClusterLog, newest: ClaimManifest) -> bool:
         raise claims_module.VoidIncarnation("the process ends here")
 
-    monkeypatch.setattr(Claims, "_begin", ends)
+    monkeypatch.setattr(claims_module, "begin", ends)
     assert view(halves.a, "ab", "c")[0] == "error"
     assert (claims(halves.url).newest, claims(halves.url).members) == (2, ("a", "b"))
-    monkeypatch.setattr(Claims, "_begin", begin)
+    monkeypatch.setattr(claims_module, "begin", begin)
     assert halves.c.put(still="1")[0] == "ack", "nothing was cut yet"
     assert greet(halves.b)[0] == "welcome"
     assert halves.c.put(late="1")[0] == "error"

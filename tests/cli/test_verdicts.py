@@ -154,9 +154,7 @@ def key_of(frame: format.Frame) -> int:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
-def test_verify_repair_open_and_a_live_view_give_one_verdict(
-    caplog: pytest.LogCaptureFixture, seed: int
-) -> None:
+def test_verify_repair_open_and_a_live_view_give_one_verdict(caplog: pytest.LogCaptureFixture, seed: int) -> None:
     caplog.set_level(logging.ERROR, "imap_wal")
     chance = Random(seed)
     store = history(chance)

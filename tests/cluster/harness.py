@@ -162,16 +162,33 @@ class Child:
 
 
 class Agent(Child):
-    """`imap-wal agent` of one node. `settings` go to its [log]; `module` replaces the command, for agents that misbehave."""
+    """`imap-wal agent` of one node. `settings` go to its [log]; `module` replaces the command, for agents that misbehave. With
+    `lifetime_timeout_s` 0 a cluster that is started does not wait for the one before it."""
 
     def __init__(
-        self, folder: Path, node: str, url: str, *, cluster: str = "dev", clock_offset_ms: int = 0, endpoint: str = "", **settings: Any
+        self,
+        folder: Path,
+        node: str,
+        url: str,
+        *,
+        cluster: str = "dev",
+        clock_offset_ms: int = 0,
+        endpoint: str = "",
+        lifetime_timeout_s: float = 0,
+        **settings: Any,
     ) -> None:
         super().__init__(f"agent {node}", folder / f"{node}.log")
         self.node, self.url, self.cluster = node, url, cluster
         self.endpoint = endpoint or f"ipc://{folder}/{node}.sock"
         self.config = folder / f"{node}.toml"
-        top = {"url": url, "cluster": cluster, "node": node, "endpoint": self.endpoint, "clock_offset_ms": clock_offset_ms}
+        top = {
+            "url": url,
+            "cluster": cluster,
+            "node": node,
+            "endpoint": self.endpoint,
+            "clock_offset_ms": clock_offset_ms,
+            "lifetime_timeout_s": lifetime_timeout_s,
+        }
         lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
         self.config.write_text("\n".join([*lines, "[log]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items()), ""]))
 

@@ -5,27 +5,24 @@ python -m tests.nemesis --seed 1 --episodes split,kill-member    these, in this 
 python -m tests.nemesis --minutes 10 --baseline                  Hazelcast without a map store
 
 Ends with code 1 if anything was found. The results are a line in out/nemesis.jsonl, and what each
-process said is in the folder that is printed first.
+process said is in the folder that is printed first. Of times without a success, the number in
+brackets is the worst of all runs with --baseline.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from tests.cluster.harness import ROOT, compile_java
+from tests.cluster.harness import compile_java
 from tests.nemesis.episodes import EPISODES
-from tests.nemesis.runs import Run, drawn, failures, summary
+from tests.nemesis.report import commit, episodes_of, keep, kept, plain, rows, totals
+from tests.nemesis.runs import Run, drawn, failures
 from tests.nemesis.world import World
-
-OUT = ROOT / "out"
-BASELINE = OUT / "nemesis-baseline.json"
 
 
 def main() -> int:
@@ -45,31 +42,14 @@ def main() -> int:
     with World(folder, compile_java(folder), lambda text: print(text, flush=True), bare=chosen.baseline) as world:
         run = Run(world, seed, restarts=restarts)
         run.play(names or drawn(seed, among), until_moment=time.monotonic() + 60 * chosen.minutes)
-    OUT.mkdir(exist_ok=True)
-    if chosen.baseline:
-        keep_baseline(run)
-    print("\n" + summary(run.records, baseline()))
-    with (OUT / "nemesis.jsonl").open("a") as file:
-        line: dict[str, Any] = {"seed": seed, "baseline": chosen.baseline, "episodes": [each.as_json() for each in run.records]}
-        file.write(json.dumps(line) + "\n")
+    episodes = [each.as_json() for each in run.records]
+    keep({"commit": commit(), "seed": seed, "baseline": chosen.baseline, "episodes": episodes})
+    bare = {} if chosen.baseline else totals(episodes_of(kept(), baseline=True))
+    print("\n" + plain(list(rows(totals(episodes), bare))))
     found = sum(len(each.findings) for each in run.records)
     if found:
         print(f"\n{found} findings\n\n{failures(run)}")
     return 1 if found else 0
-
-
-def baseline() -> dict[str, dict[str, float]]:
-    """The worst of all runs with --baseline."""
-    found: dict[str, dict[str, float]] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
-    return found
-
-
-def keep_baseline(run: Run) -> None:
-    worst = baseline()
-    for each in run.records:
-        before = worst.get(each.name, {"write_s": 0.0, "read_s": 0.0})
-        worst[each.name] = {"write_s": max(before["write_s"], each.write_s[0]), "read_s": max(before["read_s"], each.read_s[0])}
-    BASELINE.write_text(json.dumps(worst, indent=2) + "\n")
 
 
 if __name__ == "__main__":

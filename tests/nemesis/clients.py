@@ -7,11 +7,11 @@ unknown        `OutcomeUnknown`, any other error, or no answer in time: perhaps,
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import threading
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +27,12 @@ from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Kind, Operation
 Outcome = Literal["acknowledged", "refused", "unknown"]
 ANSWER_S = 10.0
 """No answer for so long is an unknown outcome; the caller continues with other keys."""
+LATE_S = 30.0
+"""Longer than members try to execute an operation."""
 LONG_TTL_S = 24 * 3600
 READS = ("get",)
+PAD_MAX = 2048
+"""Values are up to so much longer than what tells them apart, so that segments fill, rotate and are archived."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,6 +42,25 @@ class Key:
 
     def __str__(self) -> str:
         return f"{self.map}/{self.name}"
+
+
+class NoAnswer(Exception):
+    """`answered` is set when the answer comes after all."""
+
+    def __init__(self, answered: threading.Event) -> None:
+        super().__init__(f"no answer for {ANSWER_S} s")
+        self.answered = answered
+
+
+def stored(value: str | None) -> str | None:
+    """As it is put into the map."""
+    return None if value is None else f"{value}~{'x' * (zlib.crc32(value.encode()) % PAD_MAX)}"
+
+
+def told_apart(found: Any) -> str | None:
+    """The value of what a map answered; whatever was not put there in one piece is told as it is."""
+    value = None if found is None else str(found).partition("~")[0]
+    return value if stored(value) == found else f"damaged: {str(found)[:80]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +118,18 @@ class Callers:
         *,
         seed: int,
         count: int = 6,
+        prefix: str = "",
         pause_s: float = 0.02,
     ) -> None:
+        """`prefix` tells the callers, and so their values, from others of the same history."""
+        self._prefix = prefix
         self._history, self._connect, self._keys, self._pause_s = history, connect, keys, pause_s
         self._numbers = itertools.count(1)
+        self._late: list[threading.Event] = []
         self._go, self._end = threading.Event(), threading.Event()
         self._idle = [threading.Event() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._run, args=(number, random.Random(f"{seed} {number}")), name=f"caller {number}", daemon=True)
+            threading.Thread(target=self._run, args=(number, random.Random(f"{seed} {prefix}{number}")), name=f"caller {number}", daemon=True)
             for number in range(count)
         ]
         for thread in self._threads:
@@ -114,10 +141,14 @@ class Callers:
         self._go.set()
 
     def pause(self) -> None:
-        """Nothing of theirs is under way when this returns, but what they gave up waiting for."""
+        """Nothing of theirs is under way when this returns. What they gave up waiting for has been answered, or its time is over."""
         self._go.clear()
         for number, idle in enumerate(self._idle):
             assert idle.wait(120), f"caller {number} hangs"
+        late, self._late = self._late, []
+        deadline = time.monotonic() + LATE_S
+        for answered in late:
+            answered.wait(max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
         self._end.set()
@@ -130,21 +161,24 @@ class Callers:
         last: dict[Key, Any] = {}
         while not self._end.is_set():
             if not self._go.is_set():
+                if client is not None and _direct(number):
+                    # Each member has such a caller at the beginning; since then it may have moved to another one.
+                    client.shutdown()
+                    client = None
                 self._idle[number].set()
                 self._go.wait()
                 continue
             if client is None or not client.lifecycle_service.is_running():
                 client = self._connected(number)
                 continue
-            self._one(client, f"{number}", rng, last)
+            self._one(client, f"{self._prefix}{number}", rng, last)
             self._end.wait(self._pause_s * rng.uniform(0.5, 1.5))
         if client is not None:
-            with contextlib.suppress(Exception):
-                client.shutdown()
+            client.shutdown()
 
     def _connected(self, number: int) -> hazelcast.HazelcastClient | None:
         try:
-            return self._connect(number, number % 2 == 0)
+            return self._connect(number, _direct(number))
         except Exception:
             self._end.wait(0.2)  # nothing there to connect to; the next try may name other members
             return None
@@ -155,6 +189,8 @@ class Callers:
         try:
             result = _call(client, key, operation, LONG_TTL_S if rng.random() < 0.2 else None)
         except Exception as error:
+            if isinstance(error, NoAnswer):
+                self._late.append(error.answered)
             self._history.add(_failed(key, operation, error))
             return
         now = time.monotonic()
@@ -173,6 +209,10 @@ class Callers:
         return Operation(kind=kind, start=time.monotonic(), end=UNKNOWN, value=value, expected=seen if kind == "replace" else None, client=name)
 
 
+def _direct(number: int) -> bool:
+    return number % 2 == 0
+
+
 def _failed(key: Key, operation: Operation, error: Exception) -> Attempt:
     refused = isinstance(error_of(error), (NotAppended, LogUnavailable))
     outcome: Outcome = "refused" if refused or operation.kind in READS else "unknown"
@@ -180,22 +220,22 @@ def _failed(key: Key, operation: Operation, error: Exception) -> Attempt:
 
 
 def _call(client: hazelcast.HazelcastClient, key: Key, operation: Operation, ttl: int | None) -> Any:
-    entries, name, value = client.get_map(key.map), key.name, operation.value
+    entries, name, value = client.get_map(key.map), key.name, stored(operation.value)
     match operation.kind:
         case "get":
-            return _answer(entries.get(name))
+            return told_apart(_answer(entries.get(name)))
         case "put":
-            return _answer(entries.put(name, value, ttl=ttl))
+            return told_apart(_answer(entries.put(name, value, ttl=ttl)))
         case "set":
             _answer(entries.set(name, value, ttl=ttl))
         case "remove":
-            return _answer(entries.remove(name))
+            return told_apart(_answer(entries.remove(name)))
         case "delete":
             _answer(entries.delete(name))
         case "put_if_absent":
-            return _answer(entries.put_if_absent(name, value, ttl=ttl))
+            return told_apart(_answer(entries.put_if_absent(name, value, ttl=ttl)))
         case "replace":
-            return _answer(entries.replace_if_same(name, operation.expected, value))
+            return _answer(entries.replace_if_same(name, stored(operation.expected), value))
     return UNSEEN
 
 
@@ -203,7 +243,7 @@ def _answer(future: Future[Any]) -> Any:
     answered = threading.Event()
     future.add_done_callback(lambda _: answered.set())
     if not answered.wait(ANSWER_S):
-        raise TimeoutError(f"no answer for {ANSWER_S} s")
+        raise NoAnswer(answered)
     return future.result()
 
 

@@ -17,25 +17,21 @@ CLOCK_MS = 600_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """`stale`: a member may be out of date without knowing, so what it answers from memory alone is
-    not judged while the fault lasts. `bare`: makes sense without agents. `short`: part of the short
-    form."""
+    not judged while the fault lasts. `bare`: makes sense without agents."""
 
     name: str
     run: Callable[[World, Random], None]
     stale: bool = False
     bare: bool = True
-    short: bool = False
 
 
 EPISODES: dict[str, Episode] = {}
 
 
-def episode(
-    *, stale: bool = False, bare: bool = True, short: bool = False
-) -> Callable[[Callable[[World, Random], None]], Callable[[World, Random], None]]:
+def episode(*, stale: bool = False, bare: bool = True) -> Callable[[Callable[[World, Random], None]], Callable[[World, Random], None]]:
     def register(function: Callable[[World, Random], None]) -> Callable[[World, Random], None]:
         name = function.__name__.replace("_", "-")
-        EPISODES[name] = Episode(name=name, run=function, stale=stale, bare=bare, short=short)
+        EPISODES[name] = Episode(name=name, run=function, stale=stale, bare=bare)
         return function
 
     return register
@@ -48,13 +44,13 @@ def some(rng: Random) -> int:
 # ---- killed ----
 
 
-@episode(short=True)
+@episode()
 def kill_member(world: World, rng: Random) -> None:
     world.kill(some(rng), "member")
     time.sleep(rng.uniform(1, 6))
 
 
-@episode(bare=False, short=True)
+@episode(bare=False)
 def kill_agent(world: World, rng: Random) -> None:
     machine = some(rng)
     world.kill(machine, "agent")
@@ -62,7 +58,7 @@ def kill_agent(world: World, rng: Random) -> None:
     world.agent(machine).start()
 
 
-@episode(short=True)
+@episode()
 def kill_machine(world: World, rng: Random) -> None:
     world.kill(some(rng), "machine")
     time.sleep(rng.uniform(1, 6))
@@ -97,7 +93,7 @@ def freeze_member(world: World, rng: Random) -> None:
     _freeze(world, rng, "member")
 
 
-@episode(bare=False, short=True)
+@episode(bare=False)
 def freeze_agent(world: World, rng: Random) -> None:
     _freeze(world, rng, "agent")
 
@@ -128,7 +124,7 @@ def freeze_agent_then_kill_machine(world: World, rng: Random) -> None:
 # ---- members come and go ----
 
 
-@episode(short=True)
+@episode()
 def rolling_restart(world: World, rng: Random) -> None:
     for machine in rng.sample(MACHINES, len(MACHINES)):
         world.leave(machine)
@@ -137,7 +133,7 @@ def rolling_restart(world: World, rng: Random) -> None:
         world.join(machine)
 
 
-@episode(short=True)
+@episode()
 def scale_in_and_out(world: World, rng: Random) -> None:
     machine = some(rng)
     world.leave(machine)
@@ -172,14 +168,16 @@ def join_with_an_agent_down(world: World, rng: Random) -> None:
 
 @episode(bare=False, stale=True)
 def start_alone(world: World, rng: Random) -> None:
-    """A machine that cannot reach the healthy others starts a cluster of its own."""
+    """A machine that cannot reach the healthy others starts a cluster of its own, which has callers."""
     machine = some(rng)
     world.kill(machine, "machine")
     world.split([machine], [each for each in MACHINES if each != machine])
     world.cluster.wait_safe(2)
     world.agent(machine).start()
-    world.launch(machine).wait()
-    time.sleep(rng.uniform(2, 8))
+    alone = world.launch(machine)
+    alone.wait()
+    with world.callers_of(alone, rng.randrange(2**31)):
+        time.sleep(rng.uniform(2, 8))
 
 
 # ---- the network ----
@@ -227,7 +225,7 @@ def cut_then_kill(world: World, rng: Random) -> None:
     world.network.pause(other, one)
     time.sleep(seconds)
     world.kill(one, "member")
-    world.network.heal()
+    world.network.cut([(one, other)])  # what is still on its way is lost
     time.sleep(rng.uniform(0.5, 3))
 
 
@@ -246,14 +244,11 @@ def split_then_kill(world: World, rng: Random) -> None:
 
 @episode(bare=False)
 def full_disk(world: World, rng: Random) -> None:
-    if not world.disk:
-        world.say("no disk can be mounted here: nothing was done")
-        return
     with world.full_disk():
-        time.sleep(rng.uniform(2, 8))
+        time.sleep(rng.uniform(6, 12))  # segments that exist have their room already
 
 
-@episode(bare=False, short=True)
+@episode(bare=False)
 def maintenance_beside(world: World, rng: Random) -> None:
     """Agents archive by themselves, as their logs are small."""
     for command in rng.choice([(["rewrite"], ["prune", "--yes"]), (["rewrite"],), (["rewrite"], ["rewrite"], ["prune", "--yes"])]):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import hazelcast
+from hazelcast.proxy.map import BlockingMap
 
 from tests.cluster.harness import until
-from tests.nemesis.clients import Attempt, Key, by_key
+from tests.nemesis.clients import Attempt, Key, by_key, told_apart
 from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Checker, Operation, TooLarge, Violation
 
 READER = "judge"
@@ -108,11 +110,15 @@ def reads(client: hazelcast.HazelcastClient, keys: Sequence[Key]) -> list[Attemp
     for key in keys:
         entries = client.get_map(key.map).blocking()
         start = time.monotonic()
-        (value,) = until(f"{key} can be read", lambda entries=entries, key=key: [entries.get(key.name)], 60, 0.5)
+        (value,) = until(f"{key} can be read", partial(_read, entries, key.name), 60, 0.5)
         now = time.monotonic()
-        operation = Operation(kind="get", start=start, end=now, result=value, client=READER)
+        operation = Operation(kind="get", start=start, end=now, result=told_apart(value), client=READER)
         found.append(Attempt(key, operation, "acknowledged", now))
     return found
+
+
+def _read(entries: BlockingMap[Any, Any], name: str) -> list[Any]:
+    return [entries.get(name)]
 
 
 def seen(contents: Mapping[Key, Any], keys: Sequence[Key], start: float) -> list[Attempt]:

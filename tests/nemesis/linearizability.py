@@ -194,8 +194,8 @@ class Checker:
                 fits, after = step(self._open[number], each.state)
                 if fits:
                     keep(after, each.done, each.used)
-        for each in gone:
-            self._open.pop(each, None)
+        for over in gone:
+            self._open.pop(over, None)
         return found
 
     def _reachable(self, start: _Possible, ending: int) -> _Set:

@@ -12,13 +12,15 @@ from random import Random
 from typing import Any
 
 from tests.cluster.harness import until
-from tests.nemesis.clients import READS, Attempt, Callers, History, counts, outages
+from tests.nemesis.clients import READS, Attempt, Callers, counts, outages
 from tests.nemesis.episodes import EPISODES, Episode
 from tests.nemesis.judge import Finding, Judge, reads, seen
 from tests.nemesis.world import KEYS, RESTARTS, NotWhole, World
 
 WORKING_S = 60.0
 REST_S = 2.0
+SHOWN = 3
+"""So many findings of a kind are printed for an episode."""
 
 
 @dataclass
@@ -37,9 +39,12 @@ class Record:
     findings: list[Finding] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def found(self) -> dict[str, int]:
+        return dict(Counter(each.judgement for each in self.findings))
+
     def as_json(self) -> dict[str, Any]:
-        found = Counter(each.judgement for each in self.findings)
-        return {**{name: value for name, value in vars(self).items() if name != "findings"}, "findings": dict(found)}
+        return {**{name: value for name, value in vars(self).items() if name != "findings"}, "findings": self.found}
 
 
 def drawn(seed: int, among: Sequence[str]) -> Iterator[str]:
@@ -55,7 +60,7 @@ class Run:
         self.world, self.seed = world, seed
         self._restarts = restarts or (lambda rng: rng.choice([*RESTARTS, "", "", ""]))
         self.records: list[Record] = []
-        self._history, self._judge = History(), Judge(KEYS)
+        self._history, self._judge = world.history, Judge(KEYS)
         self._callers: Callers | None = None
 
     def play(self, names: Iterator[str] | Sequence[str], *, until_moment: float = float("inf")) -> list[Record]:
@@ -98,7 +103,7 @@ class Run:
         except NotWhole as error:
             record.findings.append(Finding("not whole", str(error)[:2000]))
             self._begin_anew(record)
-        self.world.say(f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, {len(record.findings)} findings")
+        self.world.say(f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, findings: {record.found or 'none'}")
         callers.resume()
 
     def _wait_working(self) -> None:
@@ -178,34 +183,10 @@ def failures(run: Run) -> str:
     """All that is needed to play it again and to see what happened."""
     lines = [f"seed {run.seed}; episodes: {' '.join(each.name for each in run.records)}"]
     for number, record in enumerate(run.records, 1):
-        for finding in record.findings[:5]:
-            lines += ["", f"episode {number}, {record.name}: {finding.judgement}: {finding.key or ''} {finding.text}", finding.story]
-        if len(record.findings) > 5:
-            lines.append(f"episode {number}, {record.name}: {len(record.findings) - 5} more findings")
+        for judgement, count in Counter(each.judgement for each in record.findings).items():
+            shown = [each for each in record.findings if each.judgement == judgement][:SHOWN]
+            for finding in shown:
+                lines += ["", f"episode {number}, {record.name}: {judgement}: {finding.key or ''} {finding.text}", finding.story]
+            if count > len(shown):
+                lines.append(f"episode {number}, {record.name}: {judgement}: {count - len(shown)} more")
     return "\n".join(lines)
-
-
-def summary(records: Sequence[Record], baseline: dict[str, dict[str, float]]) -> str:
-    """One line for each kind of episode; in brackets Hazelcast without a map store."""
-    lines = [
-        f"{'episode':32} {'times':>5} {'acked':>8} {'refused':>8} {'unknown':>8} {'findings':>8} {'stale':>6} {'no write for, s':>18} {'no read for, s':>18}"
-    ]
-    for name in EPISODES:
-        those = [each for each in records if each.name == name]
-        if not those:
-            continue
-        total = Counter[str]()
-        for each in those:
-            total.update(each.outcomes)
-        bare = baseline.get(name, {})
-        write, read = max(each.write_s[0] for each in those), max(each.read_s[0] for each in those)
-        lines.append(
-            f"{name:32} {len(those):5} {total['acknowledged']:8,} {total['refused']:8,} {total['unknown']:8,} "
-            f"{sum(len(each.findings) for each in those):8} {sum(each.stale_reads for each in those):6} "
-            f"{_beside(write, bare.get('write_s')):>18} {_beside(read, bare.get('read_s')):>18}"
-        )
-    return "\n".join(lines)
-
-
-def _beside(measured: float, bare: float | None) -> str:
-    return f"{measured:.1f} ({'–' if bare is None else f'{bare:.1f}'})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,14 +20,14 @@ import hazelcast
 
 from tests.cluster.harness import ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
 from tests.cluster.network import Network
-from tests.nemesis.clients import Key
+from tests.nemesis.clients import Callers, History, Key, told_apart
 
 MACHINES = (1, 2, 3)
 MAPS = tuple(f"nemesis-{number}" for number in range(4))
 KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
 DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
-SETTINGS = {"segment_bytes": 1 << 20, "max_total_wal_size": 3 << 20}
+SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 # A lost member is noticed, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120.
 PROPERTIES = {
     "hazelcast.heartbeat.interval.seconds": "1",
@@ -58,7 +59,7 @@ class World:
     def __init__(self, folder: Path, classpath: str, say: Callable[[str], None], *, bare: bool = False) -> None:
         self.folder, self._say, self.bare = folder, say, bare
         self.logs = folder / "logs"
-        self.network = Network()
+        self.network, self.history = Network(), History()
         self.disk = _mounted(self.logs)
         agents = [(NoAgent if bare else Agent)(folder, f"node-{number}", self.logs.as_uri(), **SETTINGS) for number in MACHINES]
         maps: Callable[[str], Mapping[str, Any]] = (lambda _: {"default": {}}) if bare else (lambda endpoint: {"default": logged_map(endpoint)})
@@ -101,6 +102,21 @@ class World:
             raise ConnectionError("no member runs")
         chosen = [running[number // 2 % len(running)]] if direct else running
         return connect(chosen, self.cluster.name, cluster_connect_timeout=3, smart_routing=not direct, connection_timeout=3)
+
+    @contextlib.contextmanager
+    def callers_of(self, member: Member, seed: int) -> Iterator[None]:
+        """Two more callers meanwhile, who know this member only."""
+
+        def to_it(number: int, direct: bool) -> hazelcast.HazelcastClient:
+            return connect([member.address], self.cluster.name, cluster_connect_timeout=3)
+
+        callers = Callers(self.history, to_it, KEYS, seed=seed, count=2, prefix=f"at{member.node}-{self.cluster.members.index(member)}-")
+        callers.resume()
+        try:
+            yield
+        finally:
+            callers.pause()
+            callers.stop()
 
     # ---- faults ----
 
@@ -159,16 +175,28 @@ class World:
 
     @contextlib.contextmanager
     def full_disk(self) -> Iterator[None]:
+        """Where no disk could be mounted, the agents may not write beyond the beginning of any file."""
+        self.say("the disk is full" if self.disk else "the agents may not write")
         filler = self.logs / "filler"
-        self.say("the disk is full")
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(b"x" * 65536)
+        if self.disk:
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 65536)
+        else:
+            self._limit_files(1)
         try:
             yield
         finally:
-            filler.unlink()
-            self.say("the disk has room again")
+            if self.disk:
+                filler.unlink()
+            else:
+                self._limit_files(resource.RLIM_INFINITY)
+            self.say("there is room again")
+
+    def _limit_files(self, size: int) -> None:
+        for agent in self.cluster.agents:
+            if agent.running:
+                resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def command(self, *arguments: str) -> str:
         """One of imap-wal; what it said."""
@@ -218,7 +246,7 @@ class World:
 
         def of(name: str) -> dict[Key, Any]:
             def read() -> list[dict[Key, Any]]:
-                return [{Key(name, key): value for key, value in client.get_map(name).blocking().entry_set()}]
+                return [{Key(name, key): told_apart(value) for key, value in client.get_map(name).blocking().entry_set()}]
 
             return until(f"{name} can be read", read, 60, 0.5)[0]
 
@@ -260,7 +288,7 @@ RESTARTS = ("as before", "in other order", "fewer", "one by one")
 
 
 def _mounted(folder: Path) -> bool:
-    """A disk that can be filled; False where it cannot be mounted."""
+    """Whether there is now a disk that can be filled."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
     return bool(shutil.which("mount")) and not subprocess.run(command, check=False, capture_output=True).returncode

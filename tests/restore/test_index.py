@@ -82,7 +82,7 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
         for request, (node, version) in enumerate(arriving):
             index.add(node, [put("k", node, (1, version, 1, request))])
         assert [row[3] for rows in index.batches("orders") for row in rows] == [b"n3"]
-        assert index.conflicts() == []
+        assert list(index.conflicts()) == []
         index.add("n4", [put("k", "n4", (1, 2, 1, 0))])
         assert [row and row[3] for row in index.get("orders", [b"k"])] == [b"n3"]
         (found,) = index.conflicts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,11 +88,11 @@ def test_an_index_has_the_same_winners_and_conflicts_in_any_order(
             table.offer(row[1], (*row, writer))
         found = {row[1]: (row, writer) for rows, nodes in index.batches_with_nodes("orders", 2) for row, writer in zip(rows, nodes, strict=True)}
         assert found == winners
-        assert reported(index.conflicts()) == rivals
+        assert reported(list(index.conflicts())) == rivals
         assert list(index.get("orders", sorted(winners))) == [winners[key][0] for key in sorted(winners)]
-        assert reported(index.conflicts()) == rivals
+        assert reported(list(index.conflicts())) == rivals
         assert {state[0]: state[1] for states in index.keys("orders") for state in states} == {key: row[5] for key, (row, _) in winners.items()}
-        assert reported(index.conflicts()) == rivals
+        assert reported(list(index.conflicts())) == rivals
         pages = list(index.batches_with_rivals("orders"))
         assert reported([each for *_, here in pages for each in here.values()]) == rivals
         assert {key: table.claim(row) for key, row in table.rows.items()} == winners
@@ -102,7 +103,7 @@ def test_an_index_has_the_same_winners_and_conflicts_in_any_order(
                 elsewhere.add(writer, [row])
         again = {row[1]: (row, writer) for rows, nodes in elsewhere.batches_with_nodes("orders") for row, writer in zip(rows, nodes, strict=True)}
         assert again == winners
-        assert reported(elsewhere.conflicts()) == rivals
+        assert reported(list(elsewhere.conflicts())) == rivals
         assert index.count("orders") == len(winners)
         index.close()
         elsewhere.close()
@@ -207,3 +208,23 @@ def test_a_spilled_merge_leaves_no_file(tmp_path: Path) -> None:
     assert [row[3] for rows in index.batches("orders") for row in rows] == [b"n1"]
     index.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_values_in_conflict_are_not_all_in_memory_at_once(tmp_path: Path) -> None:
+    index = NewestIndex(1_000_000, tmp_path)
+    for number in range(60):
+        for writer, size in (("n1", 10), ("n2", 100_000), ("n3", 100_000)):
+            index.add(writer, [put(f"k{number}", writer * (size // 2), (1, 1, 1, 1))])
+    index.get("orders", [b"k0"])  # merges the runs, which takes memory of its own
+    assert len(list(index.conflicts())) == 1
+    tracemalloc.start()
+    try:
+        found = 0
+        for _ in index.keys("orders"):
+            found += sum(1 for _ in index.conflicts())
+        assert found == 60
+        assert sum(len(here) for *_, here in index.batches_with_rivals("orders")) == 60
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000, "of 12,000,000"
+    finally:
+        tracemalloc.stop()
+    index.close()

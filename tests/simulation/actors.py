@@ -91,6 +91,8 @@ class Stage:
         self.owners: dict[tuple[str, int], tuple[str, int]] = {}
         """Of each key in a cluster: the member that owns its partition, and the partition's
         version."""
+        self.left_out: dict[str, float] = {}
+        """Members that were left out of a view: when it was answered first."""
         self.busy: dict[tuple[str, int], int] = {}
         """Of each key in a cluster: changes under way. Hazelcast migrates no partition with any."""
         self.stale_steps = STALE_STEPS if kind == NFS else 0

@@ -28,6 +28,7 @@ from tests.simulation.actors import CLUSTER, MAP, NAMESPACE, SETTINGS, Actor, St
 from tests.simulation.history import Write
 from tests.simulation.world import BASE_MS, Killed, Process, Task, Violation
 
+AGAIN = "sent again"
 TRIES = 6
 """How often a member looks for its agent before it gives a change up."""
 PATIENCE = 60
@@ -196,7 +197,7 @@ def endpoint_of(node: str) -> str:
 def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:
     return AgentConfig(
         url="sim://", namespace=NAMESPACE, cluster=CLUSTER, node=node, endpoint=endpoint_of(node),
-        restore_at_start=False, takeover=takeover, log=Settings(**{**SETTINGS, **settings}),
+        restore_at_start=False, takeover=takeover, lifetime_timeout_s=0, log=Settings(**{**SETTINGS, **settings}),
     )  # fmt: skip
 
 
@@ -254,6 +255,10 @@ class MemberActor(Actor):
         self._connection: Connection | None = None
         self._reading: dict[Any, Connection | None] = {}
         """Each thread that reads has a connection of its own."""
+        self._former: dict[int, int] = {}
+        """Session of an earlier view → the last request that counts."""
+        self._lost: tuple[str, ...] = ()
+        """Members without which this one has a view."""
         self._session = self._incarnation = self._request = 0
         self._opened.set()
 
@@ -269,7 +274,7 @@ class MemberActor(Actor):
             about = {
                 "protocol": 1, "cluster_id": self.spec.cluster_id, "member_uuid": self.spec.name,
                 "plugin_uuid": f"plugin of {self.spec.name}", "plugin_version": "0",
-                "partition_count": 271, "purpose": purpose,
+                "partition_count": 271, "purpose": purpose, "view": self._incarnation,
             }  # fmt: skip
             answer = connection.ask("hello", about)
             if answer is None:
@@ -289,6 +294,7 @@ class MemberActor(Actor):
         if welcome["session"] != self._session:
             self._session, self._request = welcome["session"], welcome["last_request"]
         self._incarnation, self._last = welcome["incarnation"], welcome["last_request"]
+        self._former = dict(welcome["former"])
         return True
 
     def put(self, number: int) -> None:
@@ -324,8 +330,8 @@ class MemberActor(Actor):
 
     def _append(self, number: int, value: bytes | None) -> None:
         """A change of a key, if this member owns it."""
-        place = self.spec.cluster_id, number
-        owner, version = self.stage.owners.setdefault(place, (self.spec.name, 0))
+        place, version = self._place(number), 0
+        owner, version = self.stage.owners.setdefault(place, (self.spec.name, self._gained(number)))
         if owner == self.spec.name:
             busy = self.stage.busy
             busy[place] = busy.get(place, 0) + 1
@@ -333,6 +339,54 @@ class MemberActor(Actor):
                 self._append_own(number, version, value)
             finally:
                 busy[place] -= 1
+
+    def _place(self, number: int) -> tuple[str, int]:
+        """A key, and the half of its cluster in which it has an owner: each half of a split network
+        has its own opinion on keys whose owner it lost."""
+        whole = self.spec.cluster_id, number
+        owner, _ = self.stage.owners.get(whole, (self.spec.name, 0))
+        return (f"{whole[0]} without {self._lost}", number) if owner in self._lost else whole
+
+    def _gained(self, number: int) -> int:
+        """The version of a partition that this member takes over from one that was lost."""
+        return self.stage.owners.get((self.spec.cluster_id, number), ("", -1))[1] + 1
+
+    def until(self, name: str) -> None:
+        """Wait for the first acknowledged change of another member."""
+        for _ in range(TRIES):
+            writes = (write for writes in self.past.writes.values() for write in writes)
+            if any(write.writer == name and write.outcome == outcomes.ACKED for write in writes):
+                return
+            self.world.sleep(PATIENCE, self.stage.wires)
+
+    def lose(self, *names: str) -> None:
+        """The network between this half and those members is cut: get a view without them, then
+        read what they left."""
+        gone = {*self._lost, *names}
+        tasks = (task.process.memory["actor"].spec for task in self.world.tasks)
+        members = sorted({each.name for each in tasks if each.role == "member"} - gone)
+        about = {
+            "cluster_id": self.spec.cluster_id, "member_uuid": self.spec.name, "members": members,
+            "lost": list(names),
+        }  # fmt: skip
+        for _ in range(TRIES):
+            if self._connection is None and not self.hello():
+                raise Stop
+            assert self._connection is not None
+            answer = self._connection.ask("view", about)
+            self._connection = None
+            if answer is not None and answer[0][0] == "view":
+                break
+            if answer is not None and answer[0][2] == "void-incarnation":
+                raise Stop
+        else:
+            raise Stop
+        for name in names:
+            self.stage.left_out.setdefault(name, self.world.tick())
+        if not self.hello():
+            raise Stop
+        self._reading.clear()
+        self._lost = (*self._lost, *names)
 
     def _append_own(self, number: int, version: int, value: bytes | None) -> None:
         past, world = self.past, self.world
@@ -342,6 +396,9 @@ class MemberActor(Actor):
         write.order = (self._incarnation, version, self._session, self._request + 1)
         try:
             outcome = self._send(number, version, value)
+            while outcome == AGAIN:
+                write.order = (self._incarnation, version, self._session, self._request + 1)
+                outcome = self._send(number, version, value)
         except Stop:
             past.finish(write, outcomes.UNKNOWN, world.tick())
             raise
@@ -351,6 +408,9 @@ class MemberActor(Actor):
         past.finish(write, outcome, world.tick())
         if outcome == outcomes.ACKED:
             self._acknowledged(write)
+            if write.start > self.stage.left_out.get(self.spec.name, write.start):
+                what = f"{self.spec.name} was left out of a view, and then made {write}"
+                raise Violation("two halves acknowledge", what)
 
     def _acknowledged(self, write: Write) -> None:
         """Nothing more is judged: the log itself decides which agent of a node may acknowledge."""
@@ -371,16 +431,26 @@ class MemberActor(Actor):
                 self._connection = None
                 if not self.hello():
                     raise Stop
+                if self._session != session and session in self._former:
+                    return self._settled(session, request)
                 if code == "outcome-unknown":
                     return outcomes.UNKNOWN
                 if code in ("not-ready", "full", "superseded", "void-incarnation"):
                     return outcomes.FAILED
                 raise Violation("an error without a cause", f"{self.spec.name}: {header}")
-            if not self.hello() or self._session != session:
+            if not self.hello():
                 return outcomes.UNKNOWN
+            if self._session != session:
+                return self._settled(session, request)
             if self._last >= request:
                 return outcomes.ACKED
         return outcomes.UNKNOWN
+
+    def _settled(self, session: int, request: int) -> str:
+        """Of a request of an earlier view: it counts, or it is sent again in this one."""
+        if session not in self._former:
+            return outcomes.UNKNOWN
+        return outcomes.ACKED if request <= self._former[session] else AGAIN
 
     def _row(self, number: int, value: bytes | None, order: tuple[int, ...]) -> DataEntry:
         now_ms = BASE_MS + self.world.elapsed_ms

@@ -227,6 +227,43 @@ def agents(rng: Random) -> Plan:
     return _faults(rng, Plan(kind, past, tuple(specs)))
 
 
+def splits(rng: Random) -> Plan:
+    """A split network: members with agents of their own lose each other, in any order, and go on
+    with the keys of those that they lost, if they get a view."""
+    names = "ABC" if rng.random() < 0.4 else "AB"
+    alone = rng.choice(names)
+    specs = []
+    for index, name in enumerate(names):
+        node = f"n{index + 1}"
+        threads: tuple[tuple[Op, ...], ...] = ((("serve",),),)
+        if rng.random() < 0.3:
+            threads = (*threads, (("archive",),))
+        drops = tuple(rng.randint(1, 10) for _ in range(rng.randint(0, 2)))
+        specs.append(Spec(f"agent {name}", threads, node, role="agent", drops=drops))
+        if rng.random() < 0.2:
+            takes = (("serve", rng.random() < 0.7),)
+            specs.append(Spec(f"agent {name} again", (takes,), node, role="agent"))
+        others = [each for each in names if each != name]
+        lost = others if name == alone else [alone]
+        ops: list[Op] = [("put", index)] * rng.randint(1, 2)
+        if rng.random() < 0.8:
+            ops.append(("lose", *lost))
+            if rng.random() < 0.7:
+                ops.append(("list",))
+            ops += [("put", rng.randrange(len(names))) for _ in range(rng.randint(1, 2))]
+            left = [each for each in others if each not in lost]
+            if left and rng.random() < 0.3:
+                ops += [("lose", *left), ("put", names.index(left[0]))]
+        else:
+            ops += [("put", index)] * rng.randint(0, 2)
+        specs.append(Spec(name, (tuple(ops),), node, role="member"))
+    if rng.random() < 0.2:
+        specs.append(Spec("keeper", ((("rewrite",), ("prune",)),)))
+    return _faults(
+        rng, Plan(rng.choice((APPEND, APPEND, OBJECTS, HDFS, NFS)), "empty", tuple(specs))
+    )
+
+
 def programs(rng: Random) -> Plan:
     """A program has an embedded store open when the first members come: they shut it out."""
     specs = []
@@ -264,6 +301,7 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "drops": drops,
     "forgetting": forgetting,
     "programs": programs,
+    "splits": splits,
 }
 
 OPEN: tuple[str, ...] = ()

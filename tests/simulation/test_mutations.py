@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation import high  # which adds its drills
+from tests.simulation import high, views  # which add their drills
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import sweep
 from tests.simulation.install import installed
@@ -26,7 +26,9 @@ def test_one_long_pause_of_each_actor_at_each_of_its_calls_breaks_nothing(
     cases(number)
 
 
-@pytest.mark.parametrize("mutation", [*MUTATIONS, *high.MUTATIONS], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "mutation", [*MUTATIONS, *high.MUTATIONS, *views.MUTATIONS], ids=lambda each: each.name
+)
 def test_a_mend_that_is_taken_back_is_caught(mutation: Mutation, cases: Cases) -> None:
     number, _ = caught_by_drills(mutation)
     assert number, f"{mutation.name} was not caught"

@@ -82,6 +82,7 @@ final class AgentLink {
 
     private volatile Welcome welcome;
     private volatile boolean learned;
+    private volatile boolean recheck;
     /** How many connections were greeted; a key whose outcome is unknown waits for one more. */
     private volatile long welcomes;
 
@@ -120,6 +121,11 @@ final class AgentLink {
             // What the agent said to an older view does not count.
             learned = true;
         }
+    }
+
+    /** The next one who needs a connection says hello anew: this member may have been left out since it did. */
+    void recheck() {
+        recheck = true;
     }
 
     /** From now on its maps are not available, until this member has joined a cluster again. */
@@ -702,7 +708,9 @@ final class AgentLink {
                 throw new IOException("the member is shutting down");
             }
         }
-        if (connection != null && connection.current(identity)) {
+        boolean sure = !recheck;
+        recheck = false;
+        if (sure && connection != null && connection.current(identity)) {
             return;
         }
         disconnect();

@@ -59,7 +59,6 @@ final class LeftOut {
     private Thread thread;
     private UUID dropped;
     private int alone;
-    private boolean joined;
     private boolean closed;
 
     LeftOut(WalPlugin plugin, LocalMaps maps) {
@@ -72,8 +71,12 @@ final class LeftOut {
         return new MembershipListener() {
             @Override
             public void memberAdded(MembershipEvent event) {
+                boolean back;
                 synchronized (LeftOut.this) {
-                    joined |= lost.contains(event.getMember().getAddress());
+                    back = lost.contains(event.getMember().getAddress());
+                }
+                if (back) {
+                    suspect();
                 }
             }
 
@@ -111,7 +114,6 @@ final class LeftOut {
     /** In another cluster now, or in this one as another member. */
     synchronized void forget() {
         lost.clear();
-        joined = false;
     }
 
     private void run() {
@@ -143,15 +145,16 @@ final class LeftOut {
                 out.add(link);
             }
         }
+        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
         if (out.isEmpty()) {
+            synchronized (this) {
+                lost.removeIf(address -> cluster.getMember(address) != null);
+            }
             return false;
         }
         UUID member = plugin.guard().member();
         if (!member.equals(dropped)) {
             dropped = member;
-            synchronized (this) {
-                joined = false;
-            }
             plugin.logger().warning("imap-wal: member " + plugin.member() + " is not in the newest view of the log of " + out.get(0).agent()
                     + ". Its maps are dropped from memory, and are not available until it has joined the cluster again");
         }
@@ -161,7 +164,6 @@ final class LeftOut {
             }
         }
         boolean oldestIsOut = tellOthers();
-        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
         if (!cluster.isJoined() || !member.equals(plugin.guard().member())) {
             return true;
         }
@@ -192,6 +194,7 @@ final class LeftOut {
         }
         try {
             link.learn(plugin.askForView(link));
+            link.recheck();
             link.connect();
             return false;
         } catch (LogUnavailable refused) {
@@ -245,14 +248,14 @@ final class LeftOut {
     /** Where to join: a member that was lost and can be reached; this one, to begin anew; or null: not yet. */
     private Address target() throws InterruptedException {
         List<Address> candidates;
-        boolean anew;
+        boolean anew = false;
         synchronized (this) {
             candidates = new ArrayList<>(lost);
-            anew = joined;
         }
         ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
         for (Address each : candidates) {
             if (cluster.getMember(each) != null) {
+                anew = true;
                 continue;
             }
             ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer().getConnectionManager(EndpointQualifier.MEMBER);

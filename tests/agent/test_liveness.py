@@ -1,0 +1,168 @@
+"""Another cluster does not claim the log while the one that has it is alive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imap_wal import layout
+from imap_wal.agent.liveness import Watch, signs
+from storage_backends import SegmentStore, open_store
+from storage_backends.memory import MemoryStore
+from tests.agent.harness import Plugin, config, plugin, serving
+from tests.support import FakeClock, eventually
+
+FOLDER = "default/c"
+LONG_S = 600
+"""No test takes so long: what happens does not happen because this time is over."""
+
+
+def asked(member: Plugin) -> list[Any]:
+    """Say hello; the answer's header without its number."""
+    header, _ = member.client.ask("hello", member.about())
+    return [header[0], *header[2:]]
+
+
+def leave(member: Plugin, store: SegmentStore) -> None:
+    """Say bye as the last member that this agent hears, and see the sign go."""
+    eventually(lambda: signs(store, FOLDER), "its sign")
+    assert member.client.ask("bye")[0][0] == "bye"
+    eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
+
+
+def test_a_new_cluster_waits_while_the_former_one_is_alive_and_says_for_whom(tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1", lifetime_timeout_s=LONG_S), config(tmp_path, "n2", lifetime_timeout_s=LONG_S)
+    store = open_store(one.url)
+    with serving(one), serving(two), plugin(one) as old, plugin(two, greet=False, cluster_id="cluster-2", uuid="plugin-2") as lone:
+        eventually(lambda: signs(store, FOLDER), "the sign of the first")
+        for _ in range(3):
+            refused = asked(lone)
+            assert refused[:2] == ["error", "not-ready"]
+            assert "the former cluster cluster-1 is alive" in refused[2] and "node 'n1'" in refused[2] and "waiting" in refused[2]
+        assert old.put(a="1")[0] == "ack", "nothing was claimed"
+        assert [file.path for file in store.list(f"{FOLDER}/claims") if file.path.endswith(".claim")] == [layout.claim_path(FOLDER, 1)]
+        leave(old, store)
+        assert asked(lone)[0] == "welcome", "after a clean stop there is no wait"
+
+
+def test_a_cluster_that_was_voided_waits_too_until_the_newer_one_is_over(tmp_path: Path) -> None:
+    one = config(tmp_path, "n1", lifetime_timeout_s=LONG_S)
+    store = open_store(one.url)
+    with serving(one), plugin(one) as first:
+        leave(first, store)
+        with plugin(one, cluster_id="cluster-2", uuid="plugin-2") as second, plugin(one, greet=False, uuid="plugin-1, again") as again:
+            eventually(lambda: signs(store, FOLDER), "the sign of the second")
+            assert "the former cluster cluster-2 is alive" in asked(again)[2]
+            leave(second, store)
+            assert asked(again)[0] == "welcome"
+
+
+def test_a_view_and_another_member_of_the_cluster_never_wait(tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1", lifetime_timeout_s=LONG_S), config(tmp_path, "n2", lifetime_timeout_s=LONG_S)
+    with serving(one), serving(two), plugin(one, member="a") as first:
+        eventually(lambda: signs(open_store(one.url), FOLDER), "the sign")
+        with plugin(two, greet=False, uuid="plugin-2", member="b") as second:
+            assert asked(second)[0] == "welcome"
+            about = {"cluster_id": "cluster-1", "member_uuid": "a", "members": ["a"], "lost": ["b"]}
+            assert first.client.ask("view", about)[0][0] == "view"
+
+
+def test_a_sign_is_renewed_while_members_are_heard_and_goes_when_they_are_not(tmp_path: Path) -> None:
+    settings = config(tmp_path, lifetime_timeout_s=0.3)
+    store = open_store(settings.url)
+    with serving(settings), plugin(settings) as member:
+        seen: set[str] = set()
+        eventually(lambda: member.client.ask("beat") and (seen.update(signs(store, FOLDER)) or len(seen) >= 3), "it is renewed")
+        eventually(lambda: not signs(store, FOLDER), "nothing is heard: it goes")
+        eventually(lambda: member.client.ask("beat") and signs(store, FOLDER), "heard again")
+
+
+def test_a_member_of_an_older_incarnation_is_no_sign_of_life(tmp_path: Path) -> None:
+    settings = config(tmp_path, lifetime_timeout_s=LONG_S)
+    store = open_store(settings.url)
+    with serving(settings) as agent, plugin(settings) as old:
+        leave(old, store)
+        assert asked(old)[0] == "welcome"
+        sign = agent._sessions.sign
+        assert sign is not None
+        leave(old, store)
+        with plugin(settings, greet=False) as stale, plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new:
+            assert asked(stale)[:2] == ["error", "void-incarnation"]
+            leave(new, store)
+            assert stale.client.ask("beat")[0][2] == "not-ready"
+            assert not sign._heard
+
+
+def test_a_stop_and_the_next_open_remove_the_sign(tmp_path: Path) -> None:
+    settings = config(tmp_path, lifetime_timeout_s=LONG_S)
+    store = open_store(settings.url)
+    with serving(settings), plugin(settings):
+        eventually(lambda: signs(store, FOLDER), "the sign")
+    assert signs(store, FOLDER) == [], "a clean stop"
+    killed, other = layout.alive_path(FOLDER, "n1", 1, 7), layout.alive_path(FOLDER, "n1-2", 1, 7)
+    store.create(killed, b"")
+    store.create(other, b"")
+    with serving(settings):
+        assert signs(store, FOLDER) == [other], "one that a kill left; that of another node stays"
+
+
+def test_an_agent_that_hears_no_member_watches_before_it_is_asked(tmp_path: Path) -> None:
+    """A cluster that was killed with its agents, and starts again, waits only for what is left."""
+    settings = config(tmp_path, lifetime_timeout_s=0.3)
+    store = open_store(settings.url)
+    with serving(settings), plugin(settings):
+        pass
+    left = layout.alive_path(FOLDER, "gone", 1, 7)
+    store.create(left, b"")
+    with serving(settings) as agent:
+        watch = agent._sessions.claims._watch
+        eventually(lambda: left in watch._since and watch.alive() == "", "it has not changed for so long")
+        with plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new:
+            assert new.incarnation == 2
+    assert signs(store, FOLDER) == [], "what was waited for is removed"
+
+
+def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: MemoryStore) -> None:
+    clock = FakeClock()
+    watch = Watch(memory, FOLDER, 6, clock)
+    assert watch.alive() == "", "no sign, no wait"
+    memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
+    memory.create(layout.alive_path(FOLDER, "n2", 1, 1), b"")
+    clock.advance(100)
+    assert "'n1'" in watch.alive() and "'n2'" in watch.alive(), "whatever its age is, it is new here"
+    clock.advance(5)
+    memory.delete(layout.alive_path(FOLDER, "n1", 1, 1))
+    memory.create(layout.alive_path(FOLDER, "n1", 1, 2), b"")
+    assert "unchanged for 5.0 s" in watch.alive()
+    clock.advance(1.5)
+    assert "'n1'" in watch.alive() and "'n2'" not in watch.alive()
+    clock.advance(6)
+    assert watch.alive() == ""
+    watch.forget()
+    assert signs(memory, FOLDER) == []
+
+
+def test_a_sign_that_only_an_old_listing_shows_was_renewed(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS."""
+    clock = FakeClock()
+    watch = Watch(memory, FOLDER, 6, clock)
+    memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
+    listing = memory.list(f"{FOLDER}/claims/alive")
+    memory.delete(layout.alive_path(FOLDER, "n1", 1, 1))
+    monkeypatch.setattr(MemoryStore, "list", lambda *_: listing)
+    for _ in range(3):
+        assert watch.alive()
+        clock.advance(10)
+
+
+def test_without_a_time_nothing_is_waited_for(memory: MemoryStore) -> None:
+    memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
+    assert Watch(memory, FOLDER, 0, FakeClock()).alive() == ""
+
+
+def test_a_node_of_any_name_is_found_by_its_sign(memory: MemoryStore) -> None:
+    for node in ("a-1", "a-00000001-00000001", "ä/b", "n"):
+        assert layout.parse_alive_path(layout.alive_path(FOLDER, node, 3, 4)) == node
+    assert layout.parse_alive_path(layout.claim_path(FOLDER, 3)) is None

@@ -1,0 +1,59 @@
+"""`imap-wal claim`: an operator gives a cluster up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imap_wal import layout
+from imap_wal.agent.liveness import signs
+from storage_backends import open_store
+from tests.agent.harness import config, plugin, serving
+from tests.cli.conftest import Run
+from tests.support import eventually
+
+
+def test_a_cluster_that_is_given_up_is_shut_out_and_the_next_one_does_not_wait(run: Run, tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1", lifetime_timeout_s=600), config(tmp_path, "n2", lifetime_timeout_s=600)
+    store = open_store(one.url)
+    with serving(one), serving(two), plugin(one) as old, plugin(two, greet=False, cluster_id="cluster-2", uuid="plugin-2") as new:
+        assert old.put(a="1")[0] == "ack"
+        eventually(lambda: signs(store, "default/c"), "the sign of the first")
+        assert new.client.ask("hello", new.about())[0][2] == "not-ready"
+        shown = run("claim", one.url, "-o", "json").json
+        assert shown == {
+            "dry_run": True,
+            "clusters": [{"namespace": "default", "cluster": "c", "former": "cluster-1", "incarnation": 1, "signs": ["n1"], "claimed": 0}],
+        }
+        assert old.put(b="1")[0] == "ack", "it was only shown"
+        taken = run("claim", one.url, "--force", "--yes", "-o", "json").json
+        assert (taken["dry_run"], taken["clusters"][0]["claimed"]) == (False, 2)
+        assert old.client.ask("beat")[0][0] == "beat"
+        assert old.put(c="1")[0] == "error"
+        assert new.hello()["incarnation"] == 3
+        assert new.values() == {"a": "1", "b": "1"}
+    assert [file.path for file in store.list("default/c/claims") if file.path.endswith(".claim")] == [layout.claim_path("default/c", 3)]
+
+
+def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:
+    one = config(tmp_path, "n1")
+    with serving(one), plugin(one) as old:
+        ended = run("claim", one.url, "--force")
+        assert ended.code == 2 and "cluster-1" in ended.out + ended.err
+        assert old.put(a="1")[0] == "ack"
+
+
+def test_a_log_that_no_members_ever_had_is_left_as_it_is(run: Run, tmp_path: Path) -> None:
+    one = config(tmp_path, "n1")
+    with serving(one):
+        assert run("claim", one.url, "--force", "--yes", "-o", "json").json["clusters"][0]["claimed"] == 0
+        assert not open_store(one.url).list("default/c/claims")
+
+
+def test_a_cluster_that_was_followed_and_does_not_know_it_gives_no_sign_of_life(run: Run, tmp_path: Path) -> None:
+    """It only beats: nothing that it asks for looks at the claim."""
+    one = config(tmp_path, "n1", lifetime_timeout_s=0.3)
+    store = open_store(one.url)
+    with serving(one), plugin(one) as old:
+        eventually(lambda: old.client.ask("beat") and signs(store, "default/c"), "the sign")
+        run("claim", one.url, "--force", "--yes")
+        eventually(lambda: old.client.ask("beat") and not signs(store, "default/c"), "the sign goes")

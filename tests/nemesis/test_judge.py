@@ -1,0 +1,105 @@
+"""What the nemesis says of records that are known: a lost change, one that came back, one that only a frozen member answered, and how long nothing succeeded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tests.nemesis.clients import Attempt, Key, Outcome, outages, stored, told_apart
+from tests.nemesis.judge import READER, Judge, table
+from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Kind, Operation
+
+KEY, OTHER = Key("m", "k1"), Key("m", "k2")
+
+
+def attempt(
+    kind: Kind, start: float, value: Any = None, *, result: Any = UNSEEN, outcome: Outcome = "acknowledged", seconds: float = 0.5, key: Key = KEY
+) -> Attempt:
+    end = start + seconds if outcome == "acknowledged" else UNKNOWN
+    return Attempt(key, Operation(kind=kind, start=start, end=end, value=value, result=result, client="0"), outcome, start + seconds)
+
+
+def read(start: float, result: Any) -> Attempt:
+    """The judge's own, when the cluster is whole."""
+    operation = dataclasses.replace(attempt("get", start, result=result).operation, client=READER)
+    return Attempt(KEY, operation, "acknowledged", operation.end)
+
+
+def judgements(*attempts: Attempt, stale: tuple[float, float] | None = None) -> list[str]:
+    return [each.judgement for each in Judge([KEY, OTHER]).judge(attempts, stale=stale)]
+
+
+def test_acknowledged_and_there_is_no_finding() -> None:
+    assert judgements(attempt("set", 0, "a"), read(1, "a")) == []
+
+
+def test_acknowledged_and_lost_is_found_in_the_live_map_with_the_history_of_its_key() -> None:
+    (finding,) = Judge([KEY]).judge([attempt("set", 0, "a"), read(1, None)])
+    assert (finding.judgement, finding.key) == ("live map", KEY)
+    assert "only 'a'" in finding.text
+    assert "✗" in finding.story
+    assert "set('a')" in finding.story
+
+
+def test_removed_and_back_is_found() -> None:
+    assert judgements(attempt("set", 0, "a"), attempt("remove", 1, result="a"), read(2, "a")) == ["live map"]
+
+
+def test_unknown_is_right_either_way_and_refused_is_not() -> None:
+    for result in (None, "a"):
+        assert judgements(attempt("set", 0, "a", outcome="unknown"), read(1, result)) == []
+    (finding,) = Judge([KEY]).judge([attempt("set", 0, "a", outcome="refused"), read(1, "a")])
+    assert "that value was refused" in finding.text
+
+
+def test_wrong_answer_beside_a_right_end_is_found_in_the_history() -> None:
+    wrong = (attempt("set", 0, "a"), attempt("set", 1, "b"), attempt("get", 2, result="a"), read(3, "b"))
+    assert judgements(*wrong) == ["history"]
+
+
+def test_stale_answer_from_memory_is_counted_while_a_fault_allows_it_and_a_finding_otherwise() -> None:
+    stale = [attempt("set", 0, "a"), attempt("set", 1, "b"), attempt("replace", 2, "c", result=False), attempt("get", 3, result="a"), read(9, "b")]
+    judge = Judge([KEY])
+    assert judge.judge(stale, stale=(2.5, 4)) == []
+    assert judge.stale_reads == 1
+    assert judgements(*stale, stale=(5, 8)) == ["history"]
+
+
+def test_change_on_top_of_a_stale_value_is_a_finding_also_then() -> None:
+    both = (attempt("set", 0, "a"), attempt("set", 1, "b"), attempt("put", 2, "c", result="a"), read(9, "c"))
+    assert judgements(*both, stale=(0, 8)) == ["history"]
+
+
+def test_damage_is_reported_once() -> None:
+    judge = Judge([KEY])
+    assert len(judge.judge([attempt("set", 0, "a"), read(1, None)])) == 1
+    assert judge.judge([attempt("set", 2, "b"), read(3, "b")]) == []
+    (finding,) = judge.restarted({KEY: "b"}, {KEY: "a"})
+    assert finding.judgement == "restart"
+    assert judge.judge([read(5, "a")]) == []
+    (finding,) = judge.queried({KEY: "a"}, {})
+    assert finding.judgement == "query"
+
+
+def test_time_without_a_success_begins_with_the_first_failed_attempt_and_ends_with_an_answer() -> None:
+    attempts = [
+        attempt("set", 0, "a"),
+        attempt("set", 100, "b", outcome="refused"),
+        attempt("set", 101, "c", outcome="unknown", seconds=5),
+        attempt("set", 104, "d", seconds=3),
+        attempt("set", 200, "e", key=OTHER, seconds=0.25),
+    ]
+    assert outages(attempts) == {KEY: 7.0, OTHER: 0.25}
+
+
+def test_value_that_is_not_what_was_stored_is_told_as_it_is() -> None:
+    assert told_apart(stored("1 of 2")) == "1 of 2"
+    assert told_apart(None) is None
+    assert told_apart(f"{stored('1 of 2')}x") == "damaged: " + f"{stored('1 of 2')}x"[:80]
+
+
+def test_table_shows_the_end_of_a_long_history() -> None:
+    rows = [attempt("set", number, f"v{number}") for number in range(100)]
+    shown = table(rows)
+    assert "v99" in shown
+    assert "v10" not in shown

@@ -1,0 +1,107 @@
+"""A split network: the drill, and the mends that it needs, each taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imap_wal.agent import claims, former, sessions
+from imap_wal.errors import OutcomeUnknown
+from imap_wal.manifest import ClaimManifest
+from imap_wal.restore import pin_cuts
+from tests.simulation.actors import Op, Spec
+from tests.simulation.drills import DRILLS, ORDERS
+from tests.simulation.medium import APPEND
+from tests.simulation.mutations import Mutation, Put
+from tests.simulation.runs import Plan
+
+_SPLIT = "two halves of a split network"
+_SURVIVORS = "two survivors with a change under way"
+
+
+def _half(name: str, node: str, *ops: Op) -> tuple[Spec, Spec]:
+    agent = Spec(f"agent {name}", ((("serve",),),), node, role="agent")
+    return agent, Spec(name, (ops,), node, role="member")
+
+
+DRILLS[_SPLIT] = Plan(
+    APPEND,
+    "empty",
+    (
+        *_half("A", "n1", ("until", "B"), ("put", 0), ("lose", "B"), ("list",), ("put", 1)),
+        *_half("B", "n2", ("put", 1), ("until", "A"), ("put", 1), ("lose", "A"), ("put", 0)),
+    ),
+)
+DRILLS[_SURVIVORS] = Plan(
+    APPEND,
+    "empty",
+    (
+        *_half("A", "n1", ("until", "B"), ("lose", "C"), ("put", 0), ("list",)),
+        *_half("B", "n2", ("put", 1), ("put", 1), ("lose", "C"), ("list",)),
+    ),
+)
+ORDERS[_SPLIT] = (((1,), 0, (3, 2)), ((3,), 2, (1, 0)))
+ORDERS[_SURVIVORS] = (((3,), 2, (1, 0)),)
+
+
+def _views_are_not_compared(put: Put) -> None:
+    def check_newest(self: Any, batches: Any) -> None:
+        self.claims.newest()
+        known = self.claims.known
+        for batch in batches:
+            own = self._by_number.get(batch.session)
+            if own is not None and own.cluster_id != known.cluster_id:
+                batch.error = OutcomeUnknown("another cluster claimed this log")
+
+    put(sessions.Sessions, "check_newest", check_newest)
+
+
+def _cuts_before_permits(put: Put) -> None:
+    def pin(cluster: Any, newest: ClaimManifest) -> Any:
+        cuts = pin_cuts(cluster)
+        claims.delete_permits(cluster, 0, newest.newest)
+        return cuts
+
+    put(claims, "pin", pin)
+
+
+def _all_that_is_in_the_log_counts(put: Put) -> None:
+    def last(log: Any, cluster: Any, ended: Any) -> dict[int, int]:
+        return {session: log.requests.get(session, 0) for session in ended}
+
+    put(former, "last_that_count", last)
+
+
+def _any_member_may_write(put: Put) -> None:
+    put(ClaimManifest, "admits", lambda *_: True)
+
+
+MUTATIONS = (
+    Mutation(
+        "V1",
+        "a claim of the same cluster id is passed over",
+        _views_are_not_compared,
+        (_SPLIT,),
+        "splits",
+    ),
+    Mutation(
+        "V2",
+        "cuts are pinned while the older view has its permit",
+        _cuts_before_permits,
+        (_SPLIT,),
+        "splits",
+    ),
+    Mutation(
+        "V3",
+        "what is in the log above the cut is said to count",
+        _all_that_is_in_the_log_counts,
+        (_SURVIVORS,),
+        "splits",
+    ),
+    Mutation(
+        "V4",
+        "a member that was left out of a view is let in",
+        _any_member_may_write,
+        (_SPLIT,),
+        "splits",
+    ),
+)
