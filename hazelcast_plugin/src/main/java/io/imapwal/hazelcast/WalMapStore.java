@@ -251,15 +251,15 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         return new Change(map, data, head, plugin.guard().take(partition));
     }
 
-    private int partition(Data key) {
-        return plugin.nodeEngine().getPartitionService().getPartitionId(key);
-    }
-
     /** Without a label: the key's class may not be there. */
     static Change tombstone(String map, Data key, OrderGuard.Stamp stamp) {
         byte[] head = Change.head(map.getBytes(StandardCharsets.UTF_8), key.toByteArray(), NO_NAME, null, NO_NAME, System.currentTimeMillis(), 0,
                 stamp.partition());
         return new Change(map, key, head, stamp);
+    }
+
+    private int partition(Data key) {
+        return plugin.nodeEngine().getPartitionService().getPartitionId(key);
     }
 
     private Data keyData(Object key) {

@@ -34,10 +34,10 @@ final class WalPlugin {
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
-    private volatile boolean leaving;
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
     private volatile boolean merging;
+    private volatile boolean leaving;
     private volatile boolean closed;
 
     private WalPlugin(HazelcastInstanceImpl instance) {
@@ -59,6 +59,10 @@ final class WalPlugin {
                 case MERGED, MERGE_FAILED -> {
                     leftOut.forget();
                     merging = false;
+                }
+                case SHUTTING_DOWN -> {
+                    settler.drain();
+                    leaving = true;
                 }
                 case SHUTDOWN -> close();
                 default -> { }

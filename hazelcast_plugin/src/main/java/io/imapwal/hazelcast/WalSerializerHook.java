@@ -11,11 +11,11 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int RESTORED = 3;
     static final int SETTLE = 4;
     static final int SETTLE_BACKUP = 5;
-    static final int CARRIED_STATE = 6;
-    static final int CORRECTION_BACKUP = 7;
     static final int VIEW = 20;
     static final int LOOK = 21;
     static final int FORGET = 22;
+    static final int CARRIED_STATE = 6;
+    static final int CORRECTION_BACKUP = 7;
 
     @Override
     public int getFactoryId() {
@@ -30,11 +30,11 @@ public final class WalSerializerHook implements DataSerializerHook {
             case RESTORED -> new RestoredOperation();
             case SETTLE -> new SettleProcessor();
             case SETTLE_BACKUP -> new SettleProcessor.OnBackup();
-            case CARRIED_STATE -> new CarriedState();
-            case CORRECTION_BACKUP -> new CorrectionBackup();
             case VIEW -> new ViewOperation();
             case LOOK -> new LookOperation();
             case FORGET -> new ForgetOperation();
+            case CARRIED_STATE -> new CarriedState();
+            case CORRECTION_BACKUP -> new CorrectionBackup();
             default -> null;
         };
     }
