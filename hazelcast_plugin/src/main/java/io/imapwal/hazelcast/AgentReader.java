@@ -7,6 +7,7 @@ import java.io.Closeable;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -50,22 +51,31 @@ final class AgentReader implements Closeable {
 
     /** One page; {@link KeyListing} checks that none is missing. */
     Keys keys(String map, byte[] cursor, int limit) throws IOException {
+        return keys(map, cursor, limit, null);
+    }
+
+    /** @param partitions only keys of these; null: all */
+    Keys keys(String map, byte[] cursor, int limit, Set<Integer> partitions) throws IOException {
         try {
-            return page(map, cursor, limit);
+            return page(map, cursor, limit, partitions);
         } catch (AgentError e) {
             throw e.code().equals("listing-gone") ? new ListingGone(e.getMessage(), e) : e;
         }
     }
 
-    private Keys page(String map, byte[] cursor, int limit) throws IOException {
+    private Keys page(String map, byte[] cursor, int limit, Set<Integer> partitions) throws IOException {
         return inTurn(settings.restoreTimeoutMs(), agent -> {
-            MsgpackWriter header = agent.start("keys", 3).string(map);
+            MsgpackWriter header = agent.start("keys", partitions == null ? 3 : 4).string(map);
             if (cursor == null) {
                 header.nil();
             } else {
                 header.raw(cursor, 0, cursor.length);
             }
             header.integer(limit);
+            if (partitions != null) {
+                header.array(partitions.size());
+                partitions.forEach(header::integer);
+            }
             AgentConnection.Answer answer = agent.ask("keys", payload.clear(), deadline(settings.restoreTimeoutMs()));
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();

@@ -16,9 +16,10 @@ import java.util.TreeSet;
  * @param restoreTimeoutMs longest wait for one answer of the agent while it merges logs
  * @param readThrough      ask the agent for keys that are not in memory, also where the map has no eviction
  * @param restoreChunk     entries fetched with one request while restoring
+ * @param settleTimeoutMs  how long operations wait for a partition to be settled, before they fail
  */
 record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs, int restoreTimeoutMs, boolean readThrough,
-                     int restoreChunk) {
+                     int restoreChunk, int settleTimeoutMs) {
 
     static final String AGENT = "agent";
     static final String TIMEOUT_MS = "timeout-ms";
@@ -27,9 +28,11 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     static final String RESTORE_TIMEOUT_MS = "restore-timeout-ms";
     static final String READ_THROUGH = "read-through";
     static final String RESTORE_CHUNK = "restore-chunk";
+    static final String SETTLE_TIMEOUT_MS = "settle-timeout-ms";
 
     private static final Set<String> KNOWN = new TreeSet<>(
-            Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK));
+            Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK,
+                    SETTLE_TIMEOUT_MS));
 
     private static final int FOLDER_BYTES_MAX = 255;
 
@@ -63,7 +66,8 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
                 number(map, properties, CONNECT_TIMEOUT_MS, 2_000, 1, 3_600_000),
                 number(map, properties, RESTORE_TIMEOUT_MS, 300_000, 1, 86_400_000),
                 flag(map, properties, READ_THROUGH),
-                number(map, properties, RESTORE_CHUNK, 10_000, 1, 1_000_000));
+                number(map, properties, RESTORE_CHUNK, 10_000, 1, 1_000_000),
+                number(map, properties, SETTLE_TIMEOUT_MS, 10_000, 1, 3_600_000));
     }
 
     /** How long the name is in the log's storage, where it is percent-encoded. */

@@ -3,18 +3,24 @@ package io.imapwal.hazelcast;
 import com.hazelcast.cluster.Member;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.internal.util.ExceptionUtil;
+import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.operation.TriggerLoadIfNeededOperation;
+import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
+import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.atomic.AtomicReferenceArray;
 
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
@@ -37,8 +43,16 @@ final class MapState {
     private static final long SHORT_WAIT_MS = 250;
     private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
 
+    /** More maps than this: a partition that is gained gets no record stores for those that have none in it. */
+    private static final int HELD_EMPTY_MAX = 200;
+
     private final WalPlugin plugin;
     private final String map;
+    private final Wholeness wholeness;
+    /** The record stores whose evictions are noticed. */
+    private final AtomicReferenceArray<RecordStore<?>> watched;
+    private volatile AgentSettings settings;
+    private boolean informed;
 
     private CompletableFuture<Void> preparing;
     private long startedNanos;
@@ -51,6 +65,111 @@ final class MapState {
     MapState(WalPlugin plugin, String map) {
         this.plugin = plugin;
         this.map = map;
+        this.wholeness = new Wholeness(map);
+        this.watched = new AtomicReferenceArray<>(plugin.nodeEngine().getPartitionService().getPartitionCount());
+    }
+
+    String map() {
+        return map;
+    }
+
+    Wholeness wholeness() {
+        return wholeness;
+    }
+
+    /** How this member reaches the map's log; null until the map is used here. */
+    AgentSettings settings() {
+        return settings;
+    }
+
+    /** Partitions that this member gained before it knew of the map. */
+    synchronized void inform() {
+        if (!informed) {
+            informed = true;
+            plugin.partitions().gained().forEach(partition -> wholeness.doubt(partition, null));
+        }
+    }
+
+    /** The partition has to be settled. On its thread, or from anywhere when it was not noticed in time. */
+    void doubt(int partition, UUID leaving) {
+        wholeness.doubt(partition, leaving);
+        if (restored) {
+            hold(partition, ThreadUtil.isRunningOnPartitionThread() && plugin.states().size() <= HELD_EMPTY_MAX);
+        }
+    }
+
+    /** Puts a gate before operations on the partition; if {@code empty}, also where memory has nothing of it. */
+    void hold(int partition, boolean empty) {
+        RecordStore<?> store = store(partition);
+        if (store == null && empty && context().getExistingMapContainer(map) != null) {
+            store = newStore(partition);
+        }
+        if (store instanceof DefaultRecordStore held) {
+            if (held.getLoadingFutures().stream().noneMatch(Gate.class::isInstance)) {
+                held.getLoadingFutures().add(new Gate(this, partition));
+            }
+            if (ThreadUtil.isRunningOnPartitionThread()) {
+                OffloadGate.place(held, this, partition);
+            }
+        }
+    }
+
+    /** A record store that does not ask Hazelcast to load the map. */
+    RecordStore<?> newStore(int partition) {
+        RecordStore<?> store = context().getPartitionContainer(partition).getRecordStore(map, true);
+        store.setPreMigrationLoadedStatus(true);
+        store.startLoading();
+        return store;
+    }
+
+    /** Entries in memory. */
+    int size(int partition) {
+        RecordStore<?> store = store(partition);
+        return store == null ? 0 : store.size();
+    }
+
+    /** On the partition's thread: memory says what the log says, and operations may continue. */
+    void settled(Comparison comparison) {
+        if (wholeness.settle(comparison.partition, comparison.reason)
+                && store(comparison.partition) instanceof DefaultRecordStore held) {
+            held.getLoadingFutures().removeIf(Gate.class::isInstance);
+        }
+    }
+
+    /** Sees to it that an eviction in this partition is noticed; before an entry gets into it. */
+    void watch(int partition) {
+        RecordStore<?> store = store(partition);
+        if (store != null && watched.get(partition) != store && EvictionWatch.possible()) {
+            EvictionWatch.watch(store, wholeness, partition);
+            watched.set(partition, store);
+        }
+    }
+
+    private RecordStore<?> store(int partition) {
+        return context().getPartitionContainer(partition).getExistingRecordStore(map);
+    }
+
+    private MapServiceContext context() {
+        MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
+        return service.getMapServiceContext();
+    }
+
+    /** @throws RuntimeException retryable, while the partition waits to be settled; LogUnavailable, when it waits too long */
+    void requireSettled(int partition) {
+        if (!plugin.partitions().known(partition) || !wholeness.settled(partition)) {
+            throw refusal(partition);
+        }
+    }
+
+    boolean overdue(int partition) {
+        AgentSettings known = settings;
+        return known != null && wholeness.overdue(partition, known);
+    }
+
+    RuntimeException refusal(int partition) {
+        AgentSettings known = settings;
+        return known == null ? new RetryableHazelcastException("map \"" + map + "\" is being opened")
+                : wholeness.refusal(partition, known, plugin.link(known).agent());
     }
 
     boolean restored() {
@@ -64,6 +183,7 @@ final class MapState {
     synchronized void setRestored(int ofGeneration) {
         if (ofGeneration == generation) {
             restored = true;
+            plugin.settlements().wake();
         }
     }
 
@@ -72,6 +192,9 @@ final class MapState {
         restored = false;
         open = false;
         preparing = null;
+        // What is restored next time comes from the log as it is then.
+        wholeness.forgetAll();
+        informed = false;
     }
 
     /**
@@ -82,12 +205,15 @@ final class MapState {
      * @throws RetryableHazelcastException it is being found out
      */
     void open(AgentSettings settings, boolean readThrough) {
+        this.settings = settings;
         if (open) {
             return;
         }
         if (plugin.merging()) {
             throw new LogUnavailable("map \"" + map + "\" is not available: member " + plugin.member() + " is joining another cluster", null);
         }
+        inform();
+        plugin.partitions().noteOwned();
         CompletableFuture<Void> attempt;
         long left;
         synchronized (this) {

@@ -22,8 +22,10 @@ public final class RestoreOperation extends PutFromLoadAllOperation {
 
     @Override
     protected void runInternal() {
-        skipped = WalPlugin.of(getNodeEngine()).state(name).restored();
+        MapState state = WalPlugin.of(getNodeEngine()).state(name);
+        skipped = state.restored();
         if (!skipped) {
+            state.watch(getPartitionId());
             super.runInternal();
         }
     }

@@ -103,6 +103,7 @@ final class Restorer {
         sentBytes = 0;
         count = 0;
         long from = System.nanoTime();
+        Map<Integer, Wholeness.Unsettled> before = state.wholeness().unsettled();
         Set<UUID> members = members();
         try (AgentReader reader = plugin.newReader(settings)) {
             reader.schemas(plugin.schemas()::register);
@@ -121,6 +122,7 @@ final class Restorer {
             plugin.logger().warning("imap-wal: a member left while map \"" + map + "\" was restored: begun again");
             return false;
         }
+        before.forEach(state.wholeness()::settle);
         announce();
         plugin.logger().info(String.format("imap-wal: map \"%s\" restored from %s: %,d entries in %,d ms", map,
                 plugin.link(settings).agent(), count, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));

@@ -7,9 +7,11 @@ import com.hazelcast.map.IMap;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -123,9 +125,51 @@ final class Settler {
         return doubts.size();
     }
 
+    /** The maps with a key in doubt in this partition. */
+    synchronized Set<String> maps(int partition) {
+        if (doubts.isEmpty()) {
+            return Set.of();
+        }
+        Set<String> maps = new HashSet<>();
+        for (Key key : doubts.keySet()) {
+            if (plugin.nodeEngine().getPartitionService().getPartitionId(key.key) == partition) {
+                maps.add(key.map);
+            }
+        }
+        return maps;
+    }
+
+    /**
+     * Waits until no key is in doubt; for as long as an operation on an unsettled partition would.
+     * A member that leaves with doubts leaves the partitions of these keys to be settled by others.
+     */
+    void drain() {
+        long waitMs = 0;
+        synchronized (this) {
+            for (Doubt doubt : doubts.values()) {
+                waitMs = Math.max(waitMs, doubt.link.settings().settleTimeoutMs());
+            }
+        }
+        long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(waitMs);
+        synchronized (this) {
+            try {
+                for (long left; !doubts.isEmpty() && !closed && (left = until - System.nanoTime()) > 0;) {
+                    TimeUnit.NANOSECONDS.timedWait(this, left);
+                }
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            }
+            if (!doubts.isEmpty()) {
+                plugin.logger().warning("imap-wal: this member leaves while the outcome of changes of " + doubts.size()
+                        + " key(s) is not known; the next owners of their partitions compare these with the log");
+            }
+        }
+    }
+
     synchronized void close() {
         closed = true;
         doubts.clear();
+        notifyAll();
         if (thread != null) {
             thread.interrupt();
         }
@@ -164,6 +208,7 @@ final class Settler {
                     synchronized (this) {
                         // Unless it was doubted again meanwhile.
                         doubts.remove(key, turn.doubt);
+                        notifyAll();
                     }
                     settled++;
                 } catch (HazelcastInstanceNotActiveException e) {

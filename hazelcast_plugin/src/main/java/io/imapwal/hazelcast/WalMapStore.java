@@ -68,7 +68,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         plugin = WalPlugin.of(instance);
         MapConfig config = plugin.nodeEngine().getConfig().findMapConfig(mapName);
         refuse(config);
-        readThrough = settings.readThrough() || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE;
+        readThrough = settings.readThrough() || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
+                || !EvictionWatch.possible();
         serialization = (InternalSerializationService) plugin.nodeEngine().getSerializationService();
         link = plugin.link(settings);
         state = plugin.state(mapName);
@@ -102,7 +103,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             state.requireRestored();
             link.append(List.of(upsert(key, value)));
         } catch (RetryableHazelcastException e) {
-            if (!plugin.guard().onBackup(plugin.nodeEngine().getPartitionService().getPartitionId(keyData(key)))) {
+            if (!plugin.guard().onBackup(partition(keyData(key)))) {
                 throw e;
             }
         }
@@ -130,16 +131,22 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         link.append(changes);
     }
 
-    /** Null only for what is certainly absent: a map without eviction has all live keys in memory, except where a change's outcome is unknown. */
+    /**
+     * Null only for what is certainly absent: memory has all live keys of a partition that is whole,
+     * except where a change's outcome is unknown.
+     */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
     public MetadataAwareValue<Object> load(Object key) {
         state.requireRestored();
-        if (!readThrough && plugin.settler().idle()) {
+        if (!readThrough && plugin.settler().idle() && plugin.partitions().quiet() && state.wholeness().everywhere()) {
             return null;
         }
         Data data = keyData(key);
-        if (!plugin.settler().inDoubt(map, data) && !readThrough) {
+        int partition = partition(data);
+        state.requireSettled(partition);
+        state.watch(partition);
+        if (!plugin.settler().inDoubt(map, data) && !readThrough && !state.wholeness().partial(partition)) {
             return null;
         }
         AgentReader.Entry entry = newest(data);
@@ -150,13 +157,16 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     public Map<Object, MetadataAwareValue<Object>> loadAll(Collection<Object> keys) {
         state.requireRestored();
         boolean doubtedOnly = !readThrough && forGetAll();
-        if (doubtedOnly && plugin.settler().idle()) {
+        if (doubtedOnly && plugin.settler().idle() && plugin.partitions().quiet() && state.wholeness().everywhere()) {
             return Map.of();
         }
         List<Data> data = new ArrayList<>(keys.size());
         for (Object key : keys) {
             Data each = keyData(key);
-            if (plugin.settler().inDoubt(map, each) || !doubtedOnly) {
+            int partition = partition(each);
+            state.requireSettled(partition);
+            state.watch(partition);
+            if (state.wholeness().partial(partition) || plugin.settler().inDoubt(map, each) || !doubtedOnly) {
                 data.add(each);
             }
         }
@@ -226,7 +236,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private Change change(Object key, byte[] value, byte[] valueClass, long expiresAtMs) {
         Data data = keyData(key);
-        int partition = plugin.nodeEngine().getPartitionService().getPartitionId(data);
+        int partition = partition(data);
+        state.requireSettled(partition);
+        state.watch(partition);
         byte[] keyBytes = data.toByteArray();
         Welcome welcome = link.welcome();
         if (value != null && welcome != null && welcome.maxValueBytes() > 0 && keyBytes.length + (long) value.length > welcome.maxValueBytes()) {
@@ -244,6 +256,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         byte[] head = Change.head(map.getBytes(StandardCharsets.UTF_8), key.toByteArray(), NO_NAME, null, NO_NAME, System.currentTimeMillis(), 0,
                 stamp.partition());
         return new Change(map, key, head, stamp);
+    }
+
+    private int partition(Data key) {
+        return plugin.nodeEngine().getPartitionService().getPartitionId(key);
     }
 
     private Data keyData(Object key) {

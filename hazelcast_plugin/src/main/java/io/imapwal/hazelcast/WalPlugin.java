@@ -29,6 +29,7 @@ final class WalPlugin {
     private final OrderGuard guard;
     private final SchemaLog schemas;
     private final Settler settler;
+    private final SettlementWorker settlements;
     private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
@@ -36,6 +37,7 @@ final class WalPlugin {
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
     private volatile boolean merging;
+    private volatile boolean leaving;
     private volatile boolean closed;
 
     private WalPlugin(HazelcastInstanceImpl instance) {
@@ -45,13 +47,22 @@ final class WalPlugin {
         this.guard = new OrderGuard(nodeEngine);
         this.schemas = new SchemaLog(nodeEngine);
         this.settler = new Settler(this);
+        this.settlements = new SettlementWorker(this);
         PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
             switch (event.getState()) {
+                case SHUTTING_DOWN -> {
+                    settler.drain();
+                    leaving = true;
+                }
                 case MERGING -> dropAll();
                 case MERGED, MERGE_FAILED -> {
                     leftOut.forget();
                     merging = false;
+                }
+                case SHUTTING_DOWN -> {
+                    settler.drain();
+                    leaving = true;
                 }
                 case SHUTDOWN -> close();
                 default -> { }
@@ -76,6 +87,11 @@ final class WalPlugin {
         return of(nodeEngine.getHazelcastInstance());
     }
 
+    /** Null where no map with a log was used yet. */
+    static WalPlugin existing(NodeEngine nodeEngine) {
+        return (WalPlugin) nodeEngine.getHazelcastInstance().getUserContext().get(CONTEXT);
+    }
+
     NodeEngineImpl nodeEngine() {
         return nodeEngine;
     }
@@ -98,6 +114,24 @@ final class WalPlugin {
 
     Settler settler() {
         return settler;
+    }
+
+    /** What compares partitions with the log. */
+    SettlementWorker settlements() {
+        return settlements;
+    }
+
+    SettlementService partitions() {
+        return SettlementService.of(nodeEngine);
+    }
+
+    Collection<MapState> states() {
+        return maps.values();
+    }
+
+    /** It is shutting down, and hands its partitions over. */
+    boolean leaving() {
+        return leaving;
     }
 
     String member() {
@@ -171,13 +205,17 @@ final class WalPlugin {
     }
 
     MapState state(String map) {
-        return maps.computeIfAbsent(map, name -> new MapState(this, name));
+        MapState state = maps.computeIfAbsent(map, name -> new MapState(this, name));
+        // After it is listed: what is gained from now on is told to it.
+        state.inform();
+        return state;
     }
 
     private void close() {
         closed = true;
         leftOut.close();
         settler.close();
+        settlements.close();
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);
         readers.values().forEach(AgentReader::close);

@@ -11,6 +11,11 @@
  *          WalMapStore.loadAllKeys ─▶ Restorer ═ keys, load ═▶ agent
  *                                        └──▶ RestoreOperation on each partition's owner
  *
+ * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map, Gate before its operations
+ *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
+ *                                                   └──▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
+ *          EvictionWatch ─▶ Wholeness: what is not in memory is read from the log
+ *
  * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer) ─▶ ZmtpConnection (frames)
  *          MsgpackWriter, MsgpackReader; the page shared with the agent is docs/protocol.md
  * </pre>

@@ -406,6 +406,7 @@ final class FakeAgent implements Closeable {
         private int hello;
         private String purpose;
         private boolean refused;
+        private int partitionCount;
         private List<byte[]> cursorKeys;
 
         /** Null: say nothing. Empty: break. */
@@ -470,6 +471,7 @@ final class FakeAgent implements Closeable {
             member = (String) said.get("member_uuid");
             view = (Long) said.get("view");
             purpose = (String) said.get("purpose");
+            partitionCount = ((Long) said.get("partition_count")).intValue();
             synchronized (log) {
                 if (log.followed) {
                     return error(number, "void-incarnation", "this cluster was followed by another one");
@@ -598,6 +600,23 @@ final class FakeAgent implements Closeable {
             return List.of(begin("ack", number, 2).integer(first).integer(count).toByteArray(), new byte[0]);
         }
 
+        /** Null: all. */
+        private Set<Integer> partitions(MsgpackReader header) throws IOException {
+            if (!header.hasMore()) {
+                return null;
+            }
+            Set<Integer> partitions = new java.util.HashSet<>();
+            for (int left = header.array(); left > 0; left--) {
+                partitions.add((int) header.integer());
+            }
+            return partitions;
+        }
+
+        private int partition(byte[] key) {
+            int hash = new com.hazelcast.internal.serialization.impl.HeapData(key).getPartitionHash();
+            return com.hazelcast.internal.util.HashUtil.hashToIndex(hash, partitionCount);
+        }
+
         private List<byte[]> keys(long number, MsgpackReader header) throws IOException {
             if (readError != null) {
                 return error(number, "restore-failed", readError);
@@ -605,6 +624,7 @@ final class FakeAgent implements Closeable {
             String map = header.string();
             int from = header.nil() ? -1 : (int) header.integer();
             int limit = (int) header.integer();
+            Set<Integer> partitions = partitions(header);
             synchronized (log) {
                 if (goneAfterPages >= 0 && --goneAfterPages < 0) {
                     return error(number, "listing-gone", "the index was built anew; begin again");
@@ -612,7 +632,8 @@ final class FakeAgent implements Closeable {
                 if (from < 0) {
                     listings++;
                     cursorKeys = new ArrayList<>(log.maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).keySet());
-                    cursorKeys.removeIf(key -> log.newest(map, key) == null);
+                    cursorKeys.removeIf(key -> log.newest(map, key) == null
+                            || partitions != null && !partitions.contains(partition(key)));
                     from = 0;
                 }
                 if (skipAfterPages >= 0 && --skipAfterPages < 0) {

@@ -1,0 +1,121 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.util.UUIDSerializationUtil;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
+import com.hazelcast.spi.impl.operationservice.Operation;
+
+import java.io.IOException;
+import java.util.HashSet;
+import java.util.Set;
+import java.util.UUID;
+
+/**
+ * Travels with a partition to its next owner, and says of which maps the copy is not whole. A
+ * partition that gets a new owner without it was gained by loss.
+ */
+public final class CarriedState extends Operation implements IdentifiedDataSerializable {
+    private boolean gained;
+    private Set<String> settled;
+    private Set<String> unsettled;
+    private Set<String> doubted;
+    private Set<String> partial;
+    private UUID from;
+
+    /** For deserialisation. */
+    public CarriedState() {
+    }
+
+    /**
+     * @param gained    the sender gained it by loss: of maps that are not named here it has perhaps
+     *                  nothing, because they were not used there since
+     * @param settled   if gained: maps that were compared with the log since
+     * @param unsettled maps that have to be compared with the log
+     * @param doubted   maps that have to be compared with it once {@code from} has left: its agent
+     *                  may still append what the sender knows nothing of
+     * @param partial   maps of which keys were evicted
+     */
+    CarriedState(boolean gained, Set<String> settled, Set<String> unsettled, Set<String> doubted, Set<String> partial, UUID from) {
+        this.gained = gained;
+        this.settled = settled;
+        this.unsettled = unsettled;
+        this.doubted = doubted;
+        this.partial = partial;
+        this.from = from;
+    }
+
+    boolean gained() {
+        return gained;
+    }
+
+    Set<String> doubted() {
+        return doubted;
+    }
+
+    boolean unsettled(String map) {
+        return unsettled.contains(map) || gained && !settled.contains(map);
+    }
+
+    Set<String> unsettled() {
+        return unsettled;
+    }
+
+    Set<String> partial() {
+        return partial;
+    }
+
+    UUID from() {
+        return from;
+    }
+
+    @Override
+    public void run() {
+        ((SettlementService) getService()).arrive(getPartitionId(), this);
+    }
+
+    @Override
+    protected void writeInternal(ObjectDataOutput out) throws IOException {
+        super.writeInternal(out);
+        out.writeBoolean(gained);
+        write(out, settled);
+        write(out, unsettled);
+        write(out, doubted);
+        write(out, partial);
+        UUIDSerializationUtil.writeUUID(out, from);
+    }
+
+    @Override
+    protected void readInternal(ObjectDataInput in) throws IOException {
+        super.readInternal(in);
+        gained = in.readBoolean();
+        settled = read(in);
+        unsettled = read(in);
+        doubted = read(in);
+        partial = read(in);
+        from = UUIDSerializationUtil.readUUID(in);
+    }
+
+    private static void write(ObjectDataOutput out, Set<String> maps) throws IOException {
+        out.writeStringArray(maps.toArray(new String[0]));
+    }
+
+    private static Set<String> read(ObjectDataInput in) throws IOException {
+        return new HashSet<>(Set.of(in.readStringArray()));
+    }
+
+    @Override
+    public String getServiceName() {
+        return SettlementService.NAME;
+    }
+
+    @Override
+    public int getFactoryId() {
+        return WalSerializerHook.FACTORY_ID;
+    }
+
+    @Override
+    public int getClassId() {
+        return WalSerializerHook.CARRIED_STATE;
+    }
+}

@@ -1,0 +1,89 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.serialization.SerializationService;
+import com.hazelcast.map.impl.record.Record;
+import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
+import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.cluster.Address;
+
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+
+/**
+ * One partition of one map, compared with all live entries that the log has of it. Used on the
+ * partition's thread only; operations of others wait meanwhile, so nothing else changes it.
+ */
+final class Comparison {
+    /** Hazelcast keeps expiry in whole seconds. */
+    private static final long EXPIRY_ROUNDED_MS = 1000;
+
+    final int partition;
+    final Wholeness.Unsettled reason;
+    /** What memory has and the log has not, as far as it was read. */
+    private Set<Data> unseen;
+    long set;
+    long removed;
+
+    Comparison(int partition, Wholeness.Unsettled reason) {
+        this.partition = partition;
+        this.reason = reason;
+    }
+
+    boolean begun() {
+        return unseen != null;
+    }
+
+    void begin(RecordStore<?> store) {
+        unseen = new HashSet<>();
+        if (store != null) {
+            store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
+        }
+    }
+
+    /** Sets what differs. @return what was changed */
+    Corrections set(RecordStore<Record> store, List<AgentReader.Entry> entries, SerializationService serialization, Address caller) {
+        Corrections corrections = new Corrections();
+        long now = System.currentTimeMillis();
+        for (AgentReader.Entry entry : entries) {
+            if (entry.expiresAtMs() != 0 && entry.expiresAtMs() <= now) {
+                continue;
+            }
+            unseen.remove(entry.key());
+            if (same(store, entry, serialization)) {
+                continue;
+            }
+            store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
+            if (same(store, entry, serialization)) {
+                corrections.set().add(entry);
+            } else if (store.getRecord(entry.key()) != null) {
+                // The map is full, so Hazelcast did not take the new value: the old one must go.
+                store.evict(entry.key(), false);
+                corrections.removed().add(entry.key());
+            }
+        }
+        set += corrections.set().size();
+        return corrections;
+    }
+
+    /** Removes what the log does not have. @return what was changed */
+    Corrections removeUnseen(RecordStore<Record> store) {
+        Corrections corrections = new Corrections();
+        for (Data key : unseen) {
+            store.removeReplicatedRecord(key, false);
+            corrections.removed().add(key);
+        }
+        removed += unseen.size();
+        return corrections;
+    }
+
+    private static boolean same(RecordStore<Record> store, AgentReader.Entry entry, SerializationService serialization) {
+        Record<?> record = store.getRecord(entry.key());
+        if (record == null || !entry.value().equals(serialization.toData(record.getValue()))) {
+            return false;
+        }
+        long expires = ((DefaultRecordStore) store).getExpirySystem().getExpiryMetadata(entry.key()).getExpirationTime();
+        return expires == Corrections.expiry(entry) || Math.abs(expires - Corrections.expiry(entry)) <= EXPIRY_ROUNDED_MS;
+    }
+}

@@ -1,0 +1,49 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.map.impl.operation.MapOperation;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.spi.impl.operationservice.BackupOperation;
+
+import java.io.IOException;
+
+/** Brings what a settlement changed on a partition's owner to a backup. */
+public final class CorrectionBackup extends MapOperation implements BackupOperation {
+    private Corrections corrections;
+
+    /** For deserialisation. */
+    public CorrectionBackup() {
+    }
+
+    CorrectionBackup(String map, Corrections corrections) {
+        super(map);
+        this.corrections = corrections;
+    }
+
+    @Override
+    protected void runInternal() {
+        corrections.applyToBackup(recordStore, System.currentTimeMillis());
+    }
+
+    @Override
+    protected void writeInternal(ObjectDataOutput out) throws IOException {
+        super.writeInternal(out);
+        corrections.write(out);
+    }
+
+    @Override
+    protected void readInternal(ObjectDataInput in) throws IOException {
+        super.readInternal(in);
+        corrections = Corrections.read(in);
+    }
+
+    @Override
+    public int getFactoryId() {
+        return WalSerializerHook.FACTORY_ID;
+    }
+
+    @Override
+    public int getClassId() {
+        return WalSerializerHook.CORRECTION_BACKUP;
+    }
+}

@@ -1,0 +1,120 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.core.HazelcastException;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.impl.operation.MapOperation;
+import com.hazelcast.map.impl.operation.steps.engine.Step;
+import com.hazelcast.map.impl.record.Record;
+import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.spi.impl.operationservice.BackupAwareOperation;
+import com.hazelcast.spi.impl.operationservice.MutatingOperation;
+import com.hazelcast.spi.impl.operationservice.Operation;
+import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
+
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * Compares entries of the log with memory, on the partition's thread, and changes memory and its
+ * backups where they differ. With the last entries it removes what the log does not have, and
+ * operations may continue. It runs on the member that made it and nowhere else.
+ */
+final class SettleOperation extends MapOperation implements PartitionAwareOperation, MutatingOperation, BackupAwareOperation {
+    private final transient MapState state;
+    private final transient Comparison comparison;
+    private final transient List<AgentReader.Entry> entries;
+    private final transient boolean last;
+    private transient Corrections corrections = new Corrections();
+
+    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries, boolean last) {
+        super(state.map());
+        this.state = state;
+        this.comparison = comparison;
+        this.entries = entries;
+        this.last = last;
+        // Hazelcast would begin to load the map.
+        createRecordStoreOnDemand = false;
+    }
+
+    @Override
+    @SuppressWarnings("unchecked")
+    protected void runInternal() {
+        if (state.wholeness().unsettled(getPartitionId()) != comparison.reason) {
+            throw new HazelcastException("partition " + getPartitionId() + " changed hands again");
+        }
+        if (mapContainer == null) {
+            throw new HazelcastException("map \"" + name + "\" was destroyed");
+        }
+        RecordStore<Record> store = recordStore;
+        if (!comparison.begun()) {
+            comparison.begin(store);
+        }
+        if (store == null && !entries.isEmpty()) {
+            store = (RecordStore<Record>) state.newStore(getPartitionId());
+        }
+        if (store != null) {
+            state.watch(getPartitionId());
+            corrections = comparison.set(store, entries, getNodeEngine().getSerializationService(), getCallerAddress());
+            if (last) {
+                corrections.removed().addAll(comparison.removeUnseen(store).removed());
+            }
+        }
+        if (last) {
+            state.settled(comparison);
+        }
+    }
+
+    /** Runs at once, also with offload: the queue of offloaded operations is closed. */
+    @Override
+    public Step getStartingStep() {
+        return null;
+    }
+
+    @Override
+    public void afterRunInternal() {
+        List<Data> changed = new ArrayList<>(corrections.removed());
+        corrections.set().forEach(entry -> changed.add(entry.key()));
+        invalidateNearCache(changed);
+        if (recordStore != null) {
+            evict(null);
+        }
+        super.afterRunInternal();
+    }
+
+    @Override
+    public boolean shouldBackup() {
+        return !corrections.none();
+    }
+
+    @Override
+    public int getSyncBackupCount() {
+        return mapContainer.getBackupCount();
+    }
+
+    @Override
+    public int getAsyncBackupCount() {
+        return mapContainer.getAsyncBackupCount();
+    }
+
+    @Override
+    public Operation getBackupOperation() {
+        return new CorrectionBackup(name, corrections);
+    }
+
+    @Override
+    public Object getResponse() {
+        return true;
+    }
+
+    @Override
+    protected void writeInternal(ObjectDataOutput out) {
+        // The partition was moved to another member while this waited for its thread.
+        throw new UnsupportedOperationException("a settlement runs on the member that began it");
+    }
+
+    @Override
+    public int getClassId() {
+        throw new UnsupportedOperationException();
+    }
+}

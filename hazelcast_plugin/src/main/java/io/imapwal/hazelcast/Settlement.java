@@ -1,0 +1,134 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.partition.IPartitionService;
+import com.hazelcast.map.impl.MapService;
+
+import java.io.IOException;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+
+/**
+ * Makes memory of some partitions of one map say what the log says: all of their keys and values
+ * are read, and compared on the partitions' threads, while more is read. The log must not be
+ * appended to by former owners any more. It holds what is on its way, and the keys in memory.
+ */
+final class Settlement {
+    private static final int PART_ENTRIES = 1000;
+    private static final int TRIES = 3;
+    private static final int TRY_PAUSE_MS = 50;
+    private static final long IN_FLIGHT_BYTES = 32L << 20;
+
+    private final WalPlugin plugin;
+    private final MapState state;
+    private final Map<Integer, Comparison> comparisons = new HashMap<>();
+    private final Map<Integer, List<AgentReader.Entry>> waiting = new HashMap<>();
+    private long waitingBytes;
+    private final Deque<Sent> sent = new ArrayDeque<>();
+    private long sentBytes;
+    private long read;
+    private ExecutionException failure;
+
+    private record Sent(Future<?> future, long bytes) {
+    }
+
+    Settlement(WalPlugin plugin, MapState state, Map<Integer, Wholeness.Unsettled> partitions) {
+        this.plugin = plugin;
+        this.state = state;
+        partitions.forEach((partition, reason) -> comparisons.put(partition, new Comparison(partition, reason)));
+    }
+
+    /** Returns when all of them are settled. @throws ExecutionException for those that are not; the others are */
+    void run(AgentReader reader) throws IOException, InterruptedException, ExecutionException {
+        AgentSettings settings = state.settings();
+        KeyListing listing = new KeyListing(reader, state.map(), settings.restoreChunk(), comparisons.keySet());
+        while (!listing.ended()) {
+            var keys = listing.next();
+            if (!keys.isEmpty()) {
+                reader.loadParts(state.map(), keys, settings.restoreTimeoutMs(), this::take);
+            }
+        }
+        for (int partition : comparisons.keySet()) {
+            List<AgentReader.Entry> rest = waiting.remove(partition);
+            send(partition, rest == null ? List.of() : rest, true);
+        }
+        await(0);
+        if (failure != null) {
+            throw failure;
+        }
+    }
+
+    /** Entries of the log that were compared. */
+    long read() {
+        return read;
+    }
+
+    long set() {
+        return comparisons.values().stream().mapToLong(each -> each.set).sum();
+    }
+
+    long removed() {
+        return comparisons.values().stream().mapToLong(each -> each.removed).sum();
+    }
+
+    private void take(List<AgentReader.Entry> entries) throws IOException {
+        IPartitionService partitions = plugin.nodeEngine().getPartitionService();
+        for (AgentReader.Entry entry : entries) {
+            int partition = partitions.getPartitionId(entry.key());
+            if (!comparisons.containsKey(partition)) {
+                throw new ProtocolException("the agent listed a key of partition " + partition + ", which was not asked for");
+            }
+            List<AgentReader.Entry> part = waiting.computeIfAbsent(partition, id -> new ArrayList<>());
+            part.add(entry);
+            waitingBytes += size(entry);
+            if (part.size() >= PART_ENTRIES) {
+                waiting.remove(partition);
+                send(partition, part, false);
+            }
+        }
+        read += entries.size();
+        if (waitingBytes > IN_FLIGHT_BYTES) {
+            Map<Integer, List<AgentReader.Entry>> parts = new HashMap<>(waiting);
+            waiting.clear();
+            parts.forEach((partition, part) -> send(partition, part, false));
+        }
+        try {
+            await(IN_FLIGHT_BYTES);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new IOException("interrupted", e);
+        }
+    }
+
+    private void send(int partition, List<AgentReader.Entry> entries, boolean last) {
+        long bytes = entries.stream().mapToLong(Settlement::size).sum();
+        waitingBytes -= bytes;
+        sentBytes += bytes;
+        sent.add(new Sent(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+                new SettleOperation(state, comparisons.get(partition), entries, last), partition)
+                .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
+    }
+
+    /** Until no more than so many bytes are on their way to their partitions. */
+    private void await(long bytes) throws InterruptedException {
+        while (!sent.isEmpty() && (bytes == 0 || sentBytes > bytes)) {
+            Sent first = sent.poll();
+            try {
+                first.future.get();
+            } catch (ExecutionException e) {
+                // One partition that changed hands does not keep the others waiting.
+                failure = failure == null ? e : failure;
+            }
+            sentBytes -= first.bytes;
+        }
+    }
+
+    private static long size(AgentReader.Entry entry) {
+        return entry.key().totalSize() + entry.value().totalSize() + 64L;
+    }
+}

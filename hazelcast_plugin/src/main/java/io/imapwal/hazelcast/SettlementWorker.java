@@ -1,0 +1,232 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Member;
+import com.hazelcast.core.HazelcastInstanceNotActiveException;
+import com.hazelcast.internal.partition.InternalPartition;
+import com.hazelcast.internal.partition.InternalPartitionService;
+import com.hazelcast.internal.util.ExceptionUtil;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.UUID;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Settles partitions, and tries until it works. Its thread lives while there is something to
+ * settle, and for a while after a member has left, because a lost partition may be assigned to
+ * this member without an event.
+ */
+final class SettlementWorker {
+    private static final long WATCH_NANOS = TimeUnit.SECONDS.toNanos(30);
+    private static final long WATCH_PAUSE_MS = 500;
+    private static final long MIN_PAUSE_MS = 20;
+    private static final long MAX_PAUSE_MS = 1000;
+    /** Keys in memory of the partitions that are settled together: their keys are remembered meanwhile. */
+    private static final int GROUP_KEYS = 500_000;
+
+    private final WalPlugin plugin;
+    private Thread thread;
+    private boolean asked;
+    private long watchUntil = System.nanoTime();
+    private boolean closed;
+
+    SettlementWorker(WalPlugin plugin) {
+        this.plugin = plugin;
+    }
+
+    /** There may be something to settle. */
+    synchronized void wake() {
+        if (closed) {
+            return;
+        }
+        asked = true;
+        notifyAll();
+        if (thread == null) {
+            thread = new Thread(this::run, "imap-wal-settlement");
+            thread.setDaemon(true);
+            thread.start();
+        }
+    }
+
+    /** A member has left. */
+    synchronized void watch() {
+        watchUntil = System.nanoTime() + WATCH_NANOS;
+        wake();
+    }
+
+    synchronized void close() {
+        closed = true;
+        notifyAll();
+        if (thread != null) {
+            thread.interrupt();
+        }
+    }
+
+    private void run() {
+        long pauseMs = MIN_PAUSE_MS;
+        Map<String, String> said = new HashMap<>();
+        while (true) {
+            boolean done = false;
+            try {
+                plugin.partitions().findAssigned();
+                done = round(said);
+            } catch (HazelcastInstanceNotActiveException e) {
+                close();
+            } catch (RuntimeException e) {
+                plugin.logger().severe("imap-wal: settling partitions failed, it is tried again", e);
+            }
+            pauseMs = done ? MIN_PAUSE_MS : Math.min(MAX_PAUSE_MS, pauseMs * 2);
+            if (!pause(done, pauseMs)) {
+                return;
+            }
+        }
+    }
+
+    /** False: there is nothing to do, and the thread ends. */
+    private synchronized boolean pause(boolean done, long pauseMs) {
+        boolean watching = watchUntil - System.nanoTime() > 0;
+        if (closed || done && !asked && !watching) {
+            thread = null;
+            return false;
+        }
+        if (!asked) {
+            try {
+                wait(done ? WATCH_PAUSE_MS : pauseMs);
+            } catch (InterruptedException e) {
+                closed = true;
+            }
+        }
+        asked = false;
+        return true;
+    }
+
+    /** Settles what can be settled now. @return whether nothing is left */
+    private boolean round(Map<String, String> said) {
+        boolean all = true;
+        Map<AgentLink, Set<UUID>> views = new HashMap<>();
+        for (MapState state : new ArrayList<>(plugin.states())) {
+            Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
+            if (unsettled.isEmpty() || !state.restored() || state.settings() == null) {
+                continue;
+            }
+            String why = "";
+            try {
+                unsettled.keySet().forEach(partition -> state.hold(partition, false));
+                all &= settle(state, views);
+            } catch (HazelcastInstanceNotActiveException e) {
+                throw e;
+            } catch (IOException | ExecutionException | RuntimeException e) {
+                why = AgentLink.reason(ExceptionUtil.peel(e));
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                throw new HazelcastInstanceNotActiveException("interrupted");
+            }
+            if (!why.isEmpty()) {
+                all = false;
+                String reason = why;
+                unsettled.values().forEach(each -> each.reason = reason);
+                if (!why.equals(said.put(state.map(), why))) {
+                    plugin.logger().warning("imap-wal: map \"" + state.map() + "\": " + unsettled.size()
+                            + " partition(s) wait to be compared with the log: " + why);
+                }
+            }
+        }
+        return all;
+    }
+
+    private boolean settle(MapState state, Map<AgentLink, Set<UUID>> views) throws IOException, InterruptedException, ExecutionException {
+        AgentSettings settings = state.settings();
+        AgentLink link = plugin.link(settings);
+        for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
+            if (each.leaving != null && !members().contains(each.leaving)) {
+                // Hazelcast tells of it later, on another thread.
+                plugin.partitions().depart(Set.of(each.leaving));
+            }
+        }
+        Set<UUID> lost = plugin.partitions().departed();
+        if (!lost.equals(views.get(link))) {
+            Set<UUID> members = members();
+            for (UUID each : lost) {
+                if (members.contains(each)) {
+                    throw new IOException("member " + each + " is replaced as an owner and has not left the cluster yet");
+                }
+            }
+            link.view(lost);
+            views.put(link, lost);
+        }
+        // What was gained while the view was claimed is settled with the rest.
+        Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
+        Map<Integer, Wholeness.Unsettled> now = ready(unsettled);
+        if (!plugin.partitions().departed().equals(lost)) {
+            return false;
+        }
+        if (now.isEmpty()) {
+            return unsettled.isEmpty();
+        }
+        long from = System.nanoTime();
+        long read = 0;
+        long set = 0;
+        long removed = 0;
+        try (AgentReader reader = plugin.newReader(settings)) {
+            reader.schemas(plugin.schemas()::register);
+            for (Map<Integer, Wholeness.Unsettled> group : groups(state, now)) {
+                Settlement settlement = new Settlement(plugin, state, group);
+                settlement.run(reader);
+                read += settlement.read();
+                set += settlement.set();
+                removed += settlement.removed();
+            }
+        }
+        plugin.logger().info(String.format("imap-wal: map \"%s\": %d partition(s) settled from %s: %,d entries compared, %,d set, "
+                        + "%,d removed, in %,d ms", state.map(), now.size(), link.agent(), read, set, removed,
+                TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
+        return now.size() == unsettled.size();
+    }
+
+    private Set<UUID> members() {
+        Set<UUID> members = new HashSet<>();
+        for (Member member : plugin.nodeEngine().getClusterService().getMembers()) {
+            members.add(member.getUuid());
+        }
+        return members;
+    }
+
+    /** Those that this member owns, and whose former owners have left if that matters. */
+    private Map<Integer, Wholeness.Unsettled> ready(Map<Integer, Wholeness.Unsettled> unsettled) {
+        InternalPartitionService partitions = (InternalPartitionService) plugin.nodeEngine().getPartitionService();
+        Map<Integer, Wholeness.Unsettled> ready = new HashMap<>();
+        unsettled.forEach((id, reason) -> {
+            InternalPartition partition = partitions.getPartition(id, false);
+            if (reason.leaving != null && !plugin.partitions().departed().contains(reason.leaving)) {
+                reason.reason = "member " + reason.leaving + " handed it over with changes whose outcome is not known, and has not left yet";
+            } else if (partition.isLocal() && !partition.isMigrating()) {
+                ready.put(id, reason);
+            }
+        });
+        return ready;
+    }
+
+    private List<Map<Integer, Wholeness.Unsettled>> groups(MapState state, Map<Integer, Wholeness.Unsettled> partitions) {
+        List<Map<Integer, Wholeness.Unsettled>> groups = new ArrayList<>();
+        Map<Integer, Wholeness.Unsettled> group = new HashMap<>();
+        long keys = 0;
+        for (Map.Entry<Integer, Wholeness.Unsettled> each : partitions.entrySet()) {
+            int size = state.size(each.getKey());
+            if (!group.isEmpty() && keys + size > GROUP_KEYS) {
+                groups.add(group);
+                group = new HashMap<>();
+                keys = 0;
+            }
+            group.put(each.getKey(), each.getValue());
+            keys += size;
+        }
+        groups.add(group);
+        return groups;
+    }
+}

@@ -1,0 +1,312 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Member;
+import com.hazelcast.config.Config;
+import com.hazelcast.config.IndexConfig;
+import com.hazelcast.config.IndexType;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.IMap;
+import com.hazelcast.query.Predicates;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** What memory says after members were lost, or left with doubts, is what the log says. */
+class SettlementTest {
+    private final List<HazelcastInstance> started = new ArrayList<>();
+    private final List<FakeAgent> agents = new ArrayList<>();
+    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final int port = Members.port();
+    private boolean offload;
+    private int settleTimeoutMs = 10_000;
+
+    private HazelcastInstance start(int number) throws Exception {
+        FakeAgent agent = new FakeAgent(log).start();
+        agents.add(agent);
+        Config config = Members.config("settlement", port + number, agent.endpoint());
+        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        MapConfig map = Members.map("orders", agent.endpoint());
+        map.getMapStoreConfig().setOffload(offload);
+        map.getMapStoreConfig().setProperty("settle-timeout-ms", String.valueOf(settleTimeoutMs));
+        map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
+        config.addMapConfig(map);
+        HazelcastInstance member = Members.start(config);
+        started.add(member);
+        return member;
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        started.forEach(member -> member.getLifecycleService().terminate());
+        for (FakeAgent agent : agents) {
+            assertEquals(List.of(), agent.violations);
+            agent.close();
+        }
+    }
+
+    /** The log gets a change that no memory has: as if its owner had died before it was answered, or its backup had been lost. */
+    private void logOnly(HazelcastInstance member, Object key, Object value, long expiresAtMs) {
+        Data data = WalPlugin.of(member).nodeEngine().toData(key);
+        int partition = member.getPartitionService().getPartition(key).getPartitionId();
+        log.put("orders", new FakeAgent.Record(data.toByteArray(), "",
+                value == null ? null : WalPlugin.of(member).nodeEngine().toData(value).toByteArray(), "", value == null,
+                expiresAtMs, partition, List.of(1L, 1_000_000L, 1L, 1L)));
+    }
+
+    private static List<Integer> owned(HazelcastInstance member, int count) {
+        Member local = member.getCluster().getLocalMember();
+        List<Integer> keys = new ArrayList<>();
+        for (int key = 0; keys.size() < count; key++) {
+            if (local.equals(member.getPartitionService().getPartition(key).getOwner())) {
+                keys.add(key);
+            }
+        }
+        return keys;
+    }
+
+    private void safe() throws Exception {
+        eventually(() -> started.stream().filter(each -> each.getLifecycleService().isRunning())
+                .allMatch(each -> each.getPartitionService().isClusterSafe()));
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void changesThatOnlyTheLogHasAreInMemoryAfterTheirOwnerDied(boolean offloaded) throws Exception {
+        offload = offloaded;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        List<Integer> keys = owned(a, 8);
+        logOnly(b, keys.get(0), 1000, 0);
+        logOnly(b, keys.get(1), null, 0);
+        logOnly(b, keys.get(2), 1002, System.currentTimeMillis() + 3_600_000);
+        int absent = keys.get(keys.size() - 1) + 100_000;
+        while (!a.getCluster().getLocalMember().equals(a.getPartitionService().getPartition(absent).getOwner())) {
+            absent++;
+        }
+        logOnly(b, absent, 1003, 0);
+        int logged = log.appended().size();
+        a.getLifecycleService().terminate();
+        assertEquals(1000, map.get(keys.get(0)));
+        assertFalse(map.containsKey(keys.get(1)));
+        assertEquals(1002, map.get(keys.get(2)));
+        long left = map.getEntryView(keys.get(2)).getExpirationTime() - System.currentTimeMillis();
+        assertTrue(left > 3_500_000 && left <= 3_601_000, "expires in " + left);
+        assertEquals(1003, map.putIfAbsent(absent, 7));
+        assertEquals(keys.get(3), map.get(keys.get(3)));
+        assertEquals(200, map.size());
+        assertEquals(3, map.values(Predicates.greaterEqual("this", 1000)).size());
+        assertEquals(logged, log.appended().size(), "settling logs nothing");
+    }
+
+    @Test
+    void theBackupHasWhatWasSettledToo() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        HazelcastInstance c = start(2);
+        IMap<Integer, Integer> map = c.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        List<Integer> keys = owned(a, 20);
+        keys.forEach(key -> logOnly(c, key, 1000 + key, 0));
+        a.getLifecycleService().terminate();
+        keys.forEach(key -> assertEquals(1000 + key, map.get(key)));
+        safe();
+        agents.get(2).readError = "it shall not be asked";
+        b.shutdown();
+        keys.forEach(key -> assertEquals(1000 + key, map.get(key)));
+    }
+
+    @Test
+    void partitionsThatWereLostWithTheirBackupsAreReadFromTheLog() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        HazelcastInstance c = start(2);
+        IMap<Integer, Integer> map = c.getMap("orders");
+        for (int i = 0; i < 2000; i++) {
+            map.set(i, i);
+        }
+        safe();
+        Thread other = new Thread(() -> a.getLifecycleService().terminate());
+        other.start();
+        b.getLifecycleService().terminate();
+        other.join();
+        for (int i = 0; i < 2000; i += 7) {
+            assertEquals(i, map.remove(i));
+        }
+        for (int i = 0; i < 2000; i++) {
+            assertEquals(i % 7 == 0 ? null : i, map.get(i));
+        }
+        assertEquals(2000 - 286, map.size());
+        for (int i = 0; i < 2000; i += 7) {
+            assertNull(log.newest("orders", WalPlugin.of(c).nodeEngine().toData(i).toByteArray()));
+        }
+    }
+
+    @Test
+    void aPartitionThatCannotBeSettledFailsWithAReasonAndOthersContinue() throws Exception {
+        settleTimeoutMs = 1500;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int lost = owned(a, 1).get(0);
+        int kept = owned(b, 1).get(0);
+        int partition = b.getPartitionService().getPartition(lost).getPartitionId();
+        agents.get(1).readError = "the disk is away";
+        a.getLifecycleService().terminate();
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(lost)).getMessage().contains("the disk is away"));
+        LogUnavailable failure = assertThrows(LogUnavailable.class, () -> map.get(lost));
+        for (String part : List.of("\"orders\"", "partition " + partition + " ", agents.get(1).endpoint())) {
+            assertTrue(failure.getMessage().contains(part), failure.getMessage());
+        }
+        assertThrows(LogUnavailable.class, () -> map.set(lost, 1));
+        assertThrows(LogUnavailable.class, () -> map.get(lost));
+        assertEquals(kept, map.get(kept));
+        map.set(kept, 7);
+        agents.get(1).readError = null;
+        eventually(() -> map.get(lost) == lost);
+        assertEquals(200, map.size());
+    }
+
+    @Test
+    void aKeyThatWasEvictedIsReadFromTheLog() throws Exception {
+        HazelcastInstance a = start(0);
+        start(1);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < 20; i++) {
+            map.set(i, i);
+        }
+        map.set(100, 100, 1, TimeUnit.SECONDS);
+        for (int i = 0; i < 8; i++) {
+            assertTrue(map.evict(i));
+        }
+        assertEquals(0, map.get(0));
+        assertTrue(map.containsKey(1));
+        assertEquals(2, map.putIfAbsent(2, 1000));
+        assertEquals(3, map.remove(3));
+        assertNull(map.get(3));
+        assertEquals(4, map.replace(4, 1004));
+        assertTrue(map.replace(5, 5, 1005));
+        assertEquals(6, map.put(6, 1006));
+        assertEquals(Map.of(7, 7, 8, 8), map.getAll(java.util.Set.of(7, 8, 3)));
+        map.evictAll();
+        Map<Integer, Integer> expected = new HashMap<>();
+        for (int i = 0; i < 20; i++) {
+            expected.put(i, i);
+        }
+        expected.putAll(Map.of(4, 1004, 5, 1005, 6, 1006));
+        expected.remove(3);
+        Map<Integer, Integer> got = new HashMap<>();
+        for (int i = 0; i < 20; i++) {
+            Integer value = map.get(i);
+            if (value != null) {
+                got.put(i, value);
+            }
+        }
+        assertEquals(expected, got);
+        // Also by the next owner.
+        map.evict(9);
+        HazelcastInstance left = started.get(0);
+        IMap<Integer, Integer> other = started.get(1).getMap("orders");
+        left.shutdown();
+        assertEquals(9, other.get(9));
+    }
+
+    @Test
+    void anExpiredKeyIsNotAnEvictedOne() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        map.set(1, 1, 1, TimeUnit.SECONDS);
+        eventually(() -> map.get(1) == null);
+        int loads = agents.get(0).loads;
+        assertNull(map.get(1));
+        assertEquals(loads, agents.get(0).loads);
+    }
+
+    @Test
+    void aMemberThatLeavesSettlesItsDoubtsFirst() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 40; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(a, 1).get(0);
+        agents.get(0).mood = FakeAgent.Mood.SILENT_AFTER;
+        assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
+        agents.get(0).mood = FakeAgent.Mood.ACK;
+        a.shutdown();
+        assertEquals(1000, map.get(key));
+    }
+
+    @Test
+    void doubtsThatAMemberCannotSettleAreSettledByTheNextOwner() throws Exception {
+        settleTimeoutMs = 1500;
+        HazelcastInstance a = start(0);
+        settleTimeoutMs = 10_000;
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 40; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(a, 1).get(0);
+        agents.get(0).mood = FakeAgent.Mood.DIE_AFTER;
+        assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
+        a.shutdown();
+        assertEquals(1000, map.get(key));
+        assertEquals(40, map.size());
+    }
+
+    /** Its init throws, because its agent is away. Hazelcast marks the backup as synchronised all the same (PartitionReplicaSyncResponse). */
+    @Test
+    void aBackupThatCouldNotBeMadeLosesNothing() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        FakeAgent away = new FakeAgent(log);
+        agents.add(away);
+        Config config = Members.config("settlement", port + 1, away.endpoint());
+        config.addMapConfig(Members.map("orders", away.endpoint()));
+        HazelcastInstance b = Members.start(config);
+        started.add(b);
+        // Until a replica was tried.
+        eventually(() -> WalPlugin.of(b).states().stream().anyMatch(state -> state.map().equals("orders")));
+        away.start();
+        a.getLifecycleService().terminate();
+        for (int i = 0; i < 200; i++) {
+            int key = i;
+            eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == key);
+        }
+        assertEquals(200, b.getMap("orders").size());
+    }
+}

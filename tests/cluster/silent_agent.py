@@ -1,0 +1,28 @@
+"""An agent that does not answer an append which holds a word like `unanswered-1` for the first time:
+it is durable, and the member does not hear of it. Run as a program, with a configuration file."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent, Pending, run
+
+_WORD = re.compile(rb"unanswered-\d+")
+_answer = Agent._answer
+_seen: set[bytes] = set()
+
+
+def answer(agent: Agent, pending: list[Pending]) -> None:
+    loud = []
+    for each in pending:
+        words = {word for piece in (each.batch.payload if each.batch is not None else ()) for word in _WORD.findall(piece)}
+        if words <= _seen:
+            loud.append(each)
+        _seen.update(words)
+    _answer(agent, loud)
+
+
+Agent._answer = answer  # type: ignore[method-assign]
+run(AgentConfig.from_toml(sys.argv[1]))

@@ -1,0 +1,204 @@
+"""What clients read after members were lost, or left with an outcome unknown, is what the log says;
+and what the next restart gives."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hazelcast.errors import HazelcastError
+from hazelcast.proxy.map import BlockingMap
+
+from imap_wal.entry import KEY, VALUE
+from tests.cluster.harness import Agent, Cluster, logged_map, until
+from tests.cluster.history import log_view
+from tests.cluster.network import Network
+
+SILENT = "tests.cluster.silent_agent"
+Start = Callable[..., Cluster]
+
+
+@pytest.fixture
+def start(tmp_path: Path, classpath: str) -> Iterator[Start]:
+    """A cluster of so many members with their agents. `module` replaces the first agent's command; `properties` are the map store's."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(
+            count: int,
+            *,
+            module: str = "",
+            properties: Mapping[str, str] | None = None,
+            member_properties: Mapping[str, str] | None = None,
+            store: Mapping[str, Any] | None = None,
+            network: Network | None = None,
+        ) -> Cluster:
+            def maps(endpoint: str) -> Mapping[str, Any]:
+                # A busy machine may need longer than a member waits by default.
+                return {"default": logged_map(endpoint, {"settle-timeout-ms": "60000", **(properties or {})}, store=store)}
+
+            cluster = stack.enter_context(Cluster(tmp_path, classpath, maps, network=network, properties=dict(member_properties or {})))
+            cluster.agents[0].launch(module)
+            cluster.start(count)
+            return cluster
+
+        yield begin
+
+
+def contents(cluster: Cluster, name: str) -> dict[Any, Any]:
+    return dict(_map(cluster, name).entry_set())
+
+
+def after_a_restart(cluster: Cluster, name: str, count: int) -> dict[Any, Any]:
+    cluster.kill_everything()
+    cluster.start(count)
+    return contents(cluster, name)
+
+
+def newest(cluster: Cluster, name: str) -> dict[str, str]:
+    """What the log says of a map of strings, read by the test itself."""
+    view = log_view(cluster.url)
+    try:
+        return {_text(row[KEY]): _text(row[VALUE]) for rows in view.rows(name) for row in rows if row[VALUE] is not None}
+    finally:
+        view.close()
+
+
+def _text(data: bytes) -> str:
+    """Of Hazelcast's Data: partition hash, type, length (4 bytes each), UTF-8."""
+    return data[12:].decode()
+
+
+def wait_taken(agent: Agent, before: int) -> None:
+    """Until a further change is durable: an agent commits what it took before it answers the next request."""
+    until("the agent takes a change", lambda: (agent.stat() or {}).get("appends", 0) > before)
+    assert agent.stat(5000)
+
+
+def _map(cluster: Cluster, name: str) -> BlockingMap:
+    return cluster.client().get_map(name).blocking()
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
+def test_an_owner_that_died_before_it_answered(start: Start, offload: bool) -> None:
+    """Row 1: its agent has logged changes, and neither a client nor a backup has heard of them."""
+    cluster = start(2, module=SILENT, properties={"timeout-ms": "5000"}, store={"offload": offload})
+    orders = _map(cluster, "orders")
+    orders.put_all({f"k{number}": "old" for number in range(60)})
+    cluster.wait_safe(2)
+    owner = cluster.agents[0]
+    before = (owner.stat(5000) or {})["appends"]
+    with ThreadPoolExecutor(30) as callers:
+        unheard = [callers.submit(orders.put, f"k{number}", f"unanswered-{number}") for number in range(30)]
+        wait_taken(owner, before)
+        cluster.members[0].kill()
+        logged = newest(cluster, "orders")
+        for each in unheard:
+            with contextlib.suppress(HazelcastError):
+                each.result()
+    assert any(value != "old" for value in logged.values())
+    assert {key: orders.get(key) for key, value in logged.items() if value != "old"} == {
+        key: value for key, value in logged.items() if value != "old"
+    }
+    until("no outcome is unknown", lambda: contents(cluster, "orders") == newest(cluster, "orders"), 60)
+    held = contents(cluster, "orders")
+    assert after_a_restart(cluster, "orders", 2) == held
+
+
+def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> None:
+    """Row 2: the network between owner and backup is away; the owner answers after the backup's time-out, and dies."""
+    with Network() as network:
+        # Members that cannot connect to each other for a moment are not split.
+        waits = {"hazelcast.operation.backup.timeout.millis": "1000", "hazelcast.connection.monitor.max.faults": "10000"}
+        cluster = start(2, network=network, member_properties=waits)
+        orders = _map(cluster, "orders")
+        orders.put_all({f"k{number}": "old" for number in range(80)})
+        cluster.wait_safe(2)
+        network.cut([(1, 2)])
+        with ThreadPoolExecutor(80) as callers:
+            list(callers.map(lambda number: orders.put(f"k{number}", f"new-{number}"), range(40)))
+            list(callers.map(lambda number: orders.remove(f"k{number}"), range(40, 60)))
+        cluster.members[0].kill()
+        network.heal()
+        expected = {f"k{number}": f"new-{number}" if number < 40 else "old" for number in [*range(40), *range(60, 80)]}
+        for number in range(80):
+            assert orders.get(f"k{number}") == expected.get(f"k{number}")
+        assert contents(cluster, "orders") == expected
+        assert not orders.contains_key("k41")
+        assert orders.put_if_absent("k1", "mine") == "new-1"
+        assert after_a_restart(cluster, "orders", 2) == expected
+
+
+def test_two_of_three_members_die_at_once(start: Start) -> None:
+    """Row 4: partitions whose owner and backup are gone are read from the log; what is removed there stays removed."""
+    cluster = start(3)
+    orders = _map(cluster, "orders")
+    orders.put_all({number: f"v{number}" for number in range(600)})
+    cluster.wait_safe(3)
+    victims = cluster.members[:2]
+    for member in victims:
+        member.send(signal.SIGKILL)
+    for member in victims:
+        member.kill()
+    with ThreadPoolExecutor(8) as callers:
+        assert list(callers.map(orders.remove, range(0, 600, 5))) == [f"v{number}" for number in range(0, 600, 5)]
+        assert list(callers.map(orders.get, range(600))) == [None if number % 5 == 0 else f"v{number}" for number in range(600)]
+    expected = {number: f"v{number}" for number in range(600) if number % 5}
+    assert contents(cluster, "orders") == expected
+    assert orders.size() == len(expected)
+    assert after_a_restart(cluster, "orders", 3) == expected
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["its agent answers", "its agent is frozen"])
+def test_a_member_that_leaves_with_an_outcome_unknown(start: Start, frozen: bool) -> None:
+    """Row 3: what its agent has logged is in memory of the others, whether or not it could be asked in time."""
+    cluster = start(2, module=SILENT, properties={"timeout-ms": "2000", "settle-timeout-ms": "5000"})
+    orders = _map(cluster, "orders")
+    orders.put_all({f"k{number}": "old" for number in range(40)})
+    cluster.wait_safe(2)
+    agent = cluster.agents[0]
+    before = (agent.stat(5000) or {})["appends"]
+    with ThreadPoolExecutor(20) as callers:
+        unheard = [callers.submit(orders.put, f"k{number}", f"unanswered-{number}") for number in range(20)]
+        wait_taken(agent, before)
+        if frozen:
+            agent.send(signal.SIGSTOP)
+        for each in unheard:
+            with contextlib.suppress(HazelcastError):
+                each.result()
+    cluster.members[0].leave()
+    if frozen:
+        agent.send(signal.SIGCONT)
+    assert any(value != "old" for value in newest(cluster, "orders").values())
+    until("no outcome is unknown", lambda: contents(cluster, "orders") == newest(cluster, "orders"), 60)
+    held = contents(cluster, "orders")
+    assert after_a_restart(cluster, "orders", 2) == held
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
+def test_evicted_keys_are_read_from_the_log(start: Start, offload: bool) -> None:
+    """Row 9: also after the partition was given to another member."""
+    cluster = start(2, store={"offload": offload})
+    orders = _map(cluster, "orders")
+    orders.put_all({number: f"v{number}" for number in range(100)})
+    for number in range(50):
+        assert orders.evict(number)
+    orders.evict_all()
+    assert orders.get(0) == "v0"
+    assert orders.contains_key(1)
+    assert orders.put_if_absent(2, "mine") == "v2"
+    assert orders.remove(3) == "v3"
+    assert orders.replace(4, "new") == "v4"
+    assert orders.replace_if_same(5, "v5", "new")
+    assert orders.remove_if_same(6, "v6")
+    assert orders.get_all([7, 8, 3]) == {7: "v7", 8: "v8"}
+    orders.evict_all()
+    cluster.members[0].leave()
+    expected = {number: f"v{number}" for number in range(100) if number not in (3, 6)} | {4: "new", 5: "new"}
+    got = {number: value for number in range(100) if (value := orders.get(number)) is not None}
+    assert got == expected
+    assert after_a_restart(cluster, "orders", 2) == expected

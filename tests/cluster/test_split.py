@@ -1,0 +1,140 @@
+"""A split network within one lifetime of a cluster, under load: one half writes on, the other one
+acknowledges nothing and joins again; nothing that was acknowledged is lost, now and after a restart
+of everything."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hazelcast
+import pytest
+
+from tests.cluster.harness import Cluster, Member, connect, logged_map, until
+from tests.cluster.network import Network
+
+# Halves merge within seconds. Hazelcast's defaults are 300 and 120.
+PROPERTIES = {
+    "hazelcast.heartbeat.interval.seconds": "1",
+    "hazelcast.max.no.heartbeat.seconds": "8",
+    "hazelcast.merge.first.run.delay.seconds": "5",
+    "hazelcast.merge.next.run.delay.seconds": "3",
+    "hazelcast.operation.call.timeout.millis": "20000",
+}
+KEYS = 40
+OUT = "is not in the newest view"
+
+
+class Writer:
+    """Counts up keys of its own through one member, and knows of each key the last number that was
+    acknowledged, and the last one that was tried."""
+
+    def __init__(self, cluster: Cluster, member: Member) -> None:
+        self.member = member
+        self._cluster = cluster
+        self.acknowledged: Counter[str] = Counter()
+        self.tried: Counter[str] = Counter()
+        self.total = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive(), f"the writer through {self.member.name} hangs"
+
+    def _run(self) -> None:
+        client: hazelcast.HazelcastClient | None = None
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            key = f"{self.member.node}-{number % KEYS}"
+            try:
+                if client is None or not client.lifecycle_service.is_running():
+                    client = connect([self.member.address], self._cluster.name, cluster_connect_timeout=3, smart_routing=False, invocation_timeout=10)
+                self.tried[key] = number
+                client.get_map("orders").blocking().set(key, number)
+                self.acknowledged[key] = number
+                self.total += 1
+            except Exception:
+                self._stop.wait(0.05)
+        if client is not None:
+            client.shutdown()
+
+    def differences(self, contents: dict[str, int]) -> list[str]:
+        return [
+            f"{key} is {contents.get(key)}, acknowledged was {number}, tried {self.tried[key]}"
+            for key, number in self.acknowledged.items()
+            if not number <= contents.get(key, 0) <= self.tried[key]
+        ]
+
+
+@contextmanager
+def frozen(cluster: Cluster, nodes: Sequence[int]) -> Iterator[None]:
+    for node in nodes:
+        cluster.agents[node - 1].send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for node in nodes:
+            cluster.agents[node - 1].send(signal.SIGCONT)
+
+
+def is_out(member: Member) -> bool:
+    return OUT in member.log.read_text(errors="replace")
+
+
+def contents(cluster: Cluster) -> dict[str, int]:
+    client = cluster.client()
+    return dict(until("the map can be read", lambda: client.get_map("orders").blocking().entry_set() or None))
+
+
+@pytest.mark.parametrize(
+    ("winners", "losers"),
+    [((1,), (2, 3)), ((2, 3), (1,)), ((1,), (2,))],
+    ids=["the smaller half claims", "the larger half claims", "one and one"],
+)
+def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
+    winners: tuple[int, ...], losers: tuple[int, ...], tmp_path: Path, classpath: str
+) -> None:
+    nodes = sorted((*winners, *losers))
+    with (
+        Network() as network,
+        Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}, network=network, properties=PROPERTIES) as cluster,
+    ):
+        cluster.start(len(nodes))
+        cluster.wait_safe(len(nodes))
+        members = {member.node: member for member in cluster.members}
+        writers = {node: Writer(cluster, members[node]) for node in nodes}
+        until("all writers are heard", lambda: all(writer.total > KEYS for writer in writers.values()))
+
+        with frozen(cluster, losers):
+            network.split(winners, losers)
+            until("the winners have a view", lambda: all(members[node].ask("members") == len(winners) for node in winners))
+            before = sum(writers[node].total for node in winners)
+            until("the winners write", lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS)
+        until("the losers know it", lambda: all(is_out(members[node]) for node in losers))
+        assert not any(is_out(members[node]) for node in winners)
+        lost = {node: writers[node].total for node in losers}
+        before = sum(writers[node].total for node in winners)
+        until("the winners write on", lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS)
+        assert {node: writers[node].total for node in losers} == lost, "a loser acknowledged a change"
+
+        network.heal()
+        until("all are one cluster", lambda: all(member.ask("members") == len(nodes) for member in cluster.members), 120)
+        before_healed = {node: writers[node].total for node in nodes}
+        until("all write", lambda: all(writers[node].total > before_healed[node] + KEYS for node in nodes), 120)
+        for writer in writers.values():
+            writer.stop()
+        live = contents(cluster)
+        assert [each for writer in writers.values() for each in writer.differences(live)] == []
+
+        cluster.kill_everything()
+        cluster.start(len(nodes))
+        restored = contents(cluster)
+        assert [each for writer in writers.values() for each in writer.differences(restored)] == []
