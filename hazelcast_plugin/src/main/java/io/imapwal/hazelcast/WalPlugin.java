@@ -60,10 +60,6 @@ final class WalPlugin {
                     leftOut.forget();
                     merging = false;
                 }
-                case SHUTTING_DOWN -> {
-                    settler.drain();
-                    leaving = true;
-                }
                 case SHUTDOWN -> close();
                 default -> { }
             }
