@@ -28,6 +28,8 @@ KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
 DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
+LIFETIME_TIMEOUT_S = 6.0
+"""The agents' default: a cluster that starts waits so long for signs of life of the one before it."""
 # A lost member is noticed, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120.
 PROPERTIES = {
     "hazelcast.heartbeat.interval.seconds": "1",
@@ -61,7 +63,10 @@ class World:
         self.logs = folder / "logs"
         self.network, self.history = Network(), History()
         self.disk = _mounted(self.logs)
-        agents = [(NoAgent if bare else Agent)(folder, f"node-{number}", self.logs.as_uri(), **SETTINGS) for number in MACHINES]
+        agents = [
+            (NoAgent if bare else Agent)(folder, f"node-{number}", self.logs.as_uri(), lifetime_timeout_s=LIFETIME_TIMEOUT_S, **SETTINGS)
+            for number in MACHINES
+        ]
         maps: Callable[[str], Mapping[str, Any]] = (lambda _: {"default": {}}) if bare else (lambda endpoint: {"default": logged_map(endpoint)})
         self.cluster = Cluster(folder, classpath, maps, url=self.logs.as_uri(), agents=agents, network=self.network, properties=PROPERTIES)
         self._beginning = time.monotonic()
