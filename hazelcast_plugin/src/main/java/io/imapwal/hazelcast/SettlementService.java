@@ -70,7 +70,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         // all that it needs was handed in
     }
 
-    /** This member was merged into another cluster, and owns nothing. */
+    /**
+     * This member leaves its cluster for another one: it owns nothing, and starts like a new member.
+     * Who left the former cluster may well be in the next one, under the same UUID: a half that is
+     * left out of a view takes the other half for lost.
+     */
     @Override
     public void reset() {
         for (int partition = 0; partition < known.length(); partition++) {
@@ -78,6 +82,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
         arrived.clear();
         replaced.clear();
+        synchronized (departed) {
+            departed.clear();
+        }
+        quiet = true;
     }
 
     @Override
