@@ -83,8 +83,13 @@ final class AgentLink {
     private volatile Welcome welcome;
     private volatile boolean learned;
     private volatile boolean recheck;
+    /** Whom the log's view is known to be without. */
+    private volatile Without without;
     /** How many connections were greeted; a key whose outcome is unknown waits for one more. */
     private volatile long welcomes;
+
+    private record Without(UUID clusterId, UUID member, Set<UUID> lost) {
+    }
 
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard, SchemaLog schemas, Settler settler,
               ILogger logger, String member, Runnable refused) {
@@ -168,6 +173,11 @@ final class AgentLink {
                     // accept the change, but in the log it has a former owner's stamp, and a rewrite may
                     // void it. Hazelcast repeats the change, which gets a new stamp.
                     changes.forEach(each -> settler.add(this, each, -1, 0));
+                    if (displaced(change.stamp)) {
+                        // This member leaves its cluster: repeated, the change would be refused as if
+                        // it had never been made.
+                        throw new OutcomeUnknown(map(change) + "the change is in the log, but this member is leaving its cluster; " + settling(), null);
+                    }
                     throw OrderGuard.movedMeanwhile(change.stamp.partition());
                 }
             }
@@ -184,6 +194,11 @@ final class AgentLink {
                     + " changes are in the log and the rest failed; " + settling() + ": " + failure.getMessage(), failure);
         }
         throw failure;
+    }
+
+    /** Whether this member was left out of a view since, or has joined another cluster. */
+    private boolean displaced(OrderGuard.Stamp stamp) {
+        return isLeftOut() || !stamp.member().equals(guard.member()) || !stamp.clusterId().equals(guard.clusterId());
     }
 
     /** Returns when a connection is greeted under the present cluster id. @throws LogUnavailable when there is none */
@@ -218,6 +233,27 @@ final class AgentLink {
             throw unreachable(new IOException("it is in view " + now.incarnation() + ", this member's cluster in " + number));
         }
         return now;
+    }
+
+    /**
+     * As {@link #view}, unless a view without them is known already. Whoever loads a map needs it: two
+     * halves of a split network must not both load it and then both write.
+     */
+    void viewWithout(Set<UUID> lost) {
+        UUID clusterId = guard.clusterId();
+        UUID member = guard.member();
+        Without known = without;
+        if (lost.isEmpty() || known != null && known.member.equals(member) && known.clusterId.equals(clusterId) && known.lost.containsAll(lost)) {
+            return;
+        }
+        Set<UUID> members = guard.members();
+        for (UUID each : lost) {
+            if (members.contains(each)) {
+                throw unreachable(new IOException("member " + each + " is replaced as an owner and has not left the cluster yet"));
+            }
+        }
+        view(lost);
+        without = new Without(clusterId, member, Set.copyOf(lost));
     }
 
     void close() {

@@ -44,7 +44,7 @@ final class MapState {
     private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
 
     /** More maps than this: a partition that is gained gets no record stores for those that have none in it. */
-    private static final int HELD_EMPTY_MAX = 200;
+    static final int HELD_EMPTY_MAX = 200;
 
     private final WalPlugin plugin;
     private final String map;
@@ -174,6 +174,11 @@ final class MapState {
 
     boolean restored() {
         return restored;
+    }
+
+    /** It was here, and this member has dropped it from memory. */
+    boolean dropped() {
+        return generation > 0 && !restored;
     }
 
     int generation() {
@@ -373,6 +378,7 @@ final class MapState {
         AgentLink link = plugin.link(settings);
         learnView(link);
         link.connect();
+        link.viewWithout(plugin.partitions().departed());
         Peers peers = peers();
         if (peers.restored) {
             setRestored(ofGeneration);

@@ -105,6 +105,8 @@ final class Restorer {
         long from = System.nanoTime();
         Map<Integer, Wholeness.Unsettled> before = state.wholeness().unsettled();
         Set<UUID> members = members();
+        // After both: who is lost later makes this restore begin again.
+        plugin.link(settings).viewWithout(plugin.partitions().departed());
         try (AgentReader reader = plugin.newReader(settings)) {
             reader.schemas(plugin.schemas()::register);
             KeyListing listing = new KeyListing(reader, map, settings.restoreChunk());

@@ -12,6 +12,7 @@ import com.hazelcast.internal.services.MembershipAwareService;
 import com.hazelcast.internal.services.MembershipServiceEvent;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.util.HashSet;
@@ -182,7 +183,13 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         WalPlugin plugin = plugin();
         if (plugin != null) {
             for (MapState state : plugin.states()) {
-                if (!state.wholeness().settled(partition)) {
+                Wholeness.Unsettled reason = state.wholeness().unsettled(partition);
+                if (reason != null && reason.leaving != null
+                        && ((NodeEngineImpl) nodeEngine).getClusterService().getMember(reason.leaving) != null) {
+                    throw new RetryableHazelcastException("partition " + partition + " is migrated when member " + reason.leaving
+                            + ", which left changes whose outcome is not known, has left the cluster");
+                }
+                if (state.dropped() || !state.wholeness().settled(partition)) {
                     unsettled.add(state.map());
                 } else if (lost) {
                     settled.add(state.map());

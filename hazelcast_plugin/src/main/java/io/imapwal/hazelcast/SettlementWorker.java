@@ -24,13 +24,14 @@ import java.util.concurrent.TimeUnit;
  */
 final class SettlementWorker {
     private static final long WATCH_NANOS = TimeUnit.SECONDS.toNanos(30);
-    private static final long WATCH_PAUSE_MS = 500;
+    private static final long WATCH_PAUSE_MS = 50;
     private static final long MIN_PAUSE_MS = 20;
     private static final long MAX_PAUSE_MS = 1000;
     /** Keys in memory of the partitions that are settled together: their keys are remembered meanwhile. */
     private static final int GROUP_KEYS = 500_000;
 
     private final WalPlugin plugin;
+    private final Gates gates;
     private Thread thread;
     private boolean asked;
     private long watchUntil = System.nanoTime();
@@ -38,6 +39,7 @@ final class SettlementWorker {
 
     SettlementWorker(WalPlugin plugin) {
         this.plugin = plugin;
+        this.gates = new Gates(plugin);
     }
 
     /** There may be something to settle. */
@@ -109,16 +111,21 @@ final class SettlementWorker {
     /** Settles what can be settled now. @return whether nothing is left */
     private boolean round(Map<String, String> said) {
         boolean all = true;
-        Map<AgentLink, Set<UUID>> views = new HashMap<>();
+        Map<AgentLink, String> failed = new HashMap<>();
         for (MapState state : new ArrayList<>(plugin.states())) {
             Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
             if (unsettled.isEmpty() || !state.restored() || state.settings() == null) {
                 continue;
             }
+            AgentLink link = plugin.link(state.settings());
             String why = "";
             try {
-                unsettled.keySet().forEach(partition -> state.hold(partition, false));
-                all &= settle(state, views);
+                gates.close(state, unsettled.keySet());
+                if (failed.containsKey(link)) {
+                    // An agent that does not answer is asked once in a round: other agents' maps wait for this.
+                    throw new IOException(failed.get(link));
+                }
+                all &= settle(state);
             } catch (HazelcastInstanceNotActiveException e) {
                 throw e;
             } catch (IOException | ExecutionException | RuntimeException e) {
@@ -129,6 +136,7 @@ final class SettlementWorker {
             }
             if (!why.isEmpty()) {
                 all = false;
+                failed.put(link, why);
                 String reason = why;
                 unsettled.values().forEach(each -> each.reason = reason);
                 if (!why.equals(said.put(state.map(), why))) {
@@ -140,7 +148,7 @@ final class SettlementWorker {
         return all;
     }
 
-    private boolean settle(MapState state, Map<AgentLink, Set<UUID>> views) throws IOException, InterruptedException, ExecutionException {
+    private boolean settle(MapState state) throws IOException, InterruptedException, ExecutionException {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
@@ -150,16 +158,7 @@ final class SettlementWorker {
             }
         }
         Set<UUID> lost = plugin.partitions().departed();
-        if (!lost.equals(views.get(link))) {
-            Set<UUID> members = members();
-            for (UUID each : lost) {
-                if (members.contains(each)) {
-                    throw new IOException("member " + each + " is replaced as an owner and has not left the cluster yet");
-                }
-            }
-            link.view(lost);
-            views.put(link, lost);
-        }
+        link.viewWithout(lost);
         // What was gained while the view was claimed is settled with the rest.
         Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
         Map<Integer, Wholeness.Unsettled> now = ready(unsettled);

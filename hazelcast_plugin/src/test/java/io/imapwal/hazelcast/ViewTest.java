@@ -155,10 +155,12 @@ class ViewTest {
         HazelcastInstance joining = Members.start(Members.config("view", port % 10 == 9 ? port - 1 : port + 1, second.endpoint()));
         try {
             eventually(() -> joining.<String, Integer>getMap("orders").get("after") == 2);
-            for (int number = 0; number < 50; number++) {
-                joining.<String, Integer>getMap("orders").set("k" + number, number);
-            }
-            assertTrue(second.appends > 0, "it owns no partition");
+            eventually(() -> {
+                for (int number = 0; number < 50; number++) {
+                    joining.<String, Integer>getMap("orders").set("k" + number, number);
+                }
+                return second.appends > 0;  // as soon as it owns a partition
+            });
         } finally {
             joining.shutdown();
             second.close();
