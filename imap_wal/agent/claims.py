@@ -194,7 +194,9 @@ class Claims:
     def _demand_over(self, claims: ClaimManifest) -> None:
         alive = self._watch.alive() if claims.claims else ""
         if alive:
-            raise StillAlive(f"the former cluster {claims.cluster_id} is alive: its members are heard by the agent of {alive}; waiting until they are not")
+            raise StillAlive(
+                f"the former cluster {claims.cluster_id} is alive: its members are heard by the agent of {alive}; waiting until they are not"
+            )
 
     def _permit_is_there(self, incarnation: int) -> bool:
         return self._log.store.exists(layout.claim_path(self._folder, incarnation))
