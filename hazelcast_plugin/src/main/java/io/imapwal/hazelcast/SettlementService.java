@@ -72,8 +72,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     /**
      * This member leaves its cluster for another one: it owns nothing, and starts like a new member.
-     * Who left the former cluster may well be in the next one, under the same UUID: a half that is
-     * left out of a view takes the other half for lost.
+     * A member that left the former cluster may be in the next one, with the same UUID: a half that
+     * is left out of a view counts the other half as lost.
      */
     @Override
     public void reset() {
