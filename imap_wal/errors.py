@@ -120,8 +120,8 @@ class UnsupportedVersion(LogError):
 
 class OrderConflict(ImapWalError):
     """Two nodes' logs hold the same order for one key: both halves of a split network wrote, or a
-    node directory was copied. Deprecated: nothing raises it any more, and it stays so that programs
-    that catch it can be imported. A restore chooses by a fixed rule and logs a warning;
+    node directory was copied. Deprecated: nothing raises it any more. It stays so that programs that
+    catch it can still be imported. A restore chooses by a fixed rule and logs a warning;
     `imap-wal verify` names all such keys, and `imap-wal rewrite --resolve` decides them."""
 
 

@@ -15,7 +15,7 @@ from imap_wal.errors import ImapWalError, NotAppended, OutcomeUnknown
 
 PACKAGE = "io.imapwal.hazelcast"
 CAUSES_MAX = 32
-"""A chain of causes is followed so far; one of several servers may be a circle."""
+"""How many causes of an exception are followed. Causes from several members may form a cycle."""
 
 
 class LogUnavailable(ImapWalError):
@@ -29,8 +29,8 @@ _CLASSES: dict[str, type[ImapWalError]] = {f"{PACKAGE}.{kind.__name__}": kind fo
 def error_of(exception: BaseException) -> ImapWalError | None:
     """The error of imap-wal that `exception`, from `hazelcast-python-client`, reports: an instance
     of `NotAppended`, `OutcomeUnknown` or `LogUnavailable` with the member's text, to be raised or
-    looked at. None: it is another failure (the client's, Hazelcast's, a bad argument), and says
-    nothing about the log.
+    looked at. None: it is another failure (of the client, of Hazelcast, or a bad argument), and
+    says nothing about the log.
 
     An operation on several keys (`put_all`, `clear`) reports one of them. With `NotAppended`, the
     others may be stored: read them, as after `OutcomeUnknown`.
@@ -46,7 +46,7 @@ def error_of(exception: BaseException) -> ImapWalError | None:
 
 
 def _causes(exception: BaseException) -> Iterator[BaseException]:
-    """It, and what caused it. The client puts the cause that a member reported into the arguments."""
+    """The exception and its causes. The client puts the cause that a member reported into the arguments."""
     waiting = [exception]
     while waiting:
         each = waiting.pop(0)

@@ -237,8 +237,8 @@ class NewestIndex:
             yield rows, nodes, here
 
     def conflicts(self) -> Iterator[Conflict]:
-        """The keys in conflict among what was given out since the last call, and of what comes
-        next. Values are read one key at a time."""
+        """The keys in conflict among the rows that were returned since the last call, and will be
+        until the next one. Values are read one key at a time."""
         found, self._met = self._met, []
         return (each for read in found if (each := read()) is not None)
 

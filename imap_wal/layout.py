@@ -191,8 +191,8 @@ def alive_folder(cluster: str) -> str:
 
 
 def alive_path(cluster: str, node: str, epoch: int, number: int) -> str:
-    """A sign of life of the members beside a node's agent: it has another name each time. It decides
-    when another cluster may claim the log, never what counts."""
+    """A sign that a node's agent hears its members: each renewal has a new name. It decides when
+    another cluster may claim the log, never what counts."""
     return f"{alive_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 

@@ -363,7 +363,7 @@ class NodeManifest:
     """The last open was that of a program, not of an agent: a cluster of Hazelcast members that
     claims this log shuts the program out."""
     former: Mapping[int, int] = field(default_factory=dict)
-    """Session of a plug-in in an incarnation that was followed → its last request that counts."""
+    """Session of a plug-in in an older incarnation → its last request that counts."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used beside it."""
@@ -747,7 +747,8 @@ class ClaimManifest:
     members: tuple[str, ...] = ()
     """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
     lost: tuple[str, ...] = ()
-    """Members that were lost before the newest claim, or before they came: they stay out of it."""
+    """Members that were lost before the newest claim, or before their first hello. They may not write
+    in it."""
 
     @property
     def newest(self) -> int:
@@ -756,7 +757,7 @@ class ClaimManifest:
 
     @property
     def cluster_id(self) -> str:
-        """Of the newest claim; "" where there is none."""
+        """Of the newest claim; "" if there is none."""
         return max(self.claims, key=lambda each: self.claims[each], default="")
 
     def with_claim(self, cluster_id: str, incarnation: int, members: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> ClaimManifest:
@@ -764,15 +765,15 @@ class ClaimManifest:
         return ClaimManifest(dict(kept), self.permits or incarnation, members, lost)
 
     def admits(self, member: str, view: int) -> bool:
-        """Whether a member of the newest claim's cluster may write, which knows this view."""
+        """Whether this member of the newest claim's cluster may write, if its hello names this view."""
         return not self.members or member in self.members or (view == self.newest and member not in self.lost)
 
     def with_member(self, member: str) -> ClaimManifest:
-        """With a member that is admitted."""
+        """The same with this member in the list."""
         return self if not self.members or member in self.members else replace(self, members=(*self.members, member))
 
     def barring(self, lost: Collection[str]) -> ClaimManifest:
-        """With members that were lost, none of which is in the list."""
+        """The same with further lost members, none of which is in the list."""
         return replace(self, lost=tuple(sorted({*self.lost, *lost})))
 
     @property

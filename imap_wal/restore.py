@@ -458,7 +458,7 @@ class MergeProgress:
 @dataclass(frozen=True, slots=True)
 class RestoreStatistics:
     """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count
-    keys now, `conflicts` those that nodes claim with the same order (`imap_wal.rivals`)."""
+    keys now, `conflicts` those that several nodes claim with the same order (`imap_wal.rivals`)."""
 
     records: int
     bytes: int

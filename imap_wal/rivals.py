@@ -1,13 +1,13 @@
-"""Two nodes hold a change of one key with the same (incarnation, partition version), and nothing is
-newer: which of them counts.
+"""Which change counts if two nodes hold changes of one key with the same (incarnation, partition
+version), and no change is newer.
 
-    contenders   of the greatest (incarnation, partition version) of a key: the newest change of each node
+    contenders   those with the greatest (incarnation, partition version): the newest change of each node
     winner       a value before a tombstone, then the node whose name sorts first
-    conflict     contenders that do not say the same
+    conflict     contenders that differ
 
-Versions without views left such keys behind after a split network; a copied folder of a node does
-the same. No clock decides, and neither does the order in which files are read: whoever merges keeps
-all contenders of a key together, so every merge of the same rows has the same winner. See
+Versions without views left such keys after a split network; a copied folder of a node has the same
+effect. No clock decides, nor the order in which files are read: a merge keeps all contenders of a key
+together, so every merge of the same rows has the same winner. See
 docs/decisions/0024-two-claims-one-winner.md.
 """
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("imap_wal")
 Claim: TypeAlias = tuple[Row, str]
 """A row, and the node that wrote it."""
 NAMED_MAX = 100
-"""So many keys in conflict are named, for each reader."""
+"""How many keys in conflict each reader names."""
 KEY_BYTES_SHOWN = 200
 ADVICE = "decide with `imap-wal rewrite --resolve newest` or `--resolve node=NAME`, or in a copy with `imap-wal repair --prefer NAME`"
 

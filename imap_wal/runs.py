@@ -261,8 +261,8 @@ def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
 
 
 def newest(entries: list[Entry], labels: Sequence[tuple[str, str, str]]) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
-    """Of entries sorted by key the newest of each key, and of keys that several nodes claim the
-    other contenders (`imap_wal.rivals`)."""
+    """From entries sorted by key: the newest entry of each key, and, for keys that several nodes
+    claim, the other contenders (`imap_wal.rivals`)."""
     if len(set(map(key_of, entries))) == len(entries):
         return entries, {}
 

@@ -229,7 +229,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
 
 
 def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:
-    """Keys that two nodes claim. Telling takes reading everything."""
+    """Keys that two nodes claim. To find them, everything is read."""
     name = f"order of {view}"
     if size > ORDER_BYTES_MAX:
         what = f"not checked: {output.size(size)} would have to be read"

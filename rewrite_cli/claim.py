@@ -1,5 +1,5 @@
-"""Taking the log from the Hazelcast cluster that has it, by an operator: the claim of a lifetime that
-no cluster has. The next cluster that starts follows it without waiting."""
+"""How an operator takes the log from the Hazelcast cluster that has it: by a claim for a lifetime that
+belongs to no cluster. The next cluster that starts follows it without waiting."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from storage_backends import NotFound
 
 @dataclass(frozen=True, slots=True)
 class ClaimReport:
-    """`former`: id of the cluster that has or had the log, and its `incarnation`; "" and 0 where
-    none ever did. `signs`: nodes whose agents hear its members, or did before they were killed.
-    `claimed`: the incarnation that was claimed; 0 of a dry run."""
+    """`former`: id of the cluster that has or had the log, and its `incarnation`; "" and 0 if none
+    ever did. `signs`: nodes whose agents hear its members, or did before they were killed.
+    `claimed`: the incarnation that was claimed; 0 after a dry run."""
 
     namespace: str
     cluster: str
@@ -29,7 +29,7 @@ class ClaimReport:
 
 
 def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
-    """After this, nothing that is not in the log by now is acknowledged for the former cluster."""
+    """After this, only changes that are already in the log can be acknowledged for the former cluster."""
     claims = claim_manifests(log.store, log.folder, log.manifest().claims, log.clock, log.randomness)
     before = claims.read()[1]
     files = signs(log.store, log.folder)

@@ -6,7 +6,7 @@ or from a copied node directory.
     decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
     aside     the claims that lost, kept as Parquet beside the log
 
-Until somebody decides, every reader takes the same claim, and a rewrite keeps all of them.
+Until an operator decides, every reader takes the same claim, and a rewrite keeps all claims.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Resolution:
         raise InvalidSetting(f"--resolve is {text!r}; it takes newest or node=NAME")
 
     def winner(self, claims: Sequence[Claim]) -> Claim | None:
-        """None: this one does not decide."""
+        """None if this resolution does not decide it."""
         if self.alone and all(node != self.node for _, node in claims):
             return None
 

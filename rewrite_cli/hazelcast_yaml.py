@@ -39,7 +39,7 @@ _PROPERTIES = """\
 def to_paste(names: Sequence[str], agent: str, cluster_name: str) -> str:
     """A whole hazelcast.yaml for people, with comments."""
     return f"""\
-# A Hazelcast member (5.7) whose maps do not forget.
+# A Hazelcast member (5.5, 5.6 or 5.7) whose maps are durable.
 #   classpath:   hazelcast.jar and the jar that `imap-wal plugin path` prints
 #   beside it:   imap-wal agent --config agent.toml      (endpoint = {_quoted(agent)})
 hazelcast:
@@ -60,7 +60,9 @@ hazelcast:
   map:
 {map_section(names, agent, {})}
           # timeout-ms: "10000"             # longest wait for one acknowledgement
-          # read-through: "true"            # for maps with eviction or evict(): ask the log for keys that are not in memory
+          # agent-timeout-ms: "2000"        # an agent whose process answers nothing for this time counts as hung
+          # settle-timeout-ms: "10000"      # longest wait of an operation for a partition whose owner was lost
+          # read-through: "true"            # always ask the log for keys that are not in memory; not needed for eviction
 """
 
 

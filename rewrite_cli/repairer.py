@@ -116,8 +116,8 @@ class ClusterRepair:
         self._plan_manifest()
 
     def write(self, target: SegmentStore, prefer: str = "") -> list[MapRewrite]:
-        """Make the copy. An error leaves what nobody takes for a log, or what no other repair takes
-        for a whole copy. `prefer`: the node whose claims count; answers the maps that had some."""
+        """Make the copy. After an error, what is left is not opened as a log, and no other repair
+        takes it for a whole copy. `prefer`: the node whose claims count. Returns the maps that had some."""
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)

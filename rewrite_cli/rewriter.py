@@ -113,8 +113,8 @@ class Part:
     number: int = 0
     last_expiry_ms: int = 0
     conflicts: int = 0
-    """Keys that several nodes claim, and that nobody decided: the claims that lost are kept too,
-    and count as tombstones."""
+    """Keys that several nodes claim, without a decision: the claims that lost are kept too, and count as
+    tombstones."""
 
     @property
     def rows(self) -> int:

@@ -4,7 +4,7 @@
     a request for a view             the next incarnation of the same cluster id, with a closed list
 
 Both are one mechanism: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ pin the cuts ─▶
-publish the lifetime. A process that stops in between leaves a claim that the next hello completes.
+publish the lifetime. If a process ends before it is done, the next hello completes the claim.
 See docs/decisions/0004 and 0023.
 """
 
@@ -42,7 +42,7 @@ class VoidIncarnation(ImapWalError):
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a hello says of the member: `view` is the incarnation that its cluster is in, as far as
+    """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far as
     it knows; 0: not known."""
 
     cluster_id: str
@@ -57,7 +57,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An incarnation and its members; () of one that any member of the cluster may join."""
+    """An incarnation and its members; (): any member of the cluster may join."""
 
     incarnation: int
     members: tuple[str, ...]
@@ -77,7 +77,7 @@ class Claims:
 
     @property
     def known(self) -> ClaimManifest:
-        """As it was read last."""
+        """The claims as they were last read."""
         return self._known
 
     def newest(self) -> int:
@@ -115,7 +115,7 @@ class Claims:
 
         def anew(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
             nonlocal tried
-            tried = True  # a claim of another cluster that comes after this one stays
+            tried = True  # if another cluster claims after this, its claim stays
             claimed = claims.claims.get(who.cluster_id)
             if claimed == claims.newest:  # a copy of a log, or a program has an incarnation above it
                 return claims.with_claim(who.cluster_id, incarnation, claims.members, claims.lost)
@@ -152,8 +152,9 @@ class Claims:
         existing: Callable[[ClaimManifest], ClaimManifest | None],
         following: Callable[[ClaimManifest, int], ClaimManifest],
     ) -> ClaimManifest:
-        """The newest claim, of this cluster, with its lifetime published. `existing`: the claim as it
-        is to be, if the newest one will do; `following`: the claims with the given next one."""
+        """The newest claim, which is of this cluster, with its lifetime published. `existing`: the
+        manifest to publish if the newest claim can be used, or None; `following`: the manifest with
+        the given next claim."""
         reserved = outdated = 0
 
         def change(claims: ClaimManifest) -> ClaimManifest | None:
@@ -180,9 +181,9 @@ class Claims:
             return claims
 
     def _demand_return(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> None:
-        """Only two plug-ins may bring an older cluster back: one that is of the newest incarnation
-        (its cluster was merged into the older one), and one that was in no incarnation yet: it has
-        nothing under way, and takes nothing back. `VoidIncarnation`."""
+        """Only two kinds of plug-in may claim for an older cluster again: one that is in the newest
+        incarnation (its cluster was merged into the older one), and one that was in no incarnation
+        yet: it has nothing in flight that was void. `VoidIncarnation`."""
         plugins = self._log.manifests.read()[1].plugins
         if f"{who.plugin}/{claims.newest}" in plugins:
             return
@@ -193,14 +194,16 @@ class Claims:
     def _demand_over(self, claims: ClaimManifest) -> None:
         alive = self._watch.alive() if claims.claims else ""
         if alive:
-            raise StillAlive(f"the former cluster {claims.cluster_id} is alive, by the agent of {alive}; waiting until it is not")
+            raise StillAlive(
+                f"the former cluster {claims.cluster_id} is alive: its members are heard by the agent of {alive}; waiting until they are not"
+            )
 
     def _permit_is_there(self, incarnation: int) -> bool:
         return self._log.store.exists(layout.claim_path(self._folder, incarnation))
 
 
 def reserve(cluster: ClusterLog) -> int:
-    """A number of its own, from where all writers of this cluster get theirs, with its permit."""
+    """A new incarnation, from the counter that all writers of this cluster use, with its permit."""
     current_cluster(cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness)
     incarnation = cluster.manifests.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
     with suppress(AlreadyExists):  # our own create, whose answer was lost
@@ -216,8 +219,8 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
     def publish(manifest: ClusterManifest) -> ClusterManifest | None:
         nonlocal pinned
         if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
-            # After a later lifetime began, an older one must not: its cut would take away what
-            # counts by the later one.
+            # An older lifetime must not begin after a later one: its cut could void what counts
+            # by the later one.
             return None
         if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
             pinned = manifest.lifetimes, pin(cluster, claims)
@@ -227,8 +230,8 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
 
 
 def pin(cluster: ClusterLog, claims: ClaimManifest) -> dict[str, Position]:
-    """Where each node's log ends, after no older incarnation has a permit: what was acknowledged for
-    them is below that."""
+    """Where each node's log ends. It is read after the permits of all older incarnations are gone, so
+    everything that was acknowledged for them is below."""
     delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
     return pin_cuts(cluster)
 
@@ -252,7 +255,7 @@ def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:
 def _followed(claims: ClaimManifest, claimed: int) -> VoidIncarnation:
     return VoidIncarnation(
         f"this cluster's incarnation {claimed} was followed by {claims.newest}, of cluster {claims.cluster_id}: "
-        "restart its members, one after the other or all at once"
+        "restart the members of this cluster, one after the other or all at once"
     )
 
 

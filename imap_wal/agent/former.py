@@ -1,9 +1,9 @@
-"""What counts of a session whose incarnation was followed by another: everything up to a cut.
+"""Which requests of a session count after its incarnation was followed by another: those up to a cut.
 
-A member of the old view that is also in the new one asks for this in its hello: it acknowledges
-what counts, and sends the rest again. So an answer must stay true. It rests on the cuts of the
-lifetimes that have begun; the caller makes sure that the newest of them still has its permit after
-this: then every later cut is above what was read here.
+A member of the old view that is also in the new one learns this from the welcome: it acknowledges
+what counts, and sends the rest again. So an answer must stay true. It depends on the cuts of the
+lifetimes that have begun. The caller checks afterwards that the newest of them still has its permit:
+then every later cut is above what was read here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from imap_wal.writer import NodeLog
 from storage_backends import NotFound
 
 UNKNOWN = -1
-"""Instead of a request: files that held entries above the cut may be gone."""
+"""In place of a request number: files that held entries above the cut may be gone."""
 
 
 def last_that_count(log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, int]) -> dict[int, int]:
@@ -63,7 +63,7 @@ def _first_above(cluster: ClusterLog, pieces: Iterable[Piece], cuts: Mapping[int
         raw = replace(piece, cuts=())
         try:
             _look(cluster, raw, cuts, found)
-        except CutBack:  # an open cut the frame off that was the last one when the cut was pinned
+        except CutBack:  # an open cut off the frame that was the last one when the cut was pinned
             _look(cluster, replace(raw, since=None), cuts, found)
     return found
 

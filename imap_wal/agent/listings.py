@@ -22,7 +22,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the key that takes it past this size: each listing keeps its last page."""
 PAGE_KEYS_MAX = 100_000
 SCANNED_KEYS = 10_000
-"""So many keys are looked at together where only some partitions are listed."""
+"""How many keys are examined at a time when only some partitions are listed."""
 
 
 class ListingGone(ImapWalError):

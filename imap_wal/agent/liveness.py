@@ -2,9 +2,9 @@
 
     SignOfLife   an agent that hears members of the newest incarnation: `{node}-{epoch}-{number}` in
                  `claims/alive/`, created again under the next number, the former one deleted
-    Watch        an agent that is to claim a new lifetime: waits until no file has changed for a while
+    Watch        an agent that has to claim a new lifetime: waits until no file has changed for a while
 
-Only whether a file changed is looked at, by the watching agent's own monotonic clock. This decides
+The watching agent only checks whether the files change, by its own monotonic clock. This decides
 when a claim is made, never what counts: the claim itself is safe at any time.
 """
 
@@ -19,12 +19,12 @@ from imap_wal.worker import Worker
 from storage_backends import SegmentStore, StorageError
 
 RENEWALS = 3
-"""A sign is renewed so often within the time after which it counts as over."""
+"""How many times a sign is renewed within the time after which it no longer counts."""
 
 
 class SignOfLife:
-    """Renewed on a thread of its own, which keeps `watch` informed while it hears no member: then a
-    cluster that comes need not begin to wait. `heard` and `silent` do not wait for the storage."""
+    """Renewed by its own thread. While that hears no member it updates `watch`, so a new cluster need
+    not wait for the whole time. `heard` and `silent` do not wait for the storage."""
 
     def __init__(self, store: SegmentStore, cluster: str, node: str, epoch: int, timeout_s: float, watch: Watch) -> None:
         self._watch = watch
@@ -39,7 +39,7 @@ class SignOfLife:
         self.worker = Worker("imap-wal-alive", self._turn)
 
     def start(self) -> None:
-        """Begin. Signs of earlier runs of this node's agent go: its members are not heard now."""
+        """Begin. Signs of earlier runs of this node's agent are deleted: no member is heard yet."""
         with suppress(StorageError):
             for path in signs(self._store, self._cluster):
                 if layout.parse_alive_path(path) == self._node:
@@ -53,13 +53,13 @@ class SignOfLife:
             self._wake.set()  # the first sign comes at once
 
     def silent(self) -> None:
-        """The last member has said bye: the sign goes now. One that is heard again makes the next."""
+        """The last member has said bye: the sign is deleted now. A member that is heard later makes a new one."""
         self._heard, self._silent = 0, True
         self._wake.set()
 
     def stop(self, timeout_s: float, clean: bool) -> None:
-        """End the thread; after a clean stop no sign is left. A storage that does not answer is not
-        waited for longer than that."""
+        """End the thread; after a clean stop no sign is left. It waits at most `timeout_s` for a storage
+        that does not answer."""
         self.worker.stopping.set()
         self._wake.set()
         if self.worker.stop(timeout_s) and clean:
@@ -76,11 +76,11 @@ class SignOfLife:
             if not self._heard:
                 self._remove()
                 return True
-        # A cluster that another one followed may not know it yet.
+        # Another cluster may have claimed the log since, and this member may not know it yet.
         if not self._heard or not self._store.exists(layout.claim_path(self._cluster, self._heard)):
             self._heard = 0
             self._unheard += 1
-            if self._unheard >= RENEWALS:  # its members were killed: who comes next need not wait for it
+            if self._unheard >= RENEWALS:  # its members were killed: the next cluster need not wait for them
                 self._remove()
             self._watch.alive()
         else:
@@ -100,13 +100,13 @@ class SignOfLife:
 
 
 def signs(store: SegmentStore, cluster: str) -> list[str]:
-    """The files that there are now."""
+    """The files that exist now."""
     found = [file.path for file in store.list(layout.alive_folder(cluster))]
     return [path for path in found if layout.parse_alive_path(path) is not None]
 
 
 class Watch:
-    """Looks at the signs now and then, from any thread. `timeout_s` 0: nothing is alive."""
+    """Checks the signs when it is called, from any thread. `timeout_s` 0: no cluster counts as alive."""
 
     def __init__(self, store: SegmentStore, cluster: str, timeout_s: float, clock: Clock) -> None:
         self._store, self._cluster, self._timeout_s, self._clock = store, cluster, timeout_s, clock
@@ -114,8 +114,8 @@ class Watch:
         """Sign → when it was seen first."""
 
     def alive(self) -> str:
-        """What is alive, as text for an error; "" if nothing is. A sign counts until it has been
-        seen unchanged for the whole time."""
+        """The nodes with a sign of life, as text for an error; "" if there is none. A sign counts until
+        it has been seen unchanged for `timeout_s`."""
         if not self._timeout_s:
             return ""
         now, before = self._clock.monotonic(), self._since
@@ -123,12 +123,12 @@ class Watch:
         for path, since in found.items():
             if now - since >= self._timeout_s and not self._store.exists(path):
                 found[path] = now  # it was renewed, and the listing is too old to show that
-        self._since = found  # another thread may do so too: then the wait is longer at worst
+        self._since = found  # if another thread does so too, the wait is longer at worst
         ages = {str(layout.parse_alive_path(path)): now - since for path, since in found.items() if now - since < self._timeout_s}
-        return ", ".join(f"node {node!r} (its sign is unchanged for {age:.1f} s here)" for node, age in sorted(ages.items()))
+        return ", ".join(f"node {node!r} (its sign of life has not changed for {age:.1f} s)" for node, age in sorted(ages.items()))
 
     def forget(self) -> None:
-        """After a claim: the signs that were waited for are of a cluster that is over."""
+        """After a claim: delete the signs that were watched, as their cluster has lost the log."""
         for path in self._since:
             with suppress(StorageError):
                 self._store.delete(path)

@@ -1,6 +1,6 @@
 """The Hazelcast partition of a key, from its bytes alone.
 
-A key is what `Data.toByteArray()` gives: the partition hash (4 bytes, big-endian, 0 where no
+A key is what `Data.toByteArray()` returns: the partition hash (4 bytes, big-endian, 0 where no
 partitioning strategy gave one), the serializer's id (4 bytes), the data. The hash of a key without
 one is the MurmurHash3 of its data. An entry's own field `partition` is not used: it is what the
 writer computed, perhaps with another number of partitions.
@@ -16,7 +16,7 @@ SEED, C1, C2, ADDED, MIX1, MIX2 = 0x01000193, 0xCC9E2D51, 0x1B873593, 0xE6546B64
 DATA = 8
 """Where the data begins."""
 COLUMNS_FROM = 64
-"""So many keys of one length are hashed as columns: a tenth of the time of one after the other."""
+"""From this many keys of one length on, they are hashed as columns, in a tenth of the time."""
 COLUMNS_BYTES_MAX = 1024
 """Longer keys are hashed one after the other: a column operation takes microseconds even for few
 keys, and there are several for each word of a key."""

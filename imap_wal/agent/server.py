@@ -40,7 +40,7 @@ CLOSE_S = 5.0
 
 READS = ("keys", "load", "schemas")
 SIGNS = ("beat", "bye")
-"""Answered by the loop at once, before the commit of what came with them."""
+"""Answered by the loop at once, before the commit of appends that arrived with them."""
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What reading a request that is not as `docs/protocol.md` draws it can raise."""
@@ -218,7 +218,7 @@ class Agent:
 
     def _view(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
         if self._mender is None:
-            self._committer.commit_ready()  # what came before it is in the view that it ends
+            self._committer.commit_ready()  # appends that arrived before it belong to the view that it ends
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return

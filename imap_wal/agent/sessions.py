@@ -77,8 +77,8 @@ class Sessions:
         return session, new
 
     def _ended(self, incarnation: int) -> dict[int, int]:
-        """Of the sessions of earlier incarnations, the last requests that count; without those that
-        the node's manifest has."""
+        """The last request that counts of each session of an earlier incarnation, except for those
+        that the node's manifest has already."""
         manifest = self._log.manifests.read()[1]
         incarnations = {number: int(each.rpartition("/")[2]) for each, number in manifest.plugins.items()}
         ended = {number: own for number, own in incarnations.items() if own < incarnation and number not in manifest.former}
@@ -97,18 +97,18 @@ class Sessions:
         """The view that a member asks for: without the members that it lost."""
         who = self._connections[sender].who
         if (str(about["cluster_id"]), str(about["member_uuid"])) != (who.cluster_id, who.member):
-            raise ValueError("this is not the cluster and the member of the connection's hello; say hello again")
+            raise ValueError("cluster_id and member_uuid are not those of the connection's hello; say hello again")
         lists = [about["members"], about["lost"]]
         if not all(type(each) is list and all(type(uuid) is str and uuid for uuid in each) for each in lists):
             raise ValueError("members and lost take lists of UUIDs")
         members, lost = tuple(lists[0]), frozenset(lists[1])
         if who.member not in members or not lost.isdisjoint(members):
-            raise ValueError("members takes this member too, and none of those in lost")
+            raise ValueError("members must contain this member, and none of those in lost")
         return self.claims.view(who, members, lost)
 
     def claim(self) -> dict[str, Any]:
-        """Which cluster may write, and in which incarnation; as it was read last, if the storage
-        cannot be reached."""
+        """Which cluster may write, and in which incarnation. If the storage cannot be reached, this is
+        what was last read."""
         with suppress(StorageError):
             self.claims.newest()
         return {"cluster_id": self.claims.known.cluster_id, "incarnation": self.claims.known.newest}
@@ -126,7 +126,7 @@ class Sessions:
             self.sign.heard(newest)
 
     def connection(self, sender: bytes) -> Connection | None:
-        """None: it has not said hello."""
+        """None if it has not said hello."""
         return self._connections.get(sender)
 
     def bye(self, sender: bytes) -> None:
@@ -159,11 +159,11 @@ class Sessions:
         return self._by_number[number]
 
     def check_newest(self, batches: Sequence[Batch]) -> None:
-        """Called between sync and acknowledgement. If another cluster has claimed the log, or
-        another view of this one, older batches get an error. Costs one stat on a local file system."""
+        """Called between sync and acknowledgement. If the log was claimed since, by another
+        cluster or for a newer view of this one, older batches get an error. Costs one stat on a local file system."""
         current = self.claims.newest()
         for batch in batches:
             own = self._by_number[batch.session].incarnation if batch.session else current
             if own != current:
-                what = f"another cluster claimed this log after incarnation {own}, or another view of this one"
+                what = f"this log was claimed after incarnation {own}, by another cluster or for a newer view of this one"
                 batch.error = OutcomeUnknown(f"{what}; say hello again")

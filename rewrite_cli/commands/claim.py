@@ -20,8 +20,9 @@ from rewrite_cli.scope import Scope, scope_options
 def command(scope: Scope, force: bool, yes: bool, output: str) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
-    For a cluster that waits because the former one gives signs of life, though it is to be given up. Nothing that the members of the former cluster change after this is
-    acknowledged, and what is under way is in doubt for its clients. Its maps fail until its members are restarted. What was acknowledged stays. The next cluster that starts gets the log.
+    Use it when a new cluster waits for a former one that you want to give up. From then on no change by a member of the former cluster is acknowledged; for changes in
+    flight, its clients do not learn the outcome. Its members refuse changes, and answer reads from memory, until they are restarted. Acknowledged changes stay in the log. The
+    next cluster that starts gets the log.
 
     \b
     Examples:
@@ -31,7 +32,7 @@ def command(scope: Scope, force: bool, yes: bool, output: str) -> None:
     reports = _take(scope, dry_run=True)
     if force:
         which = ", ".join(sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports))
-        cost = "Their members can change nothing any more until they are restarted, and what they are changing now may be lost."
+        cost = "Their members refuse all changes until they are restarted, and changes in flight, which are not acknowledged, may be lost."
         out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes)
         reports = _take(scope, dry_run=False)
     if output == out.JSON:

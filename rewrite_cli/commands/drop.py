@@ -21,7 +21,7 @@ from storage_backends import SegmentStore
 def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
     """Forget maps: what the log holds of them now is void, and a restart finds them empty. Needs --map.
 
-    For a map that no cluster has in memory: in a running one, destroy() does the same, key by key. What is written to the map afterwards counts again. `prune` then gives the space back.
+    For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). What is written to the map afterwards counts again. `prune` then gives the space back.
 
     \b
     Examples:

@@ -24,8 +24,8 @@ from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Keys of one map that were decided for a node; the file in the copy with the changes that
-    lost, "" of a dry run."""
+    """How many keys of one map were decided for a node, and the file in the copy with the changes that
+    lost; "" after a dry run."""
 
     cluster: str
     map: str
@@ -43,7 +43,7 @@ class Decided:
     show_default=True,
     help="salvage keeps every whole frame; point-in-time keeps what stands before the first damage in a node's log.",
 )
-@click.option("--prefer", metavar="NODE", help="In the copy, decide keys that this node and others claim: its change counts.")
+@click.option("--prefer", metavar="NODE", help="In the copy, for keys that this node and others claim, its change counts.")
 @click.option("--all", "show_all", is_flag=True, help="Also list the files that are copied as they are (JSON always does).")
 @out.dry_run_option
 @out.output_option
@@ -53,7 +53,7 @@ def command(scope: Scope, target_url: str | None, mode: str, prefer: str | None,
     Whole files are copied byte for byte; of a damaged one what can be read is written anew. The copy opens and restores exactly what was kept. With --node it holds only
     those nodes' logs. Exit code 3: something was given up, or two nodes claim the same change of a key; 0: nothing. Stop the services that write the log first.
 
-    With --prefer, that node's change counts of each key that it and others claim. The changes that lost are kept in a Parquet file in the copy, which the report names.
+    With --prefer, the change of that node counts for each key that it and others claim. The changes that lost are kept in a Parquet file in the copy, which the report names.
 
     \b
     Examples:

@@ -55,8 +55,8 @@ def command(
 
     The space comes back with `imap-wal prune`. Two rewriters at once: one publishes, the other ends with exit code 4.
 
-    Two halves of a split network may both have changed a key; then neither is newer. The snapshot keeps both changes until you decide with --resolve, or something newer
-    is written. The changes that lost are then kept in a Parquet file, which the report names.
+    Two halves of a split network may both have changed a key; then neither is newer. The snapshot keeps both changes until you decide with --resolve, or a newer change
+    is written. Changes that lost by --resolve are kept in a Parquet file, which the report names.
 
     \b
     Examples:

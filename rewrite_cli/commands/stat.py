@@ -62,7 +62,7 @@ class Forecast:
     member_seconds: float
     missing: tuple[str, ...]
     conflicts: tuple[str, ...] = ()
-    """Keys that two nodes claim, the first of them."""
+    """The first keys that two nodes claim."""
     conflict_keys: int = 0
     """How many there are."""
 

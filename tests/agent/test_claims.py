@@ -41,7 +41,7 @@ def test_an_agent_whose_listings_do_not_show_the_next_claim_yet_acknowledges_not
             assert new.put(b="1")[0] == "ack"
             answer = old.put(c="1")
         assert answer[0] == "error"
-        assert "another cluster claimed this log" in str(answer)
+        assert "this log was claimed after incarnation" in str(answer)
 
 
 def test_a_copy_of_a_log_without_the_permit_gets_a_new_claim(tmp_path: Path) -> None:

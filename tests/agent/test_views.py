@@ -254,7 +254,7 @@ def test_a_cluster_that_was_voided_comes_back_by_a_restart_of_its_members_one_by
     for each in (halves.a, halves.b, halves.c):
         refused = greet(each, view=1)
         assert refused[:2] == ["error", "void-incarnation"]
-        assert "restart its members, one after the other or all at once" in refused[2]
+        assert "restart the members of this cluster, one after the other or all at once" in refused[2]
     with stranger(halves.settings["a"], "a2") as restarted:
         assert greet(restarted)[0] == "welcome"
         assert restarted.put(again="1")[0] == "ack"

@@ -278,7 +278,7 @@ class MemberError(Exception):
 
 class Cluster:
     """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and the cluster id are new each time.
-    `agents`: those of another cluster, which may run already. `network`: what members say to each other goes through its proxies; member
+    `agents`: those of another cluster, which may run already. `network`: connections between members go through its proxies; member
     number i of it is the one beside agent i. `properties`: Hazelcast's."""
 
     def __init__(

@@ -1,14 +1,14 @@
-"""The network between members: each announces an address that is a proxy of ours, which knows who
-connects by the source address, because each member has a loopback address of its own.
+"""The network between members. Each member announces the address of a proxy. The proxy knows which
+member connects by the source address, because each member has its own loopback address.
 
     member 1 (127.0.1.1) ──▶ proxy of member 2 (127.0.1.2, announced) ──▶ member 2 (127.0.1.2)
 
 cut, split    connections are closed at once, new ones are closed as soon as they are accepted
 pause         one direction: bytes wait and are delivered later, connections stay (a black hole)
-heal          everything passes again; also what waited
+heal          everything passes again, also the bytes that waited
 
-Clients come from 127.0.0.1 and are never cut off: those that shall reach one member only connect
-to its own address (`Member.address`).
+Clients connect from 127.0.0.1 and are never cut off. A client that has to reach one member only
+connects to its own address (`Member.address`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Connection:
 
 
 class Network:
-    """Proxies of all members, on one thread. Members are told by their numbers, from 1."""
+    """Proxies of all members, on one thread. Members are named by their numbers, from 1."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -66,7 +66,7 @@ class Network:
         return self._call(self._listen(number, port))
 
     def cut(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Both directions of each pair."""
+        """Cut both directions of each pair."""
         self._call(self._close({frozenset(pair) for pair in pairs}))
 
     def split(self, left: Collection[int], right: Collection[int]) -> None:
@@ -126,7 +126,7 @@ class Network:
                     await gate.wait()
                 writer.write(data)
                 await writer.drain()
-        # An end that closed, or was killed, closes the other one: members use no half-closed ones.
+        # If one end closes or is killed, the other is closed: members use no half-closed connections.
         writer.close()
 
     def _is_cut(self, connection: _Connection) -> bool:

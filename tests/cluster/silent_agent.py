@@ -1,5 +1,5 @@
-"""An agent that does not answer an append which holds a word like `unanswered-1` for the first time:
-it is durable, and the member does not hear of it. Run as a program, with a configuration file."""
+"""An agent that does not answer the first append with a word like `unanswered-1`: the change is durable,
+but the member does not learn it. Run as a program, with a configuration file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What clients read after members were lost, or left with an outcome unknown, is what the log says;
-and what the next restart gives."""
+"""After members were lost, or left with an outcome unknown, clients read what the log says, and what the
+next restart shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Start = Callable[..., Cluster]
 
 @pytest.fixture
 def start(tmp_path: Path, classpath: str) -> Iterator[Start]:
-    """A cluster of so many members with their agents. `module` replaces the first agent's command; `properties` are the map store's."""
+    """A cluster of `count` members with their agents. `module` replaces the first agent's command; `properties` are the map store's."""
     with contextlib.ExitStack() as stack:
 
         def begin(
@@ -74,7 +74,7 @@ def _text(data: bytes) -> str:
 
 
 def wait_taken(agent: Agent, before: int) -> None:
-    """Until a further change is durable: an agent commits what it took before it answers the next request."""
+    """Wait until one more change is durable: an agent commits what it received before it answers the next request."""
     until("the agent takes a change", lambda: (agent.stat() or {}).get("appends", 0) > before)
     assert agent.stat(5000)
 
@@ -85,7 +85,7 @@ def _map(cluster: Cluster, name: str) -> BlockingMap:
 
 @pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
 def test_an_owner_that_died_before_it_answered(start: Start, offload: bool) -> None:
-    """Row 1: its agent has logged changes, and neither a client nor a backup has heard of them."""
+    """Its agent has logged changes that neither a client nor a backup knows."""
     cluster = start(2, module=SILENT, properties={"timeout-ms": "5000"}, store={"offload": offload})
     orders = _map(cluster, "orders")
     orders.put_all({f"k{number}": "old" for number in range(60)})
@@ -110,7 +110,7 @@ def test_an_owner_that_died_before_it_answered(start: Start, offload: bool) -> N
 
 
 def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> None:
-    """Row 2: the network between owner and backup is away; the owner answers after the backup's time-out, and dies."""
+    """The network between owner and backup is cut; the owner answers after the backup's time-out, and dies."""
     with Network() as network:
         # Members that cannot connect to each other for a moment are not split.
         waits = {"hazelcast.operation.backup.timeout.millis": "1000", "hazelcast.connection.monitor.max.faults": "10000"}
@@ -134,7 +134,7 @@ def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> No
 
 
 def test_two_of_three_members_die_at_once(start: Start) -> None:
-    """Row 4: partitions whose owner and backup are gone are read from the log; what is removed there stays removed."""
+    """Partitions whose owner and backup are gone are read from the log; what is removed there stays removed."""
     cluster = start(3)
     orders = _map(cluster, "orders")
     orders.put_all({number: f"v{number}" for number in range(600)})
@@ -155,7 +155,7 @@ def test_two_of_three_members_die_at_once(start: Start) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["its agent answers", "its agent is frozen"])
 def test_a_member_that_leaves_with_an_outcome_unknown(start: Start, frozen: bool) -> None:
-    """Row 3: what its agent has logged is in memory of the others, whether or not it could be asked in time."""
+    """What its agent has logged is in memory of the others, whether or not it could be asked in time."""
     cluster = start(2, module=SILENT, properties={"timeout-ms": "2000", "settle-timeout-ms": "5000"})
     orders = _map(cluster, "orders")
     orders.put_all({f"k{number}": "old" for number in range(40)})
@@ -181,7 +181,7 @@ def test_a_member_that_leaves_with_an_outcome_unknown(start: Start, frozen: bool
 
 @pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
 def test_evicted_keys_are_read_from_the_log(start: Start, offload: bool) -> None:
-    """Row 9: also after the partition was given to another member."""
+    """Also after the partition moved to another member."""
     cluster = start(2, store={"offload": offload})
     orders = _map(cluster, "orders")
     orders.put_all({number: f"v{number}" for number in range(100)})

@@ -1,6 +1,6 @@
-"""A split network within one lifetime of a cluster, under load: one half writes on, the other one
-acknowledges nothing and joins again; nothing that was acknowledged is lost, now and after a restart
-of everything."""
+"""A split network within one lifetime of a cluster, under load: one half continues to write, the other
+one acknowledges nothing and joins again. Nothing acknowledged is lost, neither then nor after a
+restart of everything."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ OUT = "is not in the newest view"
 
 
 class Writer:
-    """Counts up keys of its own through one member, and knows of each key the last number that was
-    acknowledged, and the last one that was tried."""
+    """Writes increasing numbers to its own keys through one member. For each key it knows the last number
+    that was acknowledged, and the last one that was tried."""
 
     def __init__(self, cluster: Cluster, member: Member) -> None:
         self.member = member
@@ -122,7 +122,7 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
         assert not any(is_out(members[node]) for node in winners)
         lost = {node: writers[node].total for node in losers}
         before = sum(writers[node].total for node in winners)
-        until("the winners write on", lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS)
+        until("the winners continue to write", lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS)
         assert {node: writers[node].total for node in losers} == lost, "a loser acknowledged a change"
 
         network.heal()

@@ -1,12 +1,12 @@
-"""Shakes a real cluster under load, and judges every answer and every restart.
+"""Applies faults to a real cluster under load, and judges every answer and every restart.
 
 make nemesis MINUTES=10 SEED=1                                  all episodes
 python -m tests.nemesis --seed 1 --episodes split,kill-member    these, in this order
 python -m tests.nemesis --minutes 10 --baseline                  Hazelcast without a map store
 
-Ends with code 1 if anything was found. The results are a line in out/nemesis.jsonl, and what each
-process said is in the folder that is printed first. Of times without a success, the number in
-brackets is the worst of all runs with --baseline.
+Ends with code 1 if anything was found. The results are a line in out/nemesis.jsonl. The folder that
+is printed first has the output of each process. For times without a success, the number in brackets
+is the worst of all runs with --baseline.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.nemesis.world import World
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.nemesis", formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="begin no episode after so long")
+    parser.add_argument("--minutes", type=float, default=10.0, help="begin no episode after this time")
     parser.add_argument("--seed", type=int, default=0, help="default: one is drawn, and printed")
     parser.add_argument("--episodes", default="", help=f"these, once each, in this order, of: {', '.join(EPISODES)}")
     parser.add_argument("--restart", default="", help="how everything is restarted after each of them")
-    parser.add_argument("--baseline", action="store_true", help="without the plug-in: how long nothing succeeds with Hazelcast alone")
+    parser.add_argument("--baseline", action="store_true", help="without the plug-in: how long no operation succeeds with Hazelcast alone")
     chosen = parser.parse_args()
     seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)
     folder = Path(tempfile.mkdtemp(prefix="nemesis-"))

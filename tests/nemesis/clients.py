@@ -1,8 +1,8 @@
-"""Callers of the cluster that record everything they were told, and when.
+"""Callers of the cluster that record every answer, and when it came.
 
 acknowledged   it took effect, and gave this result
 refused        `NotAppended` or `LogUnavailable`: nothing was changed
-unknown        `OutcomeUnknown`, any other error, or no answer in time: perhaps, perhaps later
+unknown        `OutcomeUnknown`, any other error, or no answer in time: it may take effect, also later
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Kind, Operation
 
 Outcome = Literal["acknowledged", "refused", "unknown"]
 ANSWER_S = 10.0
-"""No answer for so long is an unknown outcome; the caller continues with other keys."""
+"""Without an answer for this time the outcome is unknown; the caller continues with other keys."""
 LATE_S = 30.0
 """Longer than members try to execute an operation."""
 LONG_TTL_S = 24 * 3600
 READS = ("get",)
 PAD_MAX = 2048
-"""Values are up to so much longer than what tells them apart, so that segments fill, rotate and are archived."""
+"""Values get up to this much padding, so that segments fill, rotate and are archived."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,14 +58,14 @@ def stored(value: str | None) -> str | None:
 
 
 def told_apart(found: Any) -> str | None:
-    """The value of what a map answered; whatever was not put there in one piece is told as it is."""
+    """The value without its padding, from what a map answered. A damaged value is reported as such."""
     value = None if found is None else str(found).partition("~")[0]
     return value if stored(value) == found else f"damaged: {str(found)[:80]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One operation of one caller; `ended` is when the caller was told, or gave up."""
+    """One operation of one caller; `ended` is when the caller got an answer, or gave up."""
 
     key: Key
     operation: Operation
@@ -121,7 +121,7 @@ class Callers:
         prefix: str = "",
         pause_s: float = 0.02,
     ) -> None:
-        """`prefix` tells the callers, and so their values, from others of the same history."""
+        """`prefix` distinguishes these callers and their values from others of the same history."""
         self._prefix = prefix
         self._history, self._connect, self._keys, self._pause_s = history, connect, keys, pause_s
         self._numbers = itertools.count(1)
@@ -141,7 +141,7 @@ class Callers:
         self._go.set()
 
     def pause(self) -> None:
-        """Nothing of theirs is under way when this returns. What they gave up waiting for has been answered, or its time is over."""
+        """When this returns, no operation of a caller is in flight. Those that a caller gave up waiting for were answered, or their time is over."""
         self._go.clear()
         for number, idle in enumerate(self._idle):
             assert idle.wait(120), f"caller {number} hangs"
@@ -196,7 +196,7 @@ class Callers:
         now = time.monotonic()
         done = replace(operation, end=now, result=result)
         self._history.add(Attempt(key, done, "acknowledged", now))
-        # What a later replace expects: often right, as nothing is ever replaced otherwise.
+        # What a later replace expects: often the right value, as otherwise no replace would succeed.
         last[key] = result if operation.kind in ("get", "remove", "put_if_absent") else operation.value
 
     def _draw(self, rng: random.Random, key: Key, seen: Any, name: str) -> Operation:

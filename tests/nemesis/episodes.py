@@ -1,5 +1,5 @@
-"""What is done to the cluster, one fault or a few at a time. Each leaves the end of its faults to
-`World.heal`, and draws what it leaves to chance from the seed."""
+"""What is done to the cluster, one fault or a few at a time. `World.heal` ends the faults of an episode.
+Its random choices come from the seed."""
 
 from __future__ import annotations
 

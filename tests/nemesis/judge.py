@@ -1,11 +1,11 @@
-"""Was every answer right, is what was acknowledged there, is what is there what a restart gives?
+"""Is every answer right, is every acknowledged change there, and does a restart keep what is there?
 
 live map      a read of everything, after the cluster is whole: part of the history of each key
 history       each key's history is linearizable
 query         a query (`entry_set`) and reads of single keys say the same
 restart       what was live before everything was killed is what is live after the restart
-stale read    a member that was frozen or cut off answered from memory before it knew: counted, no
-              failure
+stale read    a member that was frozen or cut off answered from memory before it noticed: counted, but
+              not a failure
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Judge:
         self.stale_reads = self.undecided = 0
 
     def judge(self, attempts: Iterable[Attempt], *, stale: tuple[float, float] | None = None) -> list[Finding]:
-        """All that happened since the last time. `stale`: between these moments, answers from
-        memory alone may be out of date."""
+        """`attempts`: all since the last call. `stale`: between these moments, answers from memory alone
+        may be out of date."""
         findings = []
         for key, those in sorted(by_key(attempts).items()):
             self._past[key] = [*self._past[key][-ROWS_MAX:], *those]
@@ -55,7 +55,7 @@ class Judge:
             violation = self._feed(key, counted, stale)
             if violation is not None:
                 findings.append(self._finding(key, violation, those))
-                # What is there now is where the next judgement begins; each damage is reported once.
+                # The next judgement begins with the present state, so each damage is reported once.
                 self._checkers[key] = Checker(_last_seen(counted), again=True)
         return findings
 
@@ -85,7 +85,7 @@ class Judge:
         return Finding(judgement, text, key, table(self._past[key], operation))
 
     def restarted(self, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> list[Finding]:
-        """Live before everything was killed, and live after the restart."""
+        """Compares the live maps before everything was killed with those after the restart."""
         different = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
         for key in different:
             self._checkers[key] = Checker(after.get(key), again=True)
@@ -128,7 +128,7 @@ def seen(contents: Mapping[Key, Any], keys: Sequence[Key], start: float) -> list
 
 
 def _weakened(operation: Operation, begin: float, end: float) -> Operation | None:
-    """Without what it says, if it began in that time and says only what a memory held."""
+    """The operation without its answer, if it began in that time and its answer is from memory alone."""
     if not operation.observed or operation.client == READER or not begin <= operation.start <= end:
         return operation
     return None if operation.kind == "get" else replace(operation, end=UNKNOWN, result=UNSEEN)

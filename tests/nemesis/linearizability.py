@@ -1,14 +1,15 @@
-"""Is a recorded history of one key what a map could have answered?
+"""Could a map have given the answers in a recorded history of one key?
 
 A history is linearizable if every operation can be given one moment between its start and its end,
 so that all of them in the order of these moments are what a single map in one thread would have
 answered. This is the search of Wing and Gong with Lowe's improvements: events in the order of
 time, and at each end of an operation the set of all states that are still possible. An operation is
-given its moment as late as can be. What Porcupine does with undoing, the set does with forgetting.
+given its moment as late as possible. Porcupine undoes steps of its search; here, states that are no
+longer possible leave the set.
 
-Three things are ours:
+Three things are added:
 
-unknown     the caller was not told what became of it: it takes effect at any later time, or never
+unknown     the caller does not know the outcome: it takes effect at any later time, or never
 again       Hazelcast repeats an operation whose member left: it may take effect twice before it ends
 dominance   of two equal states, the one that used fewer unknown operations suffices
 """
@@ -49,7 +50,7 @@ class Operation:
 
     @property
     def observed(self) -> bool:
-        """It changed nothing when it was answered: the answer is from memory alone, nothing of it is in the log."""
+        """Its answer says that it changed nothing, so the answer is from memory alone and the log has nothing of it."""
         match self.kind:
             case "get":
                 return True

@@ -20,7 +20,7 @@ from tests.nemesis.world import KEYS, RESTARTS, NotWhole, World
 WORKING_S = 60.0
 REST_S = 2.0
 SHOWN = 3
-"""So many findings of a kind are printed for an episode."""
+"""How many findings of a kind are printed for an episode."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Record:
 
 
 def drawn(seed: int, among: Sequence[str]) -> Iterator[str]:
-    """All of them in an order of chance, then again in another one."""
+    """All of them in a random order, then again in another one."""
     rng = Random(seed)
     while True:
         yield from rng.sample(sorted(among), len(among))
@@ -162,7 +162,7 @@ class Run:
             raise NotWhole(f"at the restart: {type(error).__name__}: {error}") from error
 
     def _begin_anew(self, record: Record) -> None:
-        """What cannot be healed is killed and restarted, and what is there then counts."""
+        """A cluster that cannot be healed is killed and restarted; the judgement begins again with its state."""
         assert self._callers is not None
         self._callers.pause()
         self._history.take()
@@ -180,7 +180,7 @@ def _worst(attempts: Sequence[Attempt]) -> tuple[float, float]:
 
 
 def failures(run: Run) -> str:
-    """All that is needed to play it again and to see what happened."""
+    """All that is needed to repeat the run and to see what happened."""
     lines = [f"seed {run.seed}; episodes: {' '.join(each.name for each in run.records)}"]
     for number, record in enumerate(run.records, 1):
         for judgement, count in Counter(each.judgement for each in record.findings).items():

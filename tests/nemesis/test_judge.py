@@ -1,4 +1,5 @@
-"""What the nemesis says of records that are known: a lost change, one that came back, one that only a frozen member answered, and how long nothing succeeded."""
+"""The judge on known records: a lost change, one that came back, a stale answer of a frozen member, and the
+longest time without a success."""
 
 from __future__ import annotations
 

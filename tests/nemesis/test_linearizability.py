@@ -1,4 +1,4 @@
-"""The judge is judged: histories whose verdict is known, and small ones against all orders tried one by one."""
+"""Tests of the checker: histories whose verdict is known, and small ones compared with a search of all orders."""
 
 from __future__ import annotations
 

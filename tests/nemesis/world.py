@@ -29,7 +29,7 @@ DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 LIFETIME_TIMEOUT_S = 6.0
-"""The agents' default: a cluster that starts waits so long for signs of life of the one before it."""
+"""The agents' default: how long a new cluster waits for signs of life of the former one."""
 # A lost member is noticed, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120.
 PROPERTIES = {
     "hazelcast.heartbeat.interval.seconds": "1",
@@ -52,7 +52,7 @@ class NoAgent(Agent):
 
 
 class NotWhole(AssertionError):
-    """The cluster does not work again although all faults are over."""
+    """The cluster does not work again, although all faults have ended."""
 
 
 class World:

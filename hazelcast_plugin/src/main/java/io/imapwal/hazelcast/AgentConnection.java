@@ -27,7 +27,7 @@ final class AgentConnection implements Closeable {
         this.pulse = pulse;
     }
 
-    /** Who says hello; to one endpoint always the same, but for the member's UUID and its cluster's id, which a merge changes. */
+    /** Who says hello. It is always the same for one endpoint, except for the UUIDs of member and cluster, which a merge changes. */
     record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount, KnownView view, Pulse pulse) {
     }
 
@@ -82,7 +82,7 @@ final class AgentConnection implements Closeable {
     record Claim(String clusterId, long incarnation) {
     }
 
-    /** What the agent knows of it; null: it does not say. Without a hello, as that may be refused. */
+    /** The newest claim that the agent knows; null: it does not say. Sent without a hello, as that may be refused. */
     static Claim claim(AgentSettings settings) throws IOException {
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
         try (AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline), null)) {
@@ -100,7 +100,7 @@ final class AgentConnection implements Closeable {
         return welcome;
     }
 
-    /** Whether it was greeted for the member and the cluster that there are now, in their newest view that is known. */
+    /** Whether its welcome was for the present UUIDs of member and cluster, in the newest view that is known. */
     boolean current(Identity identity) {
         return welcome.clusterId().equals(identity.cluster.clusterId()) && welcome.member().equals(identity.cluster.member())
                 && welcome.incarnation() >= identity.view.of(welcome.clusterId(), welcome.member());
@@ -191,7 +191,7 @@ final class AgentConnection implements Closeable {
         return new Answer(answer, frames.get(1));
     }
 
-    /** A connection that was closed because the agent hangs says so. */
+    /** The error of a connection that was closed because the agent hangs. */
     private IOException broken(Exception e) throws IOException {
         if (pulse != null) {
             pulse.check();

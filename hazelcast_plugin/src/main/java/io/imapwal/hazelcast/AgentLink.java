@@ -113,7 +113,7 @@ final class AgentLink {
         return welcomes;
     }
 
-    /** The newest view that is known of the log, in which this member's cluster is; 0: none. */
+    /** The newest view of the log that this member's cluster is known to be in; 0: none. */
     long knownView() {
         return identity.view().of(guard.clusterId(), guard.member());
     }
@@ -128,12 +128,12 @@ final class AgentLink {
         }
     }
 
-    /** The next one who needs a connection says hello anew: this member may have been left out since it did. */
+    /** The next use of a connection says hello again: this member may have been left out since the last hello. */
     void recheck() {
         recheck = true;
     }
 
-    /** From now on its maps are not available, until this member has joined a cluster again. */
+    /** From now on the maps of this link are not available, until this member has joined a cluster again. */
     void leaveOut(UUID out, String why) {
         identity.view().bar(out, why);
     }
@@ -218,7 +218,7 @@ final class AgentLink {
      */
     Welcome view(Set<UUID> lost) {
         long number;
-        // A connection of its own: a claim may take long, and appends of the present view may still count.
+        // A separate connection: a claim may take long, and appends of the present view may still count.
         try (AgentConnection asking = AgentConnection.open(settings, identity, "read")) {
             number = asking.view(guard.members(), lost, System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs()));
             identity.view().learn(asking.welcome().clusterId(), asking.welcome().member(), number);
@@ -273,7 +273,7 @@ final class AgentLink {
         }
     }
 
-    /** So that the agent need not wait for this member; nothing is unanswered. */
+    /** Tells the agent that this member stops. No request is unanswered. */
     private void sayGoodbye() {
         if (connection == null) {
             return;
@@ -600,7 +600,7 @@ final class AgentLink {
                     again(e, System.nanoTime() < message.deadline);
                     return;
                 } else if (e.code().equals("outcome-unknown")) {
-                    // A newer view may be the reason, and the next welcome tells then.
+                    // A newer view may be the reason; then the next welcome gives the outcome.
                     message.unknown = true;
                     again(e, true);
                     return;
@@ -687,12 +687,12 @@ final class AgentLink {
         }
     }
 
-    /** Gives an outcome to what a new welcome decides; what is left of the message is certainly not in the log, and may be sent again. */
+    /** Completes the requests that a new welcome decides. The rest of the message is certainly not in the log, and may be sent again. */
     private void look(Message message, Welcome now, long heard, IOException cause) {
         boolean anew = message.session.session() != now.session();
         long counted = now.counted(message.session);
         if (message.sent && (counted < 0 || (message.unknown && !anew))) {
-            // Another session that does not know ours; or the log failed, and may show later what it does not now.
+            // Another session, whose agent does not know ours; or the log failed, and may show the request later.
             doubt(message, heard, cause);
             return;
         }
@@ -800,7 +800,7 @@ final class AgentLink {
     private void fail(Message message, boolean sent, IOException cause) {
         if (sent) {
             doubt(message, welcomes, cause);
-            // Whatever the agent still does with it, a new welcome tells.
+            // A new welcome will say whether the agent has appended it.
             disconnect();
             return;
         }

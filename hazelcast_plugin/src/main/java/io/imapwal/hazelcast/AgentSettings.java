@@ -11,7 +11,7 @@ import java.util.TreeSet;
  *
  * @param agent            where the agent listens
  * @param timeoutMs        longest wait for the acknowledgement of one append
- * @param agentTimeoutMs   after so long without an answer to a PING the agent counts as hung
+ * @param agentTimeoutMs   an agent that sends nothing for this time, not even an answer to a PING, counts as hung
  * @param connectTimeoutMs longest wait for a connection and its hello
  * @param restoreTimeoutMs longest wait for one answer of the agent while it merges logs
  * @param readThrough      ask the agent for keys that are not in memory, also where the map has no eviction

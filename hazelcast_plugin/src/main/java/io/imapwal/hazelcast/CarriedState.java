@@ -12,8 +12,8 @@ import java.util.Set;
 import java.util.UUID;
 
 /**
- * Travels with a partition to its next owner, and says of which maps the copy is not whole. A
- * partition that gets a new owner without it was gained by loss.
+ * Is sent with a partition to its next owner, and says for which maps the copy is not whole. A new
+ * owner that did not receive it gained the partition by loss.
  */
 public final class CarriedState extends Operation implements IdentifiedDataSerializable {
     private boolean gained;
@@ -28,12 +28,12 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
     }
 
     /**
-     * @param gained    the sender gained it by loss: of maps that are not named here it has perhaps
-     *                  nothing, because they were not used there since
+     * @param gained    the sender gained the partition by loss. Of maps that are not named here it may
+     *                  have nothing in memory, because they were not used there since
      * @param settled   if gained: maps that were compared with the log since
      * @param unsettled maps that have to be compared with the log
-     * @param doubted   maps that have to be compared with it once {@code from} has left: its agent
-     *                  may still append what the sender knows nothing of
+     * @param doubted   maps that have to be compared with the log once {@code from} has left: its agent
+     *                  may still append changes whose outcome the sender does not know
      * @param partial   maps of which keys were evicted
      */
     CarriedState(boolean gained, Set<String> settled, Set<String> unsettled, Set<String> doubted, Set<String> partial, UUID from) {

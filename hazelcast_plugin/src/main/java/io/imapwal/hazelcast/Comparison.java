@@ -21,7 +21,7 @@ final class Comparison {
 
     final int partition;
     final Wholeness.Unsettled reason;
-    /** What memory has and the log has not, as far as it was read. */
+    /** Keys that memory has and the log, as far as it was read, has not. */
     private Set<Data> unseen;
     long set;
     long removed;

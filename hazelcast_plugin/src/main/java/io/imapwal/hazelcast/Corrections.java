@@ -11,7 +11,7 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 
-/** What memory of one partition must be changed by, to say what the log says. @param removed keys @param set live entries */
+/** The changes that make the memory of one partition agree with the log. @param removed keys @param set live entries */
 record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
 
     Corrections() {
@@ -31,7 +31,7 @@ record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
         }
     }
 
-    /** As Hazelcast wants it. */
+    /** The time of expiry in the form that Hazelcast takes. */
     static long expiry(AgentReader.Entry entry) {
         return entry.expiresAtMs() == 0 ? MetadataAwareValue.NO_TIME_SET : entry.expiresAtMs();
     }

@@ -20,8 +20,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 
 /**
- * Logs that a map was destroyed: a tombstone for each of its keys in the log, by the owners of
- * their partitions. One member sees to all of it, so that the user hears of what fails: Hazelcast
+ * Logs that a map was destroyed: the owners of the partitions append a tombstone for each key that
+ * the log has. One member starts and checks all of it, so that errors reach the caller: Hazelcast
  * only logs it when another member cannot destroy its part.
  */
 final class Destruction {
@@ -42,9 +42,10 @@ final class Destruction {
     }
 
     /**
-     * Whether this member is to log a destruction that {@code MapStore.destroy} is called for: where a member's program asked for it, the
-     * one of that program; where a client did, which has each member destroy its part and hears of failures, the oldest one. Hazelcast calls
-     * {@code MapStore.destroy} also at a graceful shutdown, and we do where a map is dropped from memory.
+     * Whether this member has to log the destruction for which {@code MapStore.destroy} is called. If a program in a
+     * member asked for it, it is that member. If a client did, it is the oldest member: a client calls every member, and
+     * receives the errors of each. It is no member if Hazelcast calls {@code MapStore.destroy} for a graceful shutdown,
+     * or if we call it to drop a map from memory.
      */
     static boolean isAsked(WalPlugin plugin) {
         if (StackWalker.getInstance().walk(frames -> frames.limit(30).anyMatch(frame ->
@@ -70,8 +71,8 @@ final class Destruction {
             await(0);
         } catch (IOException | ExecutionException | RuntimeException e) {
             Throwable cause = ExceptionUtil.peel(e);
-            throw new LogUnavailable("map \"" + map + "\" was destroyed in memory, but not wholly in its log: " + AgentLink.reason(cause)
-                    + ". What is left there comes back with the map; destroy it again", cause);
+            throw new LogUnavailable("map \"" + map + "\" was destroyed in memory, but some of its keys could not be deleted in its log: "
+                    + AgentLink.reason(cause) + ". They come back with the map; destroy it again", cause);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new LogUnavailable("map \"" + map + "\": interrupted while it was destroyed; destroy it again", e);

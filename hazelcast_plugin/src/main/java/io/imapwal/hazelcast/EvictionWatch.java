@@ -11,8 +11,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Notices that a record store evicts an entry that has not expired: what is not in its memory may
- * be in the log from then on. Hazelcast has no public place for this. Its list of observers is
+ * Notices when a record store evicts an entry that has not expired: from then on, a key that is not
+ * in memory may be in the log. Hazelcast has no public API for this. The list of observers is
  * replaced as a whole, because the record store's own thread may be reading it.
  */
 final class EvictionWatch implements MutationObserver<Record> {
@@ -29,7 +29,7 @@ final class EvictionWatch implements MutationObserver<Record> {
         this.partition = partition;
     }
 
-    /** Whether this Hazelcast lets itself be watched. Where it does not, keys that are not in memory are read from the log. */
+    /** Whether this version of Hazelcast can be watched. If not, keys that are not in memory are read from the log. */
     static boolean possible() {
         return OBSERVERS != null;
     }

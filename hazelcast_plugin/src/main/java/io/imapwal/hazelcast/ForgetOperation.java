@@ -12,7 +12,7 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Logs that keys of a destroyed map are gone, at the owner of their partition, which may have no memory of the map any more. */
+/** Logs tombstones for keys of a destroyed map, at the owner of their partition. The map may not be in memory there any more. */
 public final class ForgetOperation extends Operation implements PartitionAwareOperation, IdentifiedDataSerializable {
     private String map;
     private List<Data> keys;

@@ -4,7 +4,7 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Holds operations of one map on one partition until the partition is settled. It lies among the
+ * Holds operations of one map on one partition until the partition is settled. It is one of the
  * loading futures of the partition's record store, which Hazelcast checks before each operation.
  *
  * <pre>
@@ -58,7 +58,7 @@ final class Gate implements Future<Object> {
         return false;
     }
 
-    /** Not even equal to itself while it is closed: Hazelcast removes a future from the list once its exception was thrown. */
+    /** False while it is closed, even for itself: otherwise Hazelcast would remove it from the list after it threw its exception. */
     @Override
     public boolean equals(Object other) {
         return this == other && open();

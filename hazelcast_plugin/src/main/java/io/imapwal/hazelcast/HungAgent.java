@@ -2,7 +2,7 @@ package io.imapwal.hazelcast;
 
 import java.net.SocketTimeoutException;
 
-/** The agent's process takes part in nothing: it is stopped, or its machine is away. */
+/** The agent's process does not respond at all: it is stopped, or its machine is unreachable. */
 final class HungAgent extends SocketTimeoutException {
     private static final long serialVersionUID = 1L;
 

@@ -4,10 +4,9 @@ import java.util.UUID;
 
 /**
  * The view of one log that this member's cluster is in, as far as it knows. Each hello names it: a member that joined after the
- * view was claimed is not in its list, and writes because it knows the view.
+ * view was claimed is not in its list, but may write because it knows the view.
  *
- * <p>It is what a member of one cluster knows. Under another cluster id or another member UUID (Hazelcast gives new ones to
- * members that merge) nothing is known.
+ * <p>It holds for one cluster id and one member UUID. Hazelcast gives new ones to members that merge; for those no view is known.
  */
 final class KnownView {
     private UUID clusterId;
@@ -16,7 +15,7 @@ final class KnownView {
     private UUID barred;
     private String why;
 
-    /** This member was left out, and has dropped what it held: it says no hello any more until it has another UUID. */
+    /** This member was left out, and has dropped its maps: it sends no hello until it has another UUID. */
     synchronized void bar(UUID out, String reason) {
         barred = out;
         why = reason;

@@ -23,34 +23,34 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * What becomes of a member that is not in the log's newest view: it was on the losing side of a
- * split network, or frozen while the others went on without it.
+ * Handles a member that is not in the log's newest view: it was on the losing side of a split
+ * network, or frozen while the others continued without it.
  *
  * <pre>
- * refused ──▶ do others know a newer view? ──yes──▶ say it, and write
+ * refused ──▶ do others know a newer view? ──yes──▶ name it in the next hello, and write
  *                │ no
  *                ▼
  *             does the newest claim leave this member out? ──no──▶ another cluster has the log: nothing is done here
  *                │ yes
  *                ▼
- *             drop the maps of that log: what they hold may not be what the log says. They answer LogUnavailable
+ *             drop the maps of that log, because they may differ from it. They answer LogUnavailable
  *                │
  *                ▼
  *             the oldest member is in the view:        this member alone joins it again
  *             otherwise the oldest member acts for all, when it can:
  *               a member that was lost can be reached: all merge into its cluster
- *               one of those has joined instead:       all begin a cluster anew
+ *               one of those has joined instead:       all form a new cluster
  * </pre>
  *
- * Both ways members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge may
- * come first, in the other direction too: then the members of the newest view have joined a cluster
+ * In both cases members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge may
+ * come first, also in the other direction. Then the members of the newest view have joined a cluster
  * that is left out, which is the second case.
  */
 final class LeftOut {
     private static final long PAUSE_MS = 1000;
     private static final long WAIT_S = 5;
     private static final int LOST_MAX = 100;
-    /** So many looks in turn at which the oldest member is in the view, before this one leaves it. */
+    /** This member joins again alone once it has seen the oldest member in the view this many times in a row. */
     private static final int LOOKS = 3;
 
     private final WalPlugin plugin;
@@ -66,7 +66,7 @@ final class LeftOut {
         this.maps = maps;
     }
 
-    /** Remembers who is lost and who comes. */
+    /** Remembers which members were lost, and looks again when one of them joins. */
     MembershipListener members() {
         return new MembershipListener() {
             @Override
@@ -91,7 +91,7 @@ final class LeftOut {
         };
     }
 
-    /** An agent refused this member, or one beside it. Returns at once. */
+    /** An agent refused this member, or another one of its cluster. Returns at once. */
     synchronized void suspect() {
         if (thread == null && !closed) {
             thread = new Thread(this::run, "imap-wal-left-out");
@@ -111,7 +111,7 @@ final class LeftOut {
         }
     }
 
-    /** In another cluster now, or in this one as another member. */
+    /** This member is in another cluster now, or in the same one with another UUID. */
     synchronized void forget() {
         lost.clear();
     }
@@ -137,7 +137,7 @@ final class LeftOut {
         }
     }
 
-    /** Whether it is to be looked at again. */
+    /** Returns whether to look again later. */
     private boolean look() throws InterruptedException {
         List<AgentLink> out = new ArrayList<>();
         for (AgentLink link : plugin.links()) {
@@ -182,7 +182,7 @@ final class LeftOut {
         return true;
     }
 
-    /** Whether this member was left out of the view of that log, by its agent's word. */
+    /** Whether this member was left out of the view of that log, as its agent says. */
     private boolean isOut(AgentLink link) {
         if (link.isLeftOut()) {
             return true;
@@ -218,7 +218,7 @@ final class LeftOut {
         return plugin.links().stream().anyMatch(AgentLink::isLeftOut);
     }
 
-    /** Has the others look. @return whether the oldest member is left out too, or does not say */
+    /** Makes the others look. @return whether the oldest member is left out too, or does not answer */
     private boolean tellOthers() throws InterruptedException {
         ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
         Address oldest = cluster.getMasterAddress();
@@ -245,7 +245,7 @@ final class LeftOut {
         return oldestIsOut;
     }
 
-    /** Where to join: a member that was lost and can be reached; this one, to begin anew; or null: not yet. */
+    /** Where to join: a lost member that can be reached; this one, to form a new cluster; or null: not yet. */
     private Address target() throws InterruptedException {
         List<Address> candidates;
         boolean anew = false;
@@ -269,7 +269,7 @@ final class LeftOut {
         return anew ? plugin.nodeEngine().getThisAddress() : null;
     }
 
-    /** As Hazelcast merges a cluster: the others first. */
+    /** Merges in Hazelcast's order: the other members first. */
     private void merge(ClusterServiceImpl cluster, Address target) throws InterruptedException {
         plugin.logger().warning("imap-wal: the members of this cluster, which are not in the newest view of the log, join "
                 + (target.equals(plugin.nodeEngine().getThisAddress()) ? "a new cluster at " : "the cluster of ") + target);

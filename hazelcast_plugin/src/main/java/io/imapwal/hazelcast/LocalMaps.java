@@ -15,8 +15,8 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Drops maps from this member's memory, and only from there: the log, the other members and those
- * who listen to the map keep it. The next operation on it here initialises its store anew.
+ * Drops maps from this member's memory only: the log, the other members and listeners are not
+ * affected. The next operation on such a map on this member initialises its store again.
  */
 final class LocalMaps {
     private static final long WAIT_S = 30;
@@ -57,7 +57,7 @@ final class LocalMaps {
         try {
             if (!left.await(WAIT_S, TimeUnit.SECONDS)) {
                 plugin.logger().warning("imap-wal: map \"" + map + "\": " + left.getCount() + " partitions are not dropped yet after "
-                        + WAIT_S + " s; their threads are at work");
+                        + WAIT_S + " s; their threads are busy");
             }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();

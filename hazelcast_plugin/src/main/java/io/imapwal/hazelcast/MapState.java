@@ -43,7 +43,7 @@ final class MapState {
     private static final long SHORT_WAIT_MS = 250;
     private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
 
-    /** More maps than this: a partition that is gained gets no record stores for those that have none in it. */
+    /** With more maps than this, a gained partition gets no record store for maps that have none in it. */
     static final int HELD_EMPTY_MAX = 200;
 
     private final WalPlugin plugin;
@@ -90,7 +90,7 @@ final class MapState {
         }
     }
 
-    /** The partition has to be settled. On its thread, or from anywhere when it was not noticed in time. */
+    /** The partition has to be settled. Called on its thread, or on any thread if this was noticed late. */
     void doubt(int partition, UUID leaving) {
         wholeness.doubt(partition, leaving);
         if (restored) {
@@ -136,7 +136,7 @@ final class MapState {
         }
     }
 
-    /** Sees to it that an eviction in this partition is noticed; before an entry gets into it. */
+    /** Makes evictions in this partition noticed. Called before an entry gets into it. */
     void watch(int partition) {
         RecordStore<?> store = store(partition);
         if (store != null && watched.get(partition) != store && EvictionWatch.possible()) {
@@ -197,7 +197,7 @@ final class MapState {
         restored = false;
         open = false;
         preparing = null;
-        // What is restored next time comes from the log as it is then.
+        // The next restore reads the log again: what is known of the partitions does not hold for it.
         wholeness.forgetAll();
         informed = false;
     }
@@ -303,7 +303,7 @@ final class MapState {
         return new Peers(false, missing);
     }
 
-    /** A member that joins is not in the list of a view that was claimed before: the others know its number. */
+    /** A member that joins is not in the list of a view that was claimed before, so it asks the others for the view's number. */
     private void learnView(AgentLink link) {
         if (!plugin.nodeEngine().getClusterService().isJoined()) {
             throw new LogUnavailable("member " + plugin.member() + " has not joined its cluster yet", null);

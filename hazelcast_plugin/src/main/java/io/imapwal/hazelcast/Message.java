@@ -21,7 +21,7 @@ final class Message {
     boolean sending;
     /** It, or its front, has left on an earlier connection. */
     boolean sent;
-    /** The agent answered that it does not know whether it is in the log. */
+    /** The agent answered that it does not know whether the message is in the log. */
     boolean unknown;
     /** Why sending it failed. */
     Exception failure;

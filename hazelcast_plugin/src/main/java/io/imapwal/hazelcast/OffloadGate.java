@@ -8,7 +8,7 @@ import java.util.LinkedHashSet;
 
 /**
  * The queue of a record store's offloaded operations, closed while its partition is unsettled.
- * With offload, {@code containsKey} and some others look into memory without asking whether the
+ * With offload, {@code containsKey} and some others look into memory without checking whether the
  * map is loaded, so {@link Gate} does not hold them. All offloaded operations go through this queue.
  */
 final class OffloadGate extends LinkedHashSet<MapOperation> {
@@ -23,7 +23,7 @@ final class OffloadGate extends LinkedHashSet<MapOperation> {
     }
 
     static void place(DefaultRecordStore store, MapState state, int partition) {
-        // One that is in use is left as it is: the operations in it hold on to it.
+        // A queue that is in use is not replaced: the operations in it refer to it.
         if (QUEUE != null && !(store.getOffloadedOperations() instanceof OffloadGate) && store.getOffloadedOperations().isEmpty()) {
             try {
                 QUEUE.set(store, new OffloadGate(state, partition));

@@ -9,12 +9,12 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Watches one agent over a connection of its own, twice a second.
+ * Watches one agent over a separate connection, at least twice a second.
  *
  * <pre>
  * ZMTP PING   answered by ZeroMQ's own thread in the agent, also while the agent waits for its storage. No answer within
  *             agent-timeout-ms: the agent hangs. All connections to it are closed, and none is opened until it answers again
- * beat        answered by the agent's loop, whenever that is; it says that a member of this cluster is alive
+ * beat        says that a member of this cluster is alive; the agent's loop answers it, perhaps late
  * </pre>
  *
  * So a slow storage is not a hung agent: appends wait for it up to {@code timeout-ms}.
@@ -30,7 +30,7 @@ final class Pulse {
     private volatile boolean closed;
     private Thread thread;
 
-    // Of the connection that is watched; the thread's own.
+    // About the connection that is watched; used by the thread only.
     private ZmtpConnection wire;
     private int silent;
     private long number;
@@ -40,7 +40,7 @@ final class Pulse {
     private boolean greeted;
     private final MsgpackWriter header = new MsgpackWriter(64);
 
-    /** Whose hello the agent has heard on this connection. */
+    /** The hello that was sent on this connection. */
     private record Hello(UUID cluster, UUID member, long view) {
     }
 
@@ -63,7 +63,7 @@ final class Pulse {
         return hung != null;
     }
 
-    /** It is closed when the agent hangs. */
+    /** Registers a connection, which is closed when the agent hangs. */
     void add(AgentConnection connection) throws HungAgent {
         open.add(connection);
         check();
@@ -73,7 +73,7 @@ final class Pulse {
         open.remove(connection);
     }
 
-    /** From the first welcome on. */
+    /** Called with each welcome; the first one starts the thread. */
     synchronized void start(AgentConnection.Identity identity) {
         if (thread == null && !closed) {
             thread = new Thread(() -> run(identity), "imap-wal-pulse");
@@ -95,7 +95,7 @@ final class Pulse {
             try {
                 beat(identity);
             } catch (IOException | RuntimeException e) {
-                // Gone: whoever wants something of it hears so from its own connection. Hung: was told already.
+                // Where the agent has ended, its callers learn it from their own connections.
                 disconnect();
                 if (e instanceof SocketTimeoutException) {
                     hang();
@@ -110,7 +110,7 @@ final class Pulse {
         disconnect();
     }
 
-    /** Until the next beat is due. */
+    /** Sends a PING and a beat, and receives until the next ones are due. */
     private void beat(AgentConnection.Identity identity) throws IOException {
         if (wire == null) {
             wire = ZmtpConnection.open(settings.agent(), deadline(settings.agentTimeoutMs()));
@@ -132,7 +132,7 @@ final class Pulse {
                 break;
             }
         }
-        // Counted in beats, not by the clock: this process may have been stopped itself.
+        // Counted in beats, not by the clock: this process may have been stopped meanwhile, not the agent.
         silent = wire.pongs() == pongs && answered == before ? silent + 1 : 0;
         if (silent * pauseMs >= settings.agentTimeoutMs()) {
             throw new HungAgent(settings.agentTimeoutMs());
@@ -144,7 +144,7 @@ final class Pulse {
         UUID member = identity.cluster().member();
         long view = identity.view().of(cluster, member);
         if (number - answered > UNANSWERED_MAX || view == 0) {
-            // It is busy; or this member has not been welcomed yet, as it is now.
+            // The agent is busy, or this member has no welcome yet under its present UUID and cluster id.
             return;
         }
         Hello now = new Hello(cluster, member, view);

@@ -33,7 +33,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         this.comparison = comparison;
         this.entries = entries;
         this.last = last;
-        // Hazelcast would begin to load the map.
+        // Otherwise Hazelcast would begin to load the map.
         createRecordStoreOnDemand = false;
     }
 
@@ -41,7 +41,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
     @SuppressWarnings("unchecked")
     protected void runInternal() {
         if (state.wholeness().unsettled(getPartitionId()) != comparison.reason) {
-            throw new HazelcastException("partition " + getPartitionId() + " changed hands again");
+            throw new HazelcastException("partition " + getPartitionId() + " has another owner by now");
         }
         if (mapContainer == null) {
             throw new HazelcastException("map \"" + name + "\" was destroyed");

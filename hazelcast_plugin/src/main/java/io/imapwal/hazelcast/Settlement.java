@@ -14,9 +14,9 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 
 /**
- * Makes memory of some partitions of one map say what the log says: all of their keys and values
- * are read, and compared on the partitions' threads, while more is read. The log must not be
- * appended to by former owners any more. It holds what is on its way, and the keys in memory.
+ * Makes the memory of some partitions of one map agree with the log. It reads all their keys and
+ * values, and compares them on the partitions' threads while it reads more. Former owners must not be
+ * able to append any more. It needs memory for the entries in flight, and for the keys in memory.
  */
 final class Settlement {
     private static final int PART_ENTRIES = 1000;
@@ -114,14 +114,14 @@ final class Settlement {
                 .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
     }
 
-    /** Until no more than so many bytes are on their way to their partitions. */
+    /** Waits until no more than this many bytes are in flight to their partitions. */
     private void await(long bytes) throws InterruptedException {
         while (!sent.isEmpty() && (bytes == 0 || sentBytes > bytes)) {
             Sent first = sent.poll();
             try {
                 first.future.get();
             } catch (ExecutionException e) {
-                // One partition that changed hands does not keep the others waiting.
+                // A partition that got another owner does not stop the others.
                 failure = failure == null ? e : failure;
             }
             sentBytes -= first.bytes;

@@ -24,8 +24,8 @@ import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 
 /**
- * Knows how this member came to own each of its partitions, and has those settled from the log
- * that it did not get whole from their former owner.
+ * Knows how this member became the owner of each of its partitions. Those that it did not get whole
+ * from their former owner are settled from the log.
  *
  * <pre>
  *  became owner by                      seen as                                         then
@@ -42,7 +42,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
-    /** 1: this member owns it, and how it got it was dealt with. */
+    /** 1: this member owns the partition, and has handled how it became the owner. */
     private final AtomicIntegerArray known;
     /** Gained by loss, and still owned: for maps that are opened on this member later. */
     private final Set<Integer> gained = ConcurrentHashMap.newKeySet();
@@ -50,7 +50,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
     /**
      * Members that have left, or were replaced as owners: a view of the cluster without them is needed.
-     * None is dropped, since a map of another agent may be opened later: 16 bytes for each departure.
+     * They are kept, since a map of another agent may be opened later: 16 bytes for each member.
      */
     private final Set<UUID> departed = new HashSet<>();
     /** No member has left yet. */
@@ -68,13 +68,13 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     @Override
     public void init(NodeEngine engine, Properties properties) {
-        // all that it needs was handed in
+        // the constructor has got all that is needed
     }
 
     /**
      * This member leaves its cluster for another one: it owns nothing, and starts like a new member.
-     * Who left the former cluster may well be in the next one, under the same UUID: a half that is
-     * left out of a view takes the other half for lost.
+     * A member that left the former cluster may be in the next one, with the same UUID: a half that
+     * is left out of a view counts the other half as lost.
      */
     @Override
     public void reset() {
@@ -105,19 +105,19 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
     }
 
-    /** For a map that is new on this member: what of it is not in memory, because the partition was gained before. */
+    /** The partitions that were gained by loss. A map that is new on this member has to settle them. */
     Set<Integer> gained() {
         return Set.copyOf(gained);
     }
 
-    /** Whether the partition's content is accounted for; if not, it is settled from now on. Cheap: asked for each change. */
+    /** Whether it is known how this member got the partition; if not, its settlement begins. Cheap: called for each change. */
     boolean known(int partition) {
         if (quiet || known.get(partition) == 1) {
             return true;
         }
         InternalPartition now = partitions.getPartition(partition, false);
         if (!now.isLocal() || now.isMigrating()) {
-            // Another's, or about to be: whoever changes it finds out.
+            // It belongs to another member, or soon will: an operation on it finds that out.
             return true;
         }
         gainedByLoss(partition, Set.of());
@@ -131,7 +131,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
     }
 
-    /** What this member owns while no member has left came to it by assignment or migration, before there was anything to lose. */
+    /** While no member has left, all that this member owns was assigned or migrated to it: nothing can have been lost. */
     void noteOwned() {
         for (int partition = 0; partition < known.length() && quiet; partition++) {
             InternalPartition now = partitions.getPartition(partition, false);

@@ -27,7 +27,7 @@ final class SettlementWorker {
     private static final long WATCH_PAUSE_MS = 50;
     private static final long MIN_PAUSE_MS = 20;
     private static final long MAX_PAUSE_MS = 1000;
-    /** Keys in memory of the partitions that are settled together: their keys are remembered meanwhile. */
+    /** The most keys in memory of partitions that are settled together, because they are remembered meanwhile. */
     private static final int GROUP_KEYS = 500_000;
 
     private final WalPlugin plugin;
@@ -81,7 +81,7 @@ final class SettlementWorker {
             } catch (HazelcastInstanceNotActiveException e) {
                 close();
             } catch (RuntimeException e) {
-                plugin.logger().severe("imap-wal: settling partitions failed, it is tried again", e);
+                plugin.logger().severe("imap-wal: settling partitions failed; it is retried", e);
             }
             pauseMs = done ? MIN_PAUSE_MS : Math.min(MAX_PAUSE_MS, pauseMs * 2);
             if (!pause(done, pauseMs)) {
@@ -153,13 +153,13 @@ final class SettlementWorker {
         AgentLink link = plugin.link(settings);
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
             if (each.leaving != null && !members().contains(each.leaving)) {
-                // Hazelcast tells of it later, on another thread.
+                // Hazelcast reports it later, on another thread.
                 plugin.partitions().depart(Set.of(each.leaving));
             }
         }
         Set<UUID> lost = plugin.partitions().departed();
         link.viewWithout(lost);
-        // What was gained while the view was claimed is settled with the rest.
+        // Partitions that were gained while the view was claimed are settled too.
         Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
         Map<Integer, Wholeness.Unsettled> now = ready(unsettled);
         if (!plugin.partitions().departed().equals(lost)) {

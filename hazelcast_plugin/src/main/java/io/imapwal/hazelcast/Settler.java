@@ -140,8 +140,8 @@ final class Settler {
     }
 
     /**
-     * Waits until no key is in doubt; for as long as an operation on an unsettled partition would.
-     * A member that leaves with doubts leaves the partitions of these keys to be settled by others.
+     * Waits until no key is in doubt, at most as long as an operation on an unsettled partition waits.
+     * If a member leaves with keys in doubt, the next owners of their partitions settle them.
      */
     void drain() {
         long waitMs = 0;

@@ -26,7 +26,7 @@ public final class ViewOperation extends Operation implements IdentifiedDataSeri
     @Override
     public void run() {
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
-        // A member that this one has lost already must not learn how to write in the view without it.
+        // A member that this one has lost already must not learn the number of the view without it.
         if (plugin.guard().members().stream().anyMatch(uuid -> uuid.toString().equals(asker))) {
             AgentLink link = plugin.linkOf(map);
             answer = link == null ? 0 : link.knownView();

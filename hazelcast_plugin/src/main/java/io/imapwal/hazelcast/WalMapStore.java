@@ -88,7 +88,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
                 new Destruction(plugin, map, settings).run();
             }
         } catch (RuntimeException e) {
-            // Hazelcast leaves the map in memory then, where it is more than in the log.
+            // Otherwise Hazelcast would keep the map in memory, with entries that the log no longer has.
             plugin.localMaps().drop(map);
             throw e;
         } finally {

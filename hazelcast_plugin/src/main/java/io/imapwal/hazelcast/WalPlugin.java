@@ -83,7 +83,7 @@ final class WalPlugin {
         return of(nodeEngine.getHazelcastInstance());
     }
 
-    /** Null where no map with a log was used yet. */
+    /** Null if no map with a log was used yet. */
     static WalPlugin existing(NodeEngine nodeEngine) {
         return (WalPlugin) nodeEngine.getHazelcastInstance().getUserContext().get(CONTEXT);
     }
@@ -125,7 +125,7 @@ final class WalPlugin {
         return maps.values();
     }
 
-    /** It is shutting down, and hands its partitions over. */
+    /** Whether this member is shutting down, and hands its partitions over. */
     boolean leaving() {
         return leaving;
     }
@@ -172,7 +172,7 @@ final class WalPlugin {
         return 0;
     }
 
-    /** What this member holds is dropped, not merged: the log has it. Hazelcast merges what it finds in memory. */
+    /** Drops all maps, because Hazelcast merges what it finds in memory. The log has their entries. */
     private void dropAll() {
         merging = true;
         localMaps.names().forEach(localMaps::drop);
@@ -202,7 +202,7 @@ final class WalPlugin {
 
     MapState state(String map) {
         MapState state = maps.computeIfAbsent(map, name -> new MapState(this, name));
-        // After it is listed: what is gained from now on is told to it.
+        // Only after it is in the list: partitions that are gained from now on are reported to it.
         state.inform();
         return state;
     }

@@ -11,7 +11,7 @@ import java.util.UUID;
  * @param clusterId     the cluster id the hello carried; changes made under another one need another hello
  * @param member        the member UUID that it carried; likewise
  * @param node          the agent's node name
- * @param session       from the node's manifest, the same again for every hello of one plug-in start in one view
+ * @param session       from the node's manifest; the same for every hello of one plug-in start in one view
  * @param incarnation   of this cluster id: the view
  * @param lastRequest   highest request of this session that is durable
  * @param former        of sessions in earlier views: the last request that counts

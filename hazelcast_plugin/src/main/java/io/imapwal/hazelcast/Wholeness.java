@@ -26,8 +26,9 @@ import java.util.concurrent.TimeUnit;
  *                                                        LogUnavailable after settle-timeout-ms
  * </pre>
  *
- * A partition is whole when nothing is known against it. So whatever can make it not whole has to
- * be noticed: {@link SettlementService} does, and it takes what it cannot explain for a loss.
+ * A partition counts as whole until something is known that says otherwise. So everything that can
+ * make it not whole has to be noticed: {@link SettlementService} does that, and treats what it cannot
+ * explain as a loss.
  */
 final class Wholeness {
     private final String map;
@@ -38,12 +39,12 @@ final class Wholeness {
         this.map = map;
     }
 
-    /** Why a partition has to be settled. Compared by identity: a settlement proves what it began with, and not what came after it. */
+    /** Why a partition has to be settled. Compared by identity: a settlement ends the reason that was there when it began, and no later one. */
     static final class Unsettled {
         final long sinceNanos;
-        /** The member that must have left before the log may be read; or null. */
+        /** The member that must have left before the partition is compared with the log; or null. */
         final UUID leaving;
-        volatile String reason = "it waits for its turn";
+        volatile String reason = "it is waiting for its turn";
 
         private Unsettled(long sinceNanos, UUID leaving) {
             this.sinceNanos = sinceNanos;
@@ -88,7 +89,7 @@ final class Wholeness {
         partial.add(partition);
     }
 
-    /** Memory says what the log says; unless there is another reason to settle it again. */
+    /** Memory agrees with the log now. @return false: there is a newer reason to settle it again */
     boolean settle(int partition, Unsettled proved) {
         boolean settled = unsettled.remove(partition, proved);
         if (settled) {
@@ -108,22 +109,22 @@ final class Wholeness {
         partial.clear();
     }
 
-    /** Whether operations wait for so long that they fail now. */
+    /** Whether operations have waited so long that they now fail. */
     boolean overdue(int partition, AgentSettings settings) {
         Unsettled reason = unsettled.get(partition);
         return reason != null
                 && System.nanoTime() - reason.sinceNanos > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
     }
 
-    /** What an operation on an unsettled partition is told. */
+    /** The exception for an operation on an unsettled partition. */
     RuntimeException refusal(int partition, AgentSettings settings, String agent) {
         Unsettled reason = unsettled.get(partition);
         String why = reason == null ? "" : ": " + reason.reason;
         String text = "map \"" + map + "\": partition " + partition + " is compared with the log of " + agent
                 + " before it is used, because its former owner was lost";
         return overdue(partition, settings)
-                ? new LogUnavailable(text + "; this is not done yet" + why
-                        + ". Nothing was changed. It is tried until it works", null)
+                ? new LogUnavailable(text + "; this has not succeeded yet" + why
+                        + ". Nothing was changed. The member retries until it succeeds", null)
                 : new RetryableHazelcastException(text);
     }
 }

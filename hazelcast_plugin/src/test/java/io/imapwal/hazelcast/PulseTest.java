@@ -19,7 +19,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** An agent whose process is stopped is noticed long before an append's own time is over; a slow storage is not taken for it. */
+/** A stopped agent is noticed long before an append times out. A slow storage does not count as a stopped agent. */
 class PulseTest {
     private static final int HUNG_MS = 800;
 
@@ -65,7 +65,7 @@ class PulseTest {
             map.set("after", 4);
             return true;
         });
-        // What was sent was read after all, or not: the log decides.
+        // The agent may have read what was sent, or not: the log decides.
         eventually(() -> WalPlugin.of(member).settler().idle());
         boolean logged = log.newest("orders", WalPlugin.of(member).nodeEngine().toData("sent").toByteArray()) != null;
         assertEquals(logged ? 2 : null, map.get("sent"));

@@ -27,7 +27,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** What memory says after members were lost, or left with doubts, is what the log says. */
+/** After members were lost, or left with keys in doubt, memory agrees with the log. */
 class SettlementTest {
     private final List<HazelcastInstance> started = new ArrayList<>();
     private final List<FakeAgent> agents = new ArrayList<>();
@@ -60,7 +60,7 @@ class SettlementTest {
         }
     }
 
-    /** The log gets a change that no memory has: as if its owner had died before it was answered, or its backup had been lost. */
+    /** Puts a change into the log only: as if its owner had died before it answered, or its backup had been lost. */
     private void logOnly(HazelcastInstance member, Object key, Object value, long expiresAtMs) {
         Data data = WalPlugin.of(member).nodeEngine().toData(key);
         int partition = member.getPartitionService().getPartition(key).getPartitionId();

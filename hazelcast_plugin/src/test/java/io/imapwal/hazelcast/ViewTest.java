@@ -20,7 +20,7 @@ import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** The log's views: a member that is in the newest one notices nothing of it, a member that is not acknowledges nothing. */
+/** The log's views: a member of the newest view continues without errors; any other member acknowledges nothing. */
 class ViewTest {
     private final FakeAgent.Log log = new FakeAgent.Log();
     private FakeAgent agent;
@@ -122,7 +122,7 @@ class ViewTest {
                 return e.getMessage().contains("orders") && e.getMessage().contains("left out of view 2");
             }
         });
-        // What it held is gone: only as a new member it comes back, and has what the log says.
+        // Its maps are dropped. It comes back as a new member, with what the log has.
         log.viewMembers = Set.of(uuid());
         assertThrows(LogUnavailable.class, () -> map.get("before"));
         String former = uuid();
