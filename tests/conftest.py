@@ -37,6 +37,14 @@ def process_state() -> Iterator[None]:
 
 
 @pytest.fixture
+def sigint() -> Iterator[None]:
+    """SIGINT raises `KeyboardInterrupt`, also where the tests were started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def url(tmp_path: Path) -> str:
     """The root of a log that nobody has written yet."""
     return f"file://{tmp_path}/log"

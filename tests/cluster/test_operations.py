@@ -329,7 +329,7 @@ def evict_without_read_through(scene: Scene) -> dict[Any, Any]:
     orders.put_all({"evicted": 1, "evicted, then removed": 1, "evicted, then cleared": 1, "in memory": 1})
     for key in ("evicted", "evicted, then removed", "evicted, then cleared"):
         assert orders.evict(key)
-    assert orders.get("evicted") is None  # out of memory means gone, until a restart: such maps shall have read-through
+    assert orders.get("evicted") == 1  # read from the log
     orders.delete("evicted, then removed")
     others = scene.map("evict-all")
     others.put_all({"a": 1, "b": 2})
@@ -339,7 +339,7 @@ def evict_without_read_through(scene: Scene) -> dict[Any, Any]:
     return {"evicted": 1, "evicted, then cleared": 1, "in memory": 1}
 
 
-def test_without_read_through_evicted_entries_come_back_with_a_restart(now: Now) -> None:
+def test_without_read_through_evicted_entries_are_read_from_the_log_and_come_back_with_a_restart(now: Now) -> None:
     assert now.contents("evict") == now.written("evict_without_read_through")
     assert now.contents("evict-all") == {"a": 1, "b": 2}
 

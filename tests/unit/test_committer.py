@@ -324,6 +324,7 @@ def test_a_caller_that_was_interrupted_before_it_waited_does_not_keep_the_others
     assert other.result()
 
 
+@pytest.mark.usefixtures("sigint")
 def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_others_asleep(memory: MemoryStore) -> None:
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
