@@ -18,6 +18,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.TimeUnit;
 
 import static io.imapwal.hazelcast.Members.eventually;
@@ -163,6 +164,18 @@ class SettlementTest {
         for (int i = 0; i < 2000; i += 7) {
             assertNull(log.newest("orders", WalPlugin.of(c).nodeEngine().toData(i).toByteArray()));
         }
+    }
+
+    /** Both halves of a split network could restore the map otherwise, and write. */
+    @Test
+    void aMapThatIsFirstUsedAfterALossIsRestoredInAViewWithoutTheLostMember() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        safe();
+        a.getLifecycleService().terminate();
+        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departed().isEmpty());
+        b.<Integer, Integer>getMap("orders").set(1, 1);
+        assertEquals(Set.of(b.getCluster().getLocalMember().getUuid().toString()), log.viewMembers);
     }
 
     @Test
