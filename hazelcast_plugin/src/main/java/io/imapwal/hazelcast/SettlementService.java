@@ -22,6 +22,7 @@ import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.atomic.AtomicIntegerArray;
+import java.util.function.Consumer;
 
 /**
  * Knows how this member became the owner of each of its partitions. Those that it did not get whole
@@ -220,6 +221,22 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             }
             owners.remove(nodeEngine.getLocalMember().getUuid());
             replaced.put(event.getPartitionId(), owners);
+            if (wasBackup(event)) {
+                // Hazelcast lets reads in as soon as the partition table names this member, which is
+                // before the commit, and a backup may lag.
+                forMaps(state -> state.doubt(event.getPartitionId(), null));
+            }
+        }
+    }
+
+    private static boolean wasBackup(PartitionMigrationEvent event) {
+        return event.getNewReplicaIndex() == 0 && event.getCurrentReplicaIndex() > 0;
+    }
+
+    private void forMaps(Consumer<MapState> action) {
+        WalPlugin plugin = plugin();
+        if (plugin != null) {
+            plugin.states().forEach(action);
         }
     }
 
@@ -249,6 +266,9 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         if (event.getMigrationEndpoint() == MigrationEndpoint.DESTINATION) {
             arrived.remove(event.getPartitionId());
             replaced.remove(event.getPartitionId());
+            if (wasBackup(event)) {
+                forMaps(state -> state.wholeness().forget(event.getPartitionId()));
+            }
         }
     }
 
