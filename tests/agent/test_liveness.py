@@ -135,7 +135,7 @@ def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: Me
     clock.advance(5)
     memory.delete(layout.alive_path(FOLDER, "n1", 1, 1))
     memory.create(layout.alive_path(FOLDER, "n1", 1, 2), b"")
-    assert "unchanged for 5.0 s" in watch.alive()
+    assert "has not changed for 5.0 s" in watch.alive()
     clock.advance(1.5)
     assert "'n1'" in watch.alive() and "'n2'" not in watch.alive()
     clock.advance(6)

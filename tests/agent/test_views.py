@@ -103,7 +103,7 @@ def test_what_the_lost_member_appends_after_the_claim_is_not_acknowledged_and_is
     assert view(halves.a, "ab", "c")[0] == "view"
     answer = halves.c.put(late="lost")
     assert answer[:2] == ["error", "outcome-unknown"]
-    assert "another view of this one" in answer[2]
+    assert "a newer view of this one" in answer[2]
     assert greet(halves.a)[0] == "welcome"
     assert "late" not in restored(halves.url)
     assert halves.c.put(late="lost")[:2] == ["error", "void-incarnation"]
