@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
@@ -42,20 +41,33 @@ final class Destruction {
     }
 
     /**
-     * Whether this member has to log the destruction for which {@code MapStore.destroy} is called. If a program in a
-     * member asked for it, it is that member. If a client did, it is the oldest member: a client calls every member, and
-     * receives the errors of each. It is no member if Hazelcast calls {@code MapStore.destroy} for a graceful shutdown,
-     * or if we call it to drop a map from memory.
+     * Whether this member has to log the destruction for which {@code MapStore.destroy} is called. If a
+     * program in a member asked for it, it is that member. If a client did, it is the oldest member: every
+     * member gets an operation then, and the client receives the errors of each. It is no member if Hazelcast
+     * calls {@code MapStore.destroy} for a graceful shutdown, or if we call it to drop a map from memory.
      */
     static boolean isAsked(WalPlugin plugin) {
-        if (StackWalker.getInstance().walk(frames -> frames.limit(30).anyMatch(frame ->
-                frame.getClassName().equals(ProxyServiceImpl.class.getName()) && frame.getMethodName().equals("destroyDistributedObject")))) {
+        if (isCalledIn(ProxyServiceImpl.class, "destroyDistributedObject")) {
             return true;
         }
-        ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
+        return isCalledIn(DistributedObjectDestroyOperation.class, "run")
+                && plugin.nodeEngine().getNode().getClusterService().isMaster() && !isSentByMember(plugin);
+    }
+
+    private static boolean isCalledIn(Class<?> owner, String method) {
+        return StackWalker.getInstance().walk(frames -> frames.limit(30).anyMatch(frame ->
+                frame.getClassName().equals(owner.getName()) && frame.getMethodName().equals(method)));
+    }
+
+    /**
+     * The member that a client asked runs its own operation at once, on the client's thread. All other
+     * operations run on operation threads, and name who asked: a member, or a client.
+     */
+    private static boolean isSentByMember(WalPlugin plugin) {
         return Thread.currentThread() instanceof OperationThread thread
-                && thread.operationRunner(Operation.GENERIC_PARTITION_ID).currentTask() instanceof DistributedObjectDestroyOperation operation
-                && (operation.getCallerUuid() == null || cluster.getMember(operation.getCallerUuid()) == null) && cluster.isMaster();
+                && thread.operationRunner(Operation.GENERIC_PARTITION_ID).currentTask() instanceof Operation operation
+                && operation.getCallerUuid() != null
+                && plugin.nodeEngine().getClusterService().getMember(operation.getCallerUuid()) != null;
     }
 
     /** @throws LogUnavailable some of it is not in the log; destroying the map again logs the rest */
