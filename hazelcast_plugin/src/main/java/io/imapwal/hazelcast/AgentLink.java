@@ -83,13 +83,8 @@ final class AgentLink {
     private volatile Welcome welcome;
     private volatile boolean learned;
     private volatile boolean recheck;
-    /** Whom the log's view is known to be without. */
-    private volatile Without without;
     /** How many connections were greeted; a key whose outcome is unknown waits for one more. */
     private volatile long welcomes;
-
-    private record Without(UUID clusterId, UUID member, Set<UUID> lost) {
-    }
 
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard, SchemaLog schemas, Settler settler,
               ILogger logger, String member, Runnable refused) {
@@ -242,8 +237,7 @@ final class AgentLink {
     void viewWithout(Set<UUID> lost) {
         UUID clusterId = guard.clusterId();
         UUID member = guard.member();
-        Without known = without;
-        if (lost.isEmpty() || known != null && known.member.equals(member) && known.clusterId.equals(clusterId) && known.lost.containsAll(lost)) {
+        if (lost.isEmpty() || identity.view().without(clusterId, member, lost)) {
             return;
         }
         Set<UUID> members = guard.members();
@@ -253,7 +247,7 @@ final class AgentLink {
             }
         }
         view(lost);
-        without = new Without(clusterId, member, Set.copyOf(lost));
+        identity.view().learnWithout(clusterId, member, lost);
     }
 
     void close() {

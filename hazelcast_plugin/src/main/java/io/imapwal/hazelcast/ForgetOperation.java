@@ -4,8 +4,6 @@ import com.hazelcast.internal.nio.IOUtil;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.nio.ObjectDataInput;
 import com.hazelcast.nio.ObjectDataOutput;
-import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
-import com.hazelcast.spi.impl.operationservice.Operation;
 import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
 
 import java.io.IOException;
@@ -13,8 +11,7 @@ import java.util.ArrayList;
 import java.util.List;
 
 /** Logs tombstones for keys of a destroyed map, at the owner of their partition. The map may not be in memory there any more. */
-public final class ForgetOperation extends Operation implements PartitionAwareOperation, IdentifiedDataSerializable {
-    private String map;
+public final class ForgetOperation extends NamedMapOperation implements PartitionAwareOperation {
     private List<Data> keys;
 
     /** For deserialisation. */
@@ -22,7 +19,7 @@ public final class ForgetOperation extends Operation implements PartitionAwareOp
     }
 
     ForgetOperation(String map, List<Data> keys) {
-        this.map = map;
+        super(map);
         this.keys = keys;
     }
 
@@ -44,7 +41,6 @@ public final class ForgetOperation extends Operation implements PartitionAwareOp
     @Override
     protected void writeInternal(ObjectDataOutput out) throws IOException {
         super.writeInternal(out);
-        out.writeString(map);
         out.writeInt(keys.size());
         for (Data key : keys) {
             IOUtil.writeData(out, key);
@@ -54,17 +50,11 @@ public final class ForgetOperation extends Operation implements PartitionAwareOp
     @Override
     protected void readInternal(ObjectDataInput in) throws IOException {
         super.readInternal(in);
-        map = in.readString();
         int count = in.readInt();
         keys = new ArrayList<>();
         for (int i = 0; i < count; i++) {
             keys.add(IOUtil.readData(in));
         }
-    }
-
-    @Override
-    public int getFactoryId() {
-        return WalSerializerHook.FACTORY_ID;
     }
 
     @Override

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import java.util.Set;
 import java.util.UUID;
 
 /**
@@ -12,6 +13,7 @@ final class KnownView {
     private UUID clusterId;
     private UUID member;
     private long number;
+    private Set<UUID> without = Set.of();
     private UUID barred;
     private String why;
 
@@ -32,8 +34,22 @@ final class KnownView {
     }
 
     synchronized void learn(UUID ofCluster, UUID ofMember, long view) {
+        if (of(ofCluster, ofMember) == 0) {
+            without = Set.of();
+        }
         number = Math.max(view, of(ofCluster, ofMember));
         clusterId = ofCluster;
         member = ofMember;
+    }
+
+    /** The view was claimed, or found, without these members. They cannot return under their UUIDs. */
+    synchronized void learnWithout(UUID ofCluster, UUID ofMember, Set<UUID> lost) {
+        if (of(ofCluster, ofMember) != 0) {
+            without = Set.copyOf(lost);
+        }
+    }
+
+    synchronized boolean without(UUID ofCluster, UUID ofMember, Set<UUID> lost) {
+        return of(ofCluster, ofMember) != 0 && without.containsAll(lost);
     }
 }

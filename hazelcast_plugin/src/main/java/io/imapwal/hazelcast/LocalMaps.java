@@ -1,18 +1,13 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.internal.partition.IPartitionService;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.MapStoreWrapper;
-import com.hazelcast.spi.impl.PartitionSpecificRunnable;
-import com.hazelcast.spi.impl.operationexecutor.OperationExecutor;
-import com.hazelcast.spi.impl.operationservice.impl.OperationServiceImpl;
 
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.TimeUnit;
+import java.util.stream.IntStream;
 
 /**
  * Drops maps from this member's memory only: the log, the other members and listeners are not
@@ -48,47 +43,18 @@ final class LocalMaps {
         container.onBeforeDestroy();
         container.getMapStoreContext().stop();
         store.destroy();
-        IPartitionService partitions = plugin.nodeEngine().getPartitionService();
-        OperationExecutor executor = ((OperationServiceImpl) plugin.nodeEngine().getOperationService()).getOperationExecutor();
-        CountDownLatch left = new CountDownLatch(partitions.getPartitionCount());
-        for (int id = 0; id < partitions.getPartitionCount(); id++) {
-            executor.execute(new Drop(id, container, left));
-        }
+        List<Integer> partitions = IntStream.range(0, plugin.nodeEngine().getPartitionService().getPartitionCount()).boxed().toList();
         try {
-            if (!left.await(WAIT_S, TimeUnit.SECONDS)) {
-                plugin.logger().warning("imap-wal: map \"" + map + "\": " + left.getCount() + " partitions are not dropped yet after "
-                        + WAIT_S + " s; their threads are busy");
+            long left = new PartitionThreads(plugin).run(partitions,
+                    id -> context().getPartitionContainer(id).destroyMap(container), WAIT_S);
+            if (left > 0) {
+                plugin.logger().warning("imap-wal: map \"" + map + "\": " + left + " partitions are not dropped yet after "
+                        + WAIT_S + " s; their threads are at work");
             }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
         container.onDestroy();
-    }
-
-    private final class Drop implements PartitionSpecificRunnable {
-        private final int partition;
-        private final MapContainer container;
-        private final CountDownLatch left;
-
-        Drop(int partition, MapContainer container, CountDownLatch left) {
-            this.partition = partition;
-            this.container = container;
-            this.left = left;
-        }
-
-        @Override
-        public void run() {
-            try {
-                context().getPartitionContainer(partition).destroyMap(container);
-            } finally {
-                left.countDown();
-            }
-        }
-
-        @Override
-        public int getPartitionId() {
-            return partition;
-        }
     }
 
     private static MapStoreWrapper store(MapContainer container) {

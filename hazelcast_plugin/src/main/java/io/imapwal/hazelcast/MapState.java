@@ -44,7 +44,7 @@ final class MapState {
     private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
 
     /** With more maps than this, a gained partition gets no record store for maps that have none in it. */
-    static final int HELD_EMPTY_MAX = 200;
+    private static final int HELD_EMPTY_MAX = 200;
 
     private final WalPlugin plugin;
     private final String map;
@@ -94,23 +94,34 @@ final class MapState {
     void doubt(int partition, UUID leaving) {
         wholeness.doubt(partition, leaving);
         if (restored) {
-            hold(partition, ThreadUtil.isRunningOnPartitionThread() && plugin.states().size() <= HELD_EMPTY_MAX);
+            hold(partition);
         }
     }
 
-    /** Puts a gate before operations on the partition; if {@code empty}, also where memory has nothing of it. */
-    void hold(int partition, boolean empty) {
+    /**
+     * Puts a gate before operations on the partition. On its thread, a record store is made to carry the gate where memory has none:
+     * {@code size} and queries would make an empty one otherwise, and count it.
+     */
+    private void hold(int partition) {
+        boolean onItsThread = ThreadUtil.isRunningOnPartitionThread();
         RecordStore<?> store = store(partition);
-        if (store == null && empty && context().getExistingMapContainer(map) != null) {
+        if (store == null && onItsThread && plugin.states().size() <= HELD_EMPTY_MAX && context().getExistingMapContainer(map) != null) {
             store = newStore(partition);
         }
         if (store instanceof DefaultRecordStore held) {
             if (held.getLoadingFutures().stream().noneMatch(Gate.class::isInstance)) {
                 held.getLoadingFutures().add(new Gate(this, partition));
             }
-            if (ThreadUtil.isRunningOnPartitionThread()) {
+            if (onItsThread) {
                 OffloadGate.place(held, this, partition);
             }
+        }
+    }
+
+    /** On the partition's thread: holds it, unless it was settled meanwhile. */
+    void holdUnsettled(int partition) {
+        if (!wholeness.settled(partition)) {
+            hold(partition);
         }
     }
 

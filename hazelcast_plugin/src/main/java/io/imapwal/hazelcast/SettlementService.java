@@ -320,10 +320,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     private void forget(int partition) {
         known.set(partition, 0);
         gained.remove(partition);
-        WalPlugin plugin = plugin();
-        if (plugin != null) {
-            plugin.states().forEach(state -> state.wholeness().forget(partition));
-        }
+        forMaps(state -> state.wholeness().forget(partition));
     }
 
     /** Null while no map with a log was used on this member. */

@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.cluster.Member;
 import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
@@ -9,7 +8,6 @@ import com.hazelcast.internal.util.ExceptionUtil;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -25,13 +23,15 @@ import java.util.concurrent.TimeUnit;
 final class SettlementWorker {
     private static final long WATCH_NANOS = TimeUnit.SECONDS.toNanos(30);
     private static final long WATCH_PAUSE_MS = 50;
+    /** A partition's thread may be busy for longer; it holds the partition then. */
+    private static final long HOLD_WAIT_S = 10;
     private static final long MIN_PAUSE_MS = 20;
     private static final long MAX_PAUSE_MS = 1000;
     /** The most keys in memory of partitions that are settled together, because they are remembered meanwhile. */
     private static final int GROUP_KEYS = 500_000;
 
     private final WalPlugin plugin;
-    private final Gates gates;
+    private final PartitionThreads threads;
     private Thread thread;
     private boolean asked;
     private long watchUntil = System.nanoTime();
@@ -39,7 +39,7 @@ final class SettlementWorker {
 
     SettlementWorker(WalPlugin plugin) {
         this.plugin = plugin;
-        this.gates = new Gates(plugin);
+        this.threads = new PartitionThreads(plugin);
     }
 
     /** There may be something to settle. */
@@ -120,7 +120,7 @@ final class SettlementWorker {
             AgentLink link = plugin.link(state.settings());
             String why = "";
             try {
-                gates.close(state, unsettled.keySet());
+                threads.run(unsettled.keySet(), state::holdUnsettled, HOLD_WAIT_S);
                 if (failed.containsKey(link)) {
                     // An agent that does not answer is asked once in a round: other agents' maps wait for this.
                     throw new IOException(failed.get(link));
@@ -152,7 +152,7 @@ final class SettlementWorker {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
-            if (each.leaving != null && !members().contains(each.leaving)) {
+            if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
                 // Hazelcast reports it later, on another thread.
                 plugin.partitions().depart(Set.of(each.leaving));
             }
@@ -186,14 +186,6 @@ final class SettlementWorker {
                         + "%,d removed, in %,d ms", state.map(), now.size(), link.agent(), read, set, removed,
                 TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
         return now.size() == unsettled.size();
-    }
-
-    private Set<UUID> members() {
-        Set<UUID> members = new HashSet<>();
-        for (Member member : plugin.nodeEngine().getClusterService().getMembers()) {
-            members.add(member.getUuid());
-        }
-        return members;
     }
 
     /** Those that this member owns, and whose former owners have left if that matters. */

@@ -2,14 +2,11 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.nio.ObjectDataInput;
 import com.hazelcast.nio.ObjectDataOutput;
-import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
-import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
 
 /** Asks a member which view the log of a map is in, as far as it knows. */
-public final class ViewOperation extends Operation implements IdentifiedDataSerializable {
-    private String map;
+public final class ViewOperation extends NamedMapOperation {
     private String asker;
     private long answer;
 
@@ -19,7 +16,7 @@ public final class ViewOperation extends Operation implements IdentifiedDataSeri
 
     /** @param asker UUID of the member that asks */
     ViewOperation(String map, String asker) {
-        this.map = map;
+        super(map);
         this.asker = asker;
     }
 
@@ -41,20 +38,13 @@ public final class ViewOperation extends Operation implements IdentifiedDataSeri
     @Override
     protected void writeInternal(ObjectDataOutput out) throws IOException {
         super.writeInternal(out);
-        out.writeString(map);
         out.writeString(asker);
     }
 
     @Override
     protected void readInternal(ObjectDataInput in) throws IOException {
         super.readInternal(in);
-        map = in.readString();
         asker = in.readString();
-    }
-
-    @Override
-    public int getFactoryId() {
-        return WalSerializerHook.FACTORY_ID;
     }
 
     @Override
