@@ -19,8 +19,9 @@ CAUSES_MAX = 32
 
 
 class LogUnavailable(ImapWalError):
-    """The log of this map cannot be read by a member now, so the map is not there. Nothing was
-    changed. Start the agent that the text names; the map comes back by itself."""
+    """The log of this map cannot be read by a member now, so the map is not there. This try changed
+    nothing; Hazelcast may have tried before, while members came and went. Start the agent that the
+    text names; the map comes back by itself."""
 
 
 _CLASSES: dict[str, type[ImapWalError]] = {f"{PACKAGE}.{kind.__name__}": kind for kind in (NotAppended, OutcomeUnknown, LogUnavailable)}

@@ -127,7 +127,7 @@ def test_an_answer_that_was_lost_is_given_again_also_after_a_later_view(halves: 
     assert view(halves.a, "ab", "c") == ["view", 2, ["a", "b"]]
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     assert view(halves.a, "ab", "c") == ["view", 3, ["a"]], "a late request claims nothing"
-    assert view(halves.b, "ab", "c")[:2] == ["error", "void-incarnation"], "and brings nobody back"
+    assert view(halves.b, "ab", "c")[:2] == ["error", "void-incarnation"], "and does not let a lost member in"
 
 
 def test_a_member_that_joins_a_view_by_its_number_is_in_its_list(halves: Halves) -> None:

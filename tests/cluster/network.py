@@ -21,6 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 CHUNK = 1 << 16
+QUICK_LOSS = {
+    "hazelcast.heartbeat.interval.seconds": "1",
+    "hazelcast.max.no.heartbeat.seconds": "8",
+    "hazelcast.merge.first.run.delay.seconds": "5",
+    "hazelcast.merge.next.run.delay.seconds": "3",
+    "hazelcast.operation.call.timeout.millis": "20000",
+}
+"""Members notice a lost one, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120."""
 
 T = TypeVar("T")
 

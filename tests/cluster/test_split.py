@@ -15,16 +15,8 @@ import hazelcast
 import pytest
 
 from tests.cluster.harness import Cluster, Member, connect, logged_map, until
-from tests.cluster.network import Network
+from tests.cluster.network import QUICK_LOSS, Network
 
-# Halves merge within seconds. Hazelcast's defaults are 300 and 120.
-PROPERTIES = {
-    "hazelcast.heartbeat.interval.seconds": "1",
-    "hazelcast.max.no.heartbeat.seconds": "8",
-    "hazelcast.merge.first.run.delay.seconds": "5",
-    "hazelcast.merge.next.run.delay.seconds": "3",
-    "hazelcast.operation.call.timeout.millis": "20000",
-}
 KEYS = 40
 OUT = "is not in the newest view"
 
@@ -112,7 +104,7 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
     nodes = sorted((*winners, *losers))
     with (
         Network() as network,
-        Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}, network=network, properties=PROPERTIES) as cluster,
+        Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}, network=network, properties=QUICK_LOSS) as cluster,
     ):
         cluster.start(len(nodes))
         cluster.wait_safe(len(nodes))

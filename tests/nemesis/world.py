@@ -19,7 +19,7 @@ from typing import Any
 import hazelcast
 
 from tests.cluster.harness import ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
-from tests.cluster.network import Network
+from tests.cluster.network import QUICK_LOSS, Network
 from tests.nemesis.clients import Callers, History, Key, told_apart
 
 MACHINES = (1, 2, 3)
@@ -30,13 +30,8 @@ DISK_MB = 192
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 LIFETIME_TIMEOUT_S = 6.0
 """The agents' default: how long a new cluster waits for signs of life of the former one."""
-# A lost member is noticed, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120.
 PROPERTIES = {
-    "hazelcast.heartbeat.interval.seconds": "1",
-    "hazelcast.max.no.heartbeat.seconds": "8",
-    "hazelcast.merge.first.run.delay.seconds": "5",
-    "hazelcast.merge.next.run.delay.seconds": "3",
-    "hazelcast.operation.call.timeout.millis": "20000",
+    **QUICK_LOSS,
     # Otherwise Hazelcast answers reads from a former owner while a partition moves, with or without a log.
     "hazelcast.partition.migration.stale.read.disabled": "true",
 }
