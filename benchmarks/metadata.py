@@ -68,7 +68,7 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
     for number in range(nodes):
         log = opened(store, f"n{number:03d}")
         for start in range(min(days, 3)):  # plug-in starts
-            log.new_session(f"plugin-{start}")
+            log.new_session(f"plugin-{start}/{start}")  # plug-in/incarnation, as agents name them
         log.close()
         ids[log.identity.node] = log.directory
     runs = RUNS_A_DAY - 1 if days > 1 else 1
