@@ -146,6 +146,8 @@ final class FakeAgent implements Closeable {
     volatile byte[] unreadable;
     volatile int unreadableLoads;
     volatile long delayMs;
+    /** The next append is not answered, and does nothing, before another request of its connection is there. */
+    volatile boolean holdsForNext;
     volatile long readDelayMs;
     /** After so many loads the agent stops; negative: never. */
     volatile int breakAfterLoads = -1;
@@ -266,8 +268,8 @@ final class FakeAgent implements Closeable {
             };
             thaw();
             handshake(in, out);
-            Connection connection = new Connection();
             BlockingQueue<List<byte[]>> requests = new LinkedBlockingQueue<>();
+            Connection connection = new Connection(requests);
             daemon(() -> {
                 try {
                     while (true) {
@@ -400,6 +402,7 @@ final class FakeAgent implements Closeable {
     }
 
     private final class Connection {
+        private final BlockingQueue<List<byte[]>> requests;
         private String plugin;
         private String member;
         private long view;
@@ -408,6 +411,10 @@ final class FakeAgent implements Closeable {
         private boolean refused;
         private int partitionCount;
         private List<byte[]> cursorKeys;
+
+        Connection(BlockingQueue<List<byte[]>> requests) {
+            this.requests = requests;
+        }
 
         /** Null: say nothing. Empty: break. */
         List<byte[]> answer(byte[] headerBytes, byte[] payload) throws IOException {
@@ -520,6 +527,12 @@ final class FakeAgent implements Closeable {
             Mood now = mood;
             appends++;
             pause(delayMs);
+            if (holdsForNext) {
+                holdsForNext = false;
+                for (long end = System.nanoTime() + 10_000_000_000L; requests.isEmpty() && System.nanoTime() < end;) {
+                    pause(1);
+                }
+            }
             if (refused) {
                 refusedBehind++;
                 return error(number, "not-ready", "an earlier append was refused");

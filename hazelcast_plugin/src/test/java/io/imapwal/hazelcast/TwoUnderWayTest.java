@@ -42,6 +42,9 @@ class TwoUnderWayTest {
         agent = new FakeAgent(log).start();
         Config config = Members.config("two", Members.port(), agent.endpoint());
         config.addMapConfig(Members.map("elsewhere", agent.endpoint().replace("/agent.sock", "/./agent.sock")));
+        // Longer than this machine pauses: what is tested is which message is answered how.
+        config.getMapConfigs().values().forEach(each ->
+                each.getMapStoreConfig().setProperty("timeout-ms", "5000").setProperty("connect-timeout-ms", "3000"));
         member = Members.start(config);
         callers = Executors.newCachedThreadPool();
     }
@@ -68,7 +71,7 @@ class TwoUnderWayTest {
 
     /** Sets "first", and "second" while the agent is at work on the first; both in different partitions. */
     private List<CompletableFuture<Void>> twoUnderWay(FakeAgent.Mood mood) throws Exception {
-        agent.delayMs = 200;
+        agent.holdsForNext = true;
         agent.mood = mood;
         int before = agent.appends;
         int ahead = agent.sentAhead;
@@ -76,11 +79,11 @@ class TwoUnderWayTest {
         calls.add(CompletableFuture.runAsync(() -> map.set("first", 1), callers));
         eventually(() -> agent.appends == before + 1);
         agent.mood = FakeAgent.Mood.ACK;
-        // The second is not sent in the first half of what a message usually takes, 200 ms at most.
+        // The second is not sent in the first half of what a message usually takes: some milliseconds.
         Thread.sleep(110);
         calls.add(CompletableFuture.runAsync(() -> map.set("second", 2), callers));
         eventually(() -> agent.sentAhead > ahead || calls.get(1).isDone());
-        assertTrue(agent.sentAhead > ahead, "the second message waited for the first");
+        assertTrue(agent.sentAhead > ahead, () -> "the second message waited for the first: " + calls);
         return calls;
     }
 
