@@ -45,7 +45,7 @@ final class LocalMaps {
         store.destroy();
         List<Integer> partitions = IntStream.range(0, plugin.nodeEngine().getPartitionService().getPartitionCount()).boxed().toList();
         try {
-            long left = new PartitionThreads(plugin).run(partitions,
+            long left = new PartitionThreads(plugin.nodeEngine()).run(partitions,
                     id -> context().getPartitionContainer(id).destroyMap(container), WAIT_S);
             if (left > 0) {
                 plugin.logger().warning("imap-wal: map \"" + map + "\": " + left + " partitions are not dropped yet after "

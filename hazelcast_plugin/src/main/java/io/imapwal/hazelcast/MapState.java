@@ -199,6 +199,8 @@ final class MapState {
     synchronized void setRestored(int ofGeneration) {
         if (ofGeneration == generation) {
             restored = true;
+            // The first partitions of a new cluster are assigned without an event.
+            FormerCluster.scannedPartitions(plugin.nodeEngine());
             plugin.settlements().wake();
         }
     }

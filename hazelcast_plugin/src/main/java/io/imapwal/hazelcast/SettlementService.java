@@ -79,11 +79,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
      */
     @Override
     public void reset() {
-        for (int partition = 0; partition < known.length(); partition++) {
+        new FormerCluster(nodeEngine).forget(partition -> {
             forget(partition);
-        }
-        arrived.clear();
-        replaced.clear();
+            arrived.remove(partition);
+            replaced.remove(partition);
+        });
         synchronized (departed) {
             departed.clear();
         }

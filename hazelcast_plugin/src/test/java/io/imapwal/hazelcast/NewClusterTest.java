@@ -1,0 +1,134 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Address;
+import com.hazelcast.config.Config;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
+import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.partition.Partition;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.UUID;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+
+/** Members that leave their cluster and form a new one keep nothing of the former cluster. */
+class NewClusterTest {
+    private static final int KEYS = 200;
+
+    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final List<FakeAgent> agents = new ArrayList<>();
+    private final int port = Members.port();
+    private final List<HazelcastInstance> members = new ArrayList<>();
+    private HazelcastInstance a;
+
+    @BeforeEach
+    void start() throws Exception {
+        for (int number = 0; number < 3; number++) {
+            members.add(start(number));
+        }
+        a = members.get(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < KEYS; i++) {
+            map.set(i, i);
+        }
+        eventually(() -> members.stream().allMatch(each -> each.getPartitionService().isClusterSafe()));
+        assertEquals(KEYS, map.entrySet().size());
+    }
+
+    private HazelcastInstance start(int number) throws Exception {
+        FakeAgent agent = new FakeAgent(log).start();
+        agents.add(agent);
+        Config config = Members.config("anew", port + number, agent.endpoint());
+        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        return Members.start(config);
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        members.forEach(member -> member.getLifecycleService().terminate());
+        for (FakeAgent agent : agents) {
+            assertEquals(List.of(), agent.violations);
+            agent.close();
+        }
+    }
+
+    private static ClusterServiceImpl cluster(HazelcastInstance member) {
+        return WalPlugin.of(member).nodeEngine().getNode().getClusterService();
+    }
+
+    /** As members do that are left out of a view. No partition is assigned before all are there. */
+    private void formNewCluster() throws Exception {
+        UUID former = cluster(a).getClusterId();
+        Address target = cluster(a).getThisAddress();
+        List<Thread> others = new ArrayList<>();
+        for (HazelcastInstance member : members.subList(1, 3)) {
+            others.add(new Thread(() -> cluster(member).merge(target)));
+        }
+        others.forEach(Thread::start);
+        cluster(a).merge(target);
+        for (Thread other : others) {
+            other.join();
+        }
+        eventually(() -> members.stream().allMatch(each -> cluster(each).getSize() == 3));
+        assertNotEquals(former, cluster(a).getClusterId());
+    }
+
+    /** Each entry is at its owner and at one backup. */
+    private int inMemory() {
+        int size = 0;
+        for (HazelcastInstance member : members) {
+            MapService service = WalPlugin.of(member).nodeEngine().getService(MapService.SERVICE_NAME);
+            for (Partition partition : member.getPartitionService().getPartitions()) {
+                RecordStore<?> store = service.getMapServiceContext().getExistingRecordStore(partition.getPartitionId(), "orders");
+                size += store == null ? 0 : store.size();
+            }
+        }
+        return size;
+    }
+
+    private static Set<Integer> owned(HazelcastInstance member) {
+        Set<Integer> owned = new HashSet<>();
+        for (Partition partition : member.getPartitionService().getPartitions()) {
+            if (member.getCluster().getLocalMember().equals(partition.getOwner())) {
+                owned.add(partition.getPartitionId());
+            }
+        }
+        return owned;
+    }
+
+    @Test
+    void queriesFindAllEntries() throws Exception {
+        Set<Integer> before = owned(a);
+        formNewCluster();
+        IMap<Integer, Integer> map = a.getMap("orders");
+        eventually(() -> map.get(1) == 1);
+        assertNotEquals(before, owned(a), "the test shows nothing");
+        for (HazelcastInstance member : members) {
+            assertEquals(KEYS, member.getMap("orders").entrySet().size());
+            assertEquals(KEYS, member.getMap("orders").values().size());
+        }
+    }
+
+    @Test
+    void backupsAreStored() throws Exception {
+        formNewCluster();
+        IMap<Integer, Integer> map = a.getMap("orders");
+        eventually(() -> map.get(1) == 1);
+        assertEquals(2 * KEYS, inMemory());
+        for (int i = 0; i < KEYS; i++) {
+            map.remove(i);
+        }
+        assertEquals(0, inMemory());
+    }
+}
