@@ -45,8 +45,11 @@ final class LocalMaps {
         store.destroy();
         List<Integer> partitions = IntStream.range(0, plugin.nodeEngine().getPartitionService().getPartitionCount()).boxed().toList();
         try {
-            long left = new PartitionThreads(plugin).run(partitions,
-                    id -> context().getPartitionContainer(id).destroyMap(container), WAIT_S);
+            long left = new PartitionThreads(plugin.nodeEngine()).run(partitions,
+                    id -> {
+                        context().getPartitionContainer(id).destroyMap(container);
+                        plugin.state(map).emptied(id);
+                    }, WAIT_S);
             if (left > 0) {
                 plugin.logger().warning("imap-wal: map \"" + map + "\": " + left + " partitions are not dropped yet after "
                         + WAIT_S + " s; their threads are at work");

@@ -58,7 +58,8 @@ final class MapState {
     private long startedNanos;
     private long askedNanos = System.nanoTime() - PAUSE_NANOS;
     private volatile boolean open;
-    private volatile boolean restored;
+    /** As which member this one knows that the cluster has all of the map; null: it does not know. */
+    private volatile Membership restored;
     /** Grows with each close: a restore that began before does not count after it. */
     private volatile int generation;
 
@@ -93,7 +94,7 @@ final class MapState {
     /** The partition has to be settled. Called on its thread, or on any thread if this was noticed late. */
     void doubt(int partition, UUID leaving) {
         wholeness.doubt(partition, leaving);
-        if (restored) {
+        if (restored()) {
             hold(partition);
         }
     }
@@ -122,6 +123,16 @@ final class MapState {
     void holdUnsettled(int partition) {
         if (!wholeness.settled(partition)) {
             hold(partition);
+        }
+    }
+
+    /**
+     * On the partition's thread: memory has nothing of it any more. While others have the rest of the
+     * map, it counts as restored again as soon as it is used here.
+     */
+    void emptied(int partition) {
+        if (plugin.partitions().owns(partition)) {
+            wholeness.doubt(partition, null);
         }
     }
 
@@ -184,28 +195,32 @@ final class MapState {
     }
 
     boolean restored() {
-        return restored;
+        Membership known = restored;
+        return known != null && plugin.guard().isPresent(known);
     }
 
     /** It was here, and this member has dropped it from memory. */
     boolean dropped() {
-        return generation > 0 && !restored;
+        return generation > 0 && !restored();
     }
 
     int generation() {
         return generation;
     }
 
-    synchronized void setRestored(int ofGeneration) {
-        if (ofGeneration == generation) {
-            restored = true;
+    /** @param present as which member this one was told */
+    synchronized void setRestored(int ofGeneration, Membership present) {
+        if (ofGeneration == generation && plugin.guard().isPresent(present)) {
+            restored = present;
+            // The first partitions of a new cluster are assigned without an event.
+            FormerCluster.scannedPartitions(plugin.nodeEngine());
             plugin.settlements().wake();
         }
     }
 
     synchronized void close() {
         generation++;
-        restored = false;
+        restored = null;
         open = false;
         preparing = null;
         // The next restore reads the log again: what is known of the partitions does not hold for it.
@@ -258,16 +273,17 @@ final class MapState {
 
     /** @throws RetryableHazelcastException until the cluster has all of the map */
     void requireRestored() {
-        if (restored) {
+        if (restored()) {
             return;
         }
         synchronized (this) {
             if (System.nanoTime() - askedNanos > PAUSE_NANOS) {
                 askedNanos = System.nanoTime();
                 int asked = generation;
+                Membership present = plugin.guard().membership();
                 thread(() -> {
-                    if (peers().restored) {
-                        setRestored(asked);
+                    if (peers(present).restored) {
+                        setRestored(asked, present);
                     } else {
                         // The member that was loading may have died: its backup takes over when asked.
                         plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
@@ -283,7 +299,8 @@ final class MapState {
     record Peers(boolean restored, String missing) {
     }
 
-    Peers peers() {
+    /** @param present as which member this one asks */
+    Peers peers(Membership present) {
         NodeEngineImpl nodeEngine = plugin.nodeEngine();
         List<CompletableFuture<Object>> answers = new ArrayList<>();
         List<Member> members = new ArrayList<>();
@@ -291,7 +308,7 @@ final class MapState {
             if (!member.localMember()) {
                 members.add(member);
                 answers.add(nodeEngine.getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new StatusOperation(map), member.getAddress()).setTryCount(1).invoke());
+                        (Operation) new StatusOperation(map, present), member.getAddress()).setTryCount(1).invoke());
             }
         }
         String missing = null;
@@ -349,9 +366,9 @@ final class MapState {
         return newest;
     }
 
-    /** This member's answer to another one's {@link #peers()}. */
+    /** This member's answer to another one's {@link #peers}. */
     String status() {
-        if (restored) {
+        if (restored()) {
             return StatusOperation.RESTORED;
         }
         try {
@@ -369,9 +386,10 @@ final class MapState {
     }
 
     private void start(CompletableFuture<Void> attempt, AgentSettings settings, boolean readThrough, int ofGeneration) {
+        Membership present = plugin.guard().membership();
         thread(() -> {
             try {
-                prepare(settings, readThrough, ofGeneration);
+                prepare(settings, readThrough, ofGeneration, present);
                 synchronized (this) {
                     open |= ofGeneration == generation;
                 }
@@ -385,14 +403,14 @@ final class MapState {
         });
     }
 
-    private void prepare(AgentSettings settings, boolean readThrough, int ofGeneration) throws Exception {
+    private void prepare(AgentSettings settings, boolean readThrough, int ofGeneration, Membership present) throws Exception {
         AgentLink link = plugin.link(settings);
         learnView(link);
         link.connect();
         link.viewWithout(plugin.partitions().departed());
-        Peers peers = peers();
+        Peers peers = peers(present);
         if (peers.restored) {
-            setRestored(ofGeneration);
+            setRestored(ofGeneration, present);
         }
         boolean loads = !peers.restored && plugin.nodeEngine().getPartitionService().getPartition(namePartition()).isLocal();
         if (loads && peers.missing != null) {

@@ -71,6 +71,20 @@ final class OrderGuard {
         return cluster.getLocalMember().getUuid();
     }
 
+    Membership membership() {
+        return new Membership(clusterId(), member());
+    }
+
+    /** Whether this member is still in that cluster, as the same member. */
+    boolean isPresent(Membership membership) {
+        return membership.clusterId() != null && membership.clusterId().equals(clusterId()) && membership.member().equals(member());
+    }
+
+    /** Whether that member is in this member's cluster now: what it says is about this cluster. */
+    boolean isFellow(Membership membership) {
+        return membership.clusterId() != null && membership.clusterId().equals(clusterId()) && cluster.getMember(membership.member()) != null;
+    }
+
     /** The UUIDs of all members, this one included. */
     Set<UUID> members() {
         return cluster.getMembers().stream().map(Member::getUuid).collect(Collectors.toSet());

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.PartitionSpecificRunnable;
 import com.hazelcast.spi.impl.operationexecutor.OperationExecutor;
 import com.hazelcast.spi.impl.operationservice.impl.OperationServiceImpl;
@@ -11,10 +12,10 @@ import java.util.function.IntConsumer;
 
 /** Runs something on the threads of partitions, between their operations. */
 final class PartitionThreads {
-    private final WalPlugin plugin;
+    private final NodeEngine nodeEngine;
 
-    PartitionThreads(WalPlugin plugin) {
-        this.plugin = plugin;
+    PartitionThreads(NodeEngine nodeEngine) {
+        this.nodeEngine = nodeEngine;
     }
 
     /**
@@ -23,7 +24,7 @@ final class PartitionThreads {
      * @return on how many partitions it is not done after the time; it is done there later
      */
     long run(Collection<Integer> partitions, IntConsumer action, long seconds) throws InterruptedException {
-        OperationExecutor executor = ((OperationServiceImpl) plugin.nodeEngine().getOperationService()).getOperationExecutor();
+        OperationExecutor executor = ((OperationServiceImpl) nodeEngine.getOperationService()).getOperationExecutor();
         CountDownLatch left = new CountDownLatch(partitions.size());
         for (int partition : partitions) {
             executor.execute(new Task(partition, action, left));

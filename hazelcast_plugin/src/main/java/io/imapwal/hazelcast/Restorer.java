@@ -43,6 +43,7 @@ final class Restorer {
     private final AgentSettings settings;
     private final MapState state;
     private final int generation;
+    private final Membership membership;
     private final Data never;
 
     private final Map<Integer, List<Data>> waiting = new HashMap<>();
@@ -61,6 +62,7 @@ final class Restorer {
         this.settings = settings;
         this.state = state;
         this.generation = state.generation();
+        this.membership = plugin.guard().membership();
         this.never = nodeEngine.toData(MetadataAwareValue.NO_TIME_SET);
     }
 
@@ -90,9 +92,9 @@ final class Restorer {
     }
 
     private boolean restore() throws IOException, InterruptedException, ExecutionException {
-        MapState.Peers peers = state.peers();
+        MapState.Peers peers = state.peers(membership);
         if (peers.restored()) {
-            state.setRestored(generation);
+            state.setRestored(generation, membership);
             return true;
         } else if (peers.missing() != null) {
             throw new IOException(peers.missing());
@@ -173,7 +175,7 @@ final class Restorer {
         waitingBytes -= bytes;
         sentBytes += bytes;
         sent.add(new Sent(nodeEngine.getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
-                new RestoreOperation(map, sequence), partition), bytes));
+                new RestoreOperation(map, sequence, membership), partition), bytes));
     }
 
     /** Until no more than so many bytes are on their way to their partitions. */
@@ -187,11 +189,11 @@ final class Restorer {
 
     /** This member first: whoever joins now and asks it is told, whoever has joined already is in the list. */
     private void announce() throws InterruptedException {
-        state.setRestored(generation);
+        state.setRestored(generation, membership);
         List<Future<?>> told = new ArrayList<>();
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
-                told.add(nodeEngine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, new RestoredOperation(map),
+                told.add(nodeEngine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, new RestoredOperation(map, membership),
                         member.getAddress()));
             }
         }
@@ -212,8 +214,9 @@ final class Restorer {
     }
 
     private void check() {
-        if (plugin.closed() || !nodeEngine.isRunning() || state.generation() != generation) {
-            throw new HazelcastInstanceNotActiveException("restoring map \"" + map + "\" was given up: member stopped or map destroyed");
+        if (plugin.closed() || !nodeEngine.isRunning() || state.generation() != generation || !plugin.guard().isPresent(membership)) {
+            throw new HazelcastInstanceNotActiveException("restoring map \"" + map
+                    + "\" was given up: the member has stopped or joins another cluster, or the map was destroyed");
         }
     }
 

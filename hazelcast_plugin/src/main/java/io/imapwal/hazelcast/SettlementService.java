@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.internal.cluster.ClusterService;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.internal.partition.MigrationAwareService;
@@ -79,11 +80,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
      */
     @Override
     public void reset() {
-        for (int partition = 0; partition < known.length(); partition++) {
+        new FormerCluster(nodeEngine).forget(partition -> {
             forget(partition);
-        }
-        arrived.clear();
-        replaced.clear();
+            arrived.remove(partition);
+            replaced.remove(partition);
+        });
         synchronized (departed) {
             departed.clear();
         }
@@ -125,6 +126,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         return false;
     }
 
+    /** Whether this member is the partition's owner, or is just becoming it. */
+    boolean owns(int partition) {
+        return partitions.getPartition(partition, false).isLocal();
+    }
+
     /** Finds partitions that were assigned to this member without an event. */
     void findAssigned() {
         for (int partition = 0; partition < known.length(); partition++) {
@@ -153,7 +159,14 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     @Override
     public void memberRemoved(MembershipServiceEvent event) {
-        depart(Set.of(event.getMember().getUuid()));
+        ClusterService cluster = ((NodeEngineImpl) nodeEngine).getClusterService();
+        UUID removed = event.getMember().getUuid();
+        if (!cluster.isJoined() || cluster.getMember(removed) != null) {
+            // It left the former cluster: Hazelcast delivers this on another thread, perhaps after
+            // reset(). Within one cluster, a UUID does not come back.
+            return;
+        }
+        depart(Set.of(removed));
         WalPlugin plugin = plugin();
         if (plugin != null) {
             plugin.settlements().watch();

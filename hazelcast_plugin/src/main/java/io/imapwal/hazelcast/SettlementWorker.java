@@ -39,7 +39,7 @@ final class SettlementWorker {
 
     SettlementWorker(WalPlugin plugin) {
         this.plugin = plugin;
-        this.threads = new PartitionThreads(plugin);
+        this.threads = new PartitionThreads(plugin.nodeEngine());
     }
 
     /** There may be something to settle. */

@@ -176,6 +176,8 @@ final class WalPlugin {
     private void dropAll() {
         merging = true;
         localMaps.names().forEach(localMaps::drop);
+        // Also of maps that are not in memory here: what is known of them is of this cluster.
+        maps.values().forEach(MapState::close);
     }
 
     /** Maps with the same agent share one link; the first one's timeouts hold for all. */

@@ -1,0 +1,65 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.partition.impl.InternalPartitionServiceImpl;
+import com.hazelcast.internal.partition.impl.PartitionReplicaManager;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.impl.NodeEngine;
+
+import java.util.List;
+import java.util.function.IntConsumer;
+import java.util.stream.IntStream;
+
+/**
+ * What Hazelcast keeps of a member's former cluster when the member joins another one (5.5 to 5.7).
+ * It does no harm where all partitions migrate to this member. Where members form a new cluster,
+ * they get their first partitions without a migration.
+ *
+ * <pre>
+ *  kept                                    harm in the next cluster
+ *  versions of the copies of partitions    a backup is taken for an old one until its version exceeds
+ *                                          the former one: it is not stored, and the caller waits
+ *                                          for the backup time-out each time
+ *  partitions that queries scan here       this member answers for partitions of others, in which it
+ *                                          finds nothing; Hazelcast asks nobody else then
+ * </pre>
+ */
+final class FormerCluster {
+    private static final long WAIT_S = 30;
+
+    private final NodeEngine nodeEngine;
+
+    FormerCluster(NodeEngine nodeEngine) {
+        this.nodeEngine = nodeEngine;
+    }
+
+    /**
+     * Called after the connections were closed and the partition table was emptied. What still waits
+     * for a partition's thread is of the former cluster, and comes before this.
+     *
+     * @param more what else to forget of a partition, on its thread
+     */
+    void forget(IntConsumer more) {
+        InternalPartitionServiceImpl partitions = (InternalPartitionServiceImpl) nodeEngine.getPartitionService();
+        PartitionReplicaManager replicas = partitions.getReplicaManager();
+        try {
+            long left = new PartitionThreads(nodeEngine).run(IntStream.range(0, partitions.getPartitionCount()).boxed().toList(),
+                    partition -> {
+                        replicas.retainNamespaces(partition, List.of());
+                        more.accept(partition);
+                    }, WAIT_S);
+            if (left > 0) {
+                nodeEngine.getLogger(FormerCluster.class).warning("imap-wal: " + left + " partitions of the former cluster are not"
+                        + " forgotten yet after " + WAIT_S + " s; their threads are at work");
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+        scannedPartitions(nodeEngine);
+    }
+
+    /** Queries on this member scan the partitions that it owns now. */
+    static void scannedPartitions(NodeEngine nodeEngine) {
+        MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
+        service.getMapServiceContext().refreshCachedOwnedPartitions();
+    }
+}

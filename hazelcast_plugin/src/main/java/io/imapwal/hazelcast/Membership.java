@@ -1,0 +1,25 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.util.UUIDSerializationUtil;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+
+import java.io.IOException;
+import java.util.UUID;
+
+/**
+ * In which cluster a member is, and as whom. A member that joins another cluster, or the same one
+ * again, holds nothing, and gets a new UUID. What was found out or sent before does not count then.
+ *
+ * @param clusterId null while the member has not joined a cluster
+ */
+record Membership(UUID clusterId, UUID member) {
+    void write(ObjectDataOutput out) throws IOException {
+        UUIDSerializationUtil.writeUUID(out, clusterId);
+        UUIDSerializationUtil.writeUUID(out, member);
+    }
+
+    static Membership read(ObjectDataInput in) throws IOException {
+        return new Membership(UUIDSerializationUtil.readUUID(in), UUIDSerializationUtil.readUUID(in));
+    }
+}

@@ -1,0 +1,203 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Address;
+import com.hazelcast.cluster.Member;
+import com.hazelcast.cluster.MembershipEvent;
+import com.hazelcast.config.Config;
+import com.hazelcast.core.HazelcastException;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.services.MembershipServiceEvent;
+import com.hazelcast.map.EntryLoader.MetadataAwareValue;
+import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.partition.Partition;
+import com.hazelcast.spi.impl.NodeEngineImpl;
+import com.hazelcast.spi.impl.operationservice.Operation;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.UUID;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** Members that leave their cluster and form a new one keep nothing of the former cluster. */
+class NewClusterTest {
+    private static final int KEYS = 200;
+
+    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final List<FakeAgent> agents = new ArrayList<>();
+    private final int port = Members.port();
+    private final List<HazelcastInstance> members = new ArrayList<>();
+    private HazelcastInstance a;
+
+    @BeforeEach
+    void start() throws Exception {
+        for (int number = 0; number < 3; number++) {
+            members.add(start(number));
+        }
+        a = members.get(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < KEYS; i++) {
+            map.set(i, i);
+        }
+        eventually(() -> members.stream().allMatch(each -> each.getPartitionService().isClusterSafe()));
+        assertEquals(KEYS, map.entrySet().size());
+    }
+
+    private HazelcastInstance start(int number) throws Exception {
+        FakeAgent agent = new FakeAgent(log).start();
+        agents.add(agent);
+        Config config = Members.config("anew", port + number, agent.endpoint());
+        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        return Members.start(config);
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        members.forEach(member -> member.getLifecycleService().terminate());
+        for (FakeAgent agent : agents) {
+            assertEquals(List.of(), agent.violations);
+            agent.close();
+        }
+    }
+
+    private static ClusterServiceImpl cluster(HazelcastInstance member) {
+        return WalPlugin.of(member).nodeEngine().getNode().getClusterService();
+    }
+
+    /** As members do that are left out of a view. No partition is assigned before all are there. */
+    private void formNewCluster() throws Exception {
+        UUID former = cluster(a).getClusterId();
+        Address target = cluster(a).getThisAddress();
+        List<Thread> others = new ArrayList<>();
+        for (HazelcastInstance member : members.subList(1, 3)) {
+            others.add(new Thread(() -> cluster(member).merge(target)));
+        }
+        others.forEach(Thread::start);
+        cluster(a).merge(target);
+        for (Thread other : others) {
+            other.join();
+        }
+        eventually(() -> members.stream().allMatch(each -> cluster(each).getSize() == 3));
+        assertNotEquals(former, cluster(a).getClusterId());
+    }
+
+    /** Each entry is at its owner and at one backup. */
+    private int inMemory() {
+        int size = 0;
+        for (HazelcastInstance member : members) {
+            MapService service = WalPlugin.of(member).nodeEngine().getService(MapService.SERVICE_NAME);
+            for (Partition partition : member.getPartitionService().getPartitions()) {
+                RecordStore<?> store = service.getMapServiceContext().getExistingRecordStore(partition.getPartitionId(), "orders");
+                size += store == null ? 0 : store.size();
+            }
+        }
+        return size;
+    }
+
+    private static Set<Integer> owned(HazelcastInstance member) {
+        Set<Integer> owned = new HashSet<>();
+        for (Partition partition : member.getPartitionService().getPartitions()) {
+            if (member.getCluster().getLocalMember().equals(partition.getOwner())) {
+                owned.add(partition.getPartitionId());
+            }
+        }
+        return owned;
+    }
+
+    @Test
+    void queriesFindAllEntries() throws Exception {
+        Set<Integer> before = owned(a);
+        formNewCluster();
+        IMap<Integer, Integer> map = a.getMap("orders");
+        eventually(() -> map.get(1) == 1);
+        assertNotEquals(before, owned(a), "the test shows nothing");
+        for (HazelcastInstance member : members) {
+            assertEquals(KEYS, member.getMap("orders").entrySet().size());
+            assertEquals(KEYS, member.getMap("orders").values().size());
+        }
+    }
+
+    @Test
+    void backupsAreStored() throws Exception {
+        formNewCluster();
+        IMap<Integer, Integer> map = a.getMap("orders");
+        eventually(() -> map.get(1) == 1);
+        assertEquals(2 * KEYS, inMemory());
+        for (int i = 0; i < KEYS; i++) {
+            map.remove(i);
+        }
+        assertEquals(0, inMemory());
+    }
+
+    /** Hazelcast repeats an announcement whose target has left, also in the cluster that both join next. */
+    @Test
+    void whatWasSentInTheFormerClusterDoesNotCount() throws Exception {
+        Membership former = WalPlugin.of(a).guard().membership();
+        assertTrue(WalPlugin.of(members.get(1)).state("orders").restored());
+        formNewCluster();
+        NodeEngineImpl engine = WalPlugin.of(a).nodeEngine();
+        for (HazelcastInstance member : members.subList(1, 3)) {
+            assertFalse(WalPlugin.of(member).state("orders").restored());
+            send(engine, new RestoredOperation("orders", former), member);
+            assertFalse(WalPlugin.of(member).state("orders").restored());
+            assertNotEquals(StatusOperation.READY, send(engine, new StatusOperation("orders", former), member));
+        }
+        IMap<Integer, Integer> map = a.getMap("orders");
+        eventually(() -> map.get(1) == 1);
+        assertEquals(KEYS, map.entrySet().size());
+    }
+
+    @Test
+    void entriesOfARestoreInTheFormerClusterAreRefused() throws Exception {
+        Membership former = WalPlugin.of(a).guard().membership();
+        formNewCluster();
+        NodeEngineImpl engine = WalPlugin.of(a).nodeEngine();
+        Data old = engine.toData(1_000_000);
+        Operation restore = new RestoreOperation("orders", List.of(old, old, engine.toData(MetadataAwareValue.NO_TIME_SET)), former);
+        assertThrows(HazelcastException.class, () -> engine.getOperationService()
+                .invokeOnPartition(MapService.SERVICE_NAME, restore, engine.getPartitionService().getPartitionId(old)).joinInternal());
+        IMap<Integer, Integer> map = a.getMap("orders");
+        eventually(() -> map.get(1) == 1);
+        assertEquals(KEYS, map.size());
+    }
+
+    /** Otherwise every settlement would wait for a view without a member that is there. */
+    @Test
+    void aMemberThatLeftTheFormerClusterIsNotCountedAsLost() throws Exception {
+        formNewCluster();
+        SettlementService service = SettlementService.of(WalPlugin.of(a).nodeEngine());
+        Member present = members.get(1).getCluster().getLocalMember();
+        service.memberRemoved(new MembershipServiceEvent(new MembershipEvent(a.getCluster(), present, MembershipEvent.MEMBER_REMOVED,
+                a.getCluster().getMembers())));
+        assertEquals(Set.of(), service.departed());
+    }
+
+    /** A member that was left out drops its maps, perhaps only after it has joined again. */
+    @Test
+    void aMapThatIsDroppedWhereOthersHaveItIsReadFromTheLogAgain() {
+        HazelcastInstance b = members.get(1);
+        WalPlugin.of(b).localMaps().drop("orders");
+        for (int i = 0; i < KEYS; i++) {
+            assertEquals(i, b.getMap("orders").get(i));
+        }
+        assertEquals(KEYS, a.getMap("orders").size());
+    }
+
+    private static Object send(NodeEngineImpl engine, Operation operation, HazelcastInstance member) {
+        return engine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, operation, cluster(member).getThisAddress()).joinInternal();
+    }
+}
