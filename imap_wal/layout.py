@@ -3,6 +3,7 @@
 {namespace}/{cluster}/manifest/{number}.json
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
 {namespace}/{cluster}/claims/alive/{node}-{epoch}-{number}       the members beside this agent are heard
+{namespace}/{cluster}/claims/present/{node}-{epoch}-{number}     this agent runs, without members that have the log
 {namespace}/{cluster}/opened/{directory}-{epoch}                 the newest epoch of a log that was opened
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
@@ -29,7 +30,7 @@ from storage_backends import StoredFile
 
 _WAL = re.compile(r"(\d{8,})-(\d{8,})(?:\.(\d{8,}))?\.wal$")
 _OPENED = re.compile(r"/opened/([^/]+)-(\d{8,})$")
-_ALIVE = re.compile(r"/claims/alive/([^/]+)-\d{8,}-\d{8,}$")
+_SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-\d{8,}-\d{8,}$")
 _CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
 _WRITER = re.compile(r"/wal/(\d{8,})(?:-[0-9a-f]+)?\.writer$")
 _ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
@@ -196,9 +197,19 @@ def alive_path(cluster: str, node: str, epoch: int, number: int) -> str:
     return f"{alive_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 
-def parse_alive_path(path: str) -> str | None:
-    """The node of such a file, or None."""
-    found = _ALIVE.search(path)
+def present_folder(cluster: str) -> str:
+    return f"{cluster}/claims/present"
+
+
+def present_path(cluster: str, node: str, epoch: int, number: int) -> str:
+    """A sign that a node's agent runs, and hears no member of the cluster that has the log. In the
+    file: the id of the cluster that its member is in, or nothing. Renewed and used as `alive_path`."""
+    return f"{present_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
+
+
+def parse_sign_path(path: str) -> str | None:
+    """The node of a file in one of these two folders, or None."""
+    found = _SIGN.search(path)
     return decode(found[1]) if found else None
 
 

@@ -749,6 +749,8 @@ class ClaimManifest:
     lost: tuple[str, ...] = ()
     """Members that were lost before the newest claim, or before their first hello. They may not write
     in it."""
+    forced: bool = False
+    """The newest claim is an operator's (`imap-wal claim --force`): the next cluster waits for no node."""
 
     @property
     def newest(self) -> int:
@@ -782,11 +784,11 @@ class ClaimManifest:
         return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return _without_defaults(_fields(self), ("permits", "members", "lost"))
+        return _without_defaults(_fields(self), ("permits", "members", "lost", "forced"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(data["claims"], data.get("permits", 0), tuple(data.get("members", ())), tuple(data.get("lost", ())))
+        return cls(data["claims"], data.get("permits", 0), tuple(data.get("members", ())), tuple(data.get("lost", ())), data.get("forced", False))
 
 
 def claim_manifests(

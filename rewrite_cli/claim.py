@@ -1,14 +1,15 @@
 """How an operator takes the log from the Hazelcast cluster that has it: by a claim for a lifetime that
-belongs to no cluster. The next cluster that starts follows it without waiting."""
+belongs to no cluster. The next cluster that starts follows it without waiting, for no other node either."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from imap_wal.agent.claims import begin, reserve
-from imap_wal.agent.liveness import signs
-from imap_wal.layout import parse_alive_path
+from imap_wal.agent.liveness import present, signs
+from imap_wal.layout import parse_sign_path
 from imap_wal.manifest import ClaimManifest, claim_manifests
 from imap_wal.restore import ClusterLog
 from storage_backends import NotFound
@@ -18,7 +19,8 @@ from storage_backends import NotFound
 class ClaimReport:
     """`former`: id of the cluster that has or had the log, and its `incarnation`; "" and 0 if none
     ever did. `signs`: nodes whose agents hear its members, or did before they were killed.
-    `claimed`: the incarnation that was claimed; 0 after a dry run."""
+    `present`: nodes whose other agents run, or did before they were killed, with the id of the cluster
+    that their members are in (""). `claimed`: the incarnation that was claimed; 0 after a dry run."""
 
     namespace: str
     cluster: str
@@ -26,6 +28,7 @@ class ClaimReport:
     incarnation: int
     signs: tuple[str, ...]
     claimed: int = 0
+    present: Mapping[str, str] = field(default_factory=dict)
 
 
 def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
@@ -33,13 +36,14 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
     claims = claim_manifests(log.store, log.folder, log.manifest().claims, log.clock, log.randomness)
     before = claims.read()[1]
     files = signs(log.store, log.folder)
-    nodes = tuple(sorted({str(parse_alive_path(path)) for path in files}))
+    nodes = tuple(sorted({str(parse_sign_path(path)) for path in files}))
+    others = present(log.store, log.folder)
     claimed = 0
     while before.newest and not dry_run and not claimed:
         number = reserve(log)
 
         def change(now: ClaimManifest, number: int = number) -> ClaimManifest | None:
-            return now.with_claim(f"imap-wal claim {number}", number) if now.newest < number else None
+            return replace(now.with_claim(f"imap-wal claim {number}", number), forced=True) if now.newest < number else None
 
         newest = claims.update(change)
         claimed = number if newest.newest == number and begin(log, newest) else 0  # else another claim came in between
@@ -47,4 +51,4 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
         for path in files:
             with suppress(NotFound):
                 log.store.delete(path)
-    return ClaimReport(log.namespace, log.cluster, before.cluster_id, before.newest, nodes, claimed)
+    return ClaimReport(log.namespace, log.cluster, before.cluster_id, before.newest, nodes, claimed, others)

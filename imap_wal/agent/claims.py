@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from imap_wal import layout
-from imap_wal.agent.liveness import Watch
+from imap_wal.agent.start import Start
 from imap_wal.errors import ImapWalError
 from imap_wal.format import Position
 from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
@@ -32,12 +32,11 @@ PERMITS_BY_NAME = 64
 too old to show them."""
 
 
-class StillAlive(ImapWalError):
-    """The cluster that has the log is alive: another one has to wait. Nothing was changed."""
-
-
 class VoidIncarnation(ImapWalError):
     """A cluster that was followed by another, or a member that was left out of a view."""
+
+
+CLUSTER_ID_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,8 @@ class Greeting:
     def __post_init__(self) -> None:
         if type(self.view) is not int or self.view < 0:
             raise ValueError(f"view is {self.view!r}; it takes the number of an incarnation, or 0")
+        if len(self.cluster_id) > CLUSTER_ID_MAX:
+            raise ValueError(f"cluster_id has {len(self.cluster_id)} characters; at most {CLUSTER_ID_MAX} are possible")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class View:
 class Claims:
     """The claims of one cluster, as one agent sees and makes them. Used by the serving thread."""
 
-    def __init__(self, log: NodeLog, cluster: ClusterLog, watch: Watch) -> None:
-        self._log, self._cluster, self._watch = log, cluster, watch
+    def __init__(self, log: NodeLog, cluster: ClusterLog, start: Start) -> None:
+        self._log, self._cluster, self._start = log, cluster, start
         self._folder = log.identity.cluster_folder
         begun = max((lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0)
         self._number, self._known = log.claims.read()
@@ -96,21 +97,22 @@ class Claims:
             self._number, self._known = claims.read()
         return self._known.newest
 
-    def enter(self, who: Greeting, is_new: bool) -> int:
+    def enter(self, who: Greeting, is_new: bool, look: int = 0) -> int:
         """The incarnation in which a member that says hello may write. Claims one for a cluster id
-        that has none, unless the newest cluster is alive (`StillAlive`). `is_new`: this plug-in has
-        never been in any incarnation here. `VoidIncarnation`."""
+        that has none, unless it has to wait (`start.Waits`). `is_new`: this plug-in has never been in
+        any incarnation here. `look`: see `Start.demand`. `VoidIncarnation`."""
         tried = False
 
         def admitted(claims: ClaimManifest) -> ClaimManifest | None:
             claimed = claims.claims.get(who.cluster_id)
             if claimed is None:
-                self._demand_over(claims)
+                self._start.demand(who.cluster_id, claims, look, nodes=True)
                 return None
             if claimed == claims.newest:
                 _demand_admitted(claims, who)
                 return claims.with_member(who.member)
-            self._demand_return(claims, claimed, who, is_new and not tried)
+            if self._returns(claims, claimed, who, is_new and not tried):
+                self._start.demand(who.cluster_id, claims, look, nodes=False)
             return None
 
         def anew(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
@@ -124,7 +126,7 @@ class Claims:
 
         incarnation = self._claim(who.cluster_id, admitted, anew).newest
         if tried:
-            self._watch.forget()
+            self._start.ended()
         return incarnation
 
     def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
@@ -180,23 +182,16 @@ class Claims:
             self._number, self._known = self._log.claims.read()
             return claims
 
-    def _demand_return(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> None:
+    def _returns(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> bool:
         """Only two kinds of plug-in may claim for an older cluster again: one that is in the newest
-        incarnation (its cluster was merged into the older one), and one that was in no incarnation
-        yet: it has nothing in flight that was void. `VoidIncarnation`."""
+        incarnation (its cluster was merged into the older one; False), and one that was in no
+        incarnation yet: it has nothing in flight that was void. `VoidIncarnation`."""
         plugins = self._log.manifests.read()[1].plugins
         if f"{who.plugin}/{claims.newest}" in plugins:
-            return
+            return False
         if who.view or not is_new or any(known.rpartition("/")[0] == who.plugin for known in plugins):
             raise _followed(claims, claimed)
-        self._demand_over(claims)
-
-    def _demand_over(self, claims: ClaimManifest) -> None:
-        alive = self._watch.alive() if claims.claims else ""
-        if alive:
-            raise StillAlive(
-                f"the former cluster {claims.cluster_id} is alive: its members are heard by the agent of {alive}; waiting until they are not"
-            )
+        return True
 
     def _permit_is_there(self, incarnation: int) -> bool:
         return self._log.store.exists(layout.claim_path(self._folder, incarnation))

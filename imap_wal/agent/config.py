@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from imap_wal.agent.start import StartPolicy, StartRules
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import Settings, check_seconds, nearest, refuse_wrong_types
 
@@ -20,7 +21,8 @@ CLOCK_OFFSET_MS_MAX = 10**12
 class AgentConfig:
     """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs
     while the members start, instead of when the first of them asks. `lifetime_timeout_s`: another cluster may claim the log once the former one has given no sign of life
-    for this time; 0: at once, and no signs are given. `clock_offset_ms` shifts this agent's clock (for tests)."""
+    for this time; 0: at once, and no signs are given. `start_policy`: which nodes' agents must run before a new cluster gets the log; after `start_timeout_s` the error says what to
+    do. `clock_offset_ms` shifts this agent's clock (for tests)."""
 
     url: str
     wal_dir: str = ""
@@ -30,19 +32,35 @@ class AgentConfig:
     endpoint: str = "tcp://127.0.0.1:7701"
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
+    start_policy: StartPolicy = StartPolicy.WAIT_ALL
+    start_timeout_s: float = 120
     clock_offset_ms: int = 0
     takeover: bool = False
     log: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "start_policy", StartPolicy(self.start_policy))
+        except ValueError:
+            raise InvalidSetting(f"start_policy is {self.start_policy!r}; it takes one of {', '.join(StartPolicy)}") from None
         refuse_wrong_types(self)
         if self.log.manual_wal_flush:
             raise InvalidSetting("log.manual_wal_flush is for embedded stores: a member must not be told of what is not in the log")
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
+        check_seconds(self.start_timeout_s, "start_timeout_s")
+        if not self.lifetime_timeout_s and self.start_policy is not StartPolicy.PARTIAL:
+            raise InvalidSetting(
+                f"lifetime_timeout_s is 0, so agents give no signs, and start_policy is {str(self.start_policy)!r}, which needs them; "
+                'set lifetime_timeout_s above 0, or start_policy = "partial" too'
+            )
         if abs(self.clock_offset_ms) > CLOCK_OFFSET_MS_MAX:
             raise InvalidSetting(f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from -{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}")
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
+
+    @property
+    def start_rules(self) -> StartRules:
+        return StartRules(self.start_policy, self.start_timeout_s, self.lifetime_timeout_s)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], file: str = "the configuration", **overrides: Any) -> Self:

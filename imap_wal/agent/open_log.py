@@ -43,7 +43,7 @@ class OpenLog:
         self.keeper = Keeper(config.log, clock)
         self._archiver = writer_for(config.url, config.wal_dir)
         try:
-            self.sessions = Sessions(self.node_log, all_logs, config.lifetime_timeout_s)
+            self.sessions = Sessions(self.node_log, all_logs, config.start_rules)
             self.ring: RingBuffer[Batch] = RingBuffer(config.log.ring_slots, config.log.ring_bytes)
             self.committer = Committer(self.ring, self.node_log, config.log, clock, self.keeper.committed, self.sessions.check_newest)
             self.keeper.start(self.committer, self.archive, self.remove_outlived)

@@ -17,11 +17,12 @@ import msgpack
 import structlog
 
 from imap_wal import layout
-from imap_wal.agent.claims import StillAlive, VoidIncarnation
+from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.reads import Reads
+from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
@@ -35,6 +36,9 @@ from storage_backends import StorageError, open_store
 PROTOCOL = 1
 VERSION = "0.1.0"
 TICK_MS = 200
+LOOK_S, LOOK_TICK_MS = 1.0, 10
+"""A hello that claims the log waits for a look at the signs of other agents: at most for this time,
+which is shorter than a plug-in's connect-timeout-ms."""
 CLOSE_S = 5.0
 """How long a stop waits for a log that is just being opened again."""
 
@@ -60,6 +64,15 @@ class Pending:
     refusal: tuple[str, str] = ("", "")
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A hello whose answer needs what look `number` finds."""
+
+    message: Message
+    number: int
+    until: float
+
+
 class Agent:
     """One run of the agent. `serve` returns after `stop`."""
 
@@ -73,6 +86,8 @@ class Agent:
         self._appends = self._duplicates = 0
         self._started = self._clock.monotonic()
         self._mender: Mender[OpenLog] | None = None
+        self._kept: dict[bytes, Kept] = {}
+        """By the sender."""
         self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
         try:
             self._router = Router(config.endpoint)
@@ -123,8 +138,9 @@ class Agent:
 
     def _turn(self, timeout_ms: int) -> None:
         pending: list[Pending] = []
-        for message in self._router.receive(timeout_ms):
+        for message in self._router.receive(min(timeout_ms, LOOK_TICK_MS) if self._kept else timeout_ms):
             self._handle(message, pending)
+        self._take_up(pending)
         if pending:
             acks_before = self.config.log.durability is Durability.ASYNC
             if acks_before:
@@ -141,7 +157,23 @@ class Agent:
         assert message.header is not None
         self._error(message.sender, message.header[1], "restore-failed", f"{self._reads.worker.trouble}; start the agent again")
 
-    def _handle(self, message: Message, pending: list[Pending]) -> None:
+    def _take_up(self, pending: list[Pending]) -> None:
+        """The hellos that waited for a look which is done, or takes too long."""
+        for sender, kept in list(self._kept.items()):
+            looked = self._sessions.start.looked(kept.number)
+            if looked or self._clock.monotonic() >= kept.until:
+                del self._kept[sender]
+                self._handle(kept.message, pending, kept)
+
+    def _keep(self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]) -> None:
+        """Until the next look is done."""
+        until = self._clock.monotonic() + LOOK_S if before is None else before.until
+        if before is not None and self._clock.monotonic() >= until:
+            self._refuse(message, "not-ready", str(error), pending)
+        else:
+            self._kept[message.sender] = Kept(message, self._sessions.start.ask(), until)
+
+    def _handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
         if message.header is None:
             self._sessions.shut(message.sender)
             self._router.send(message.sender, ["error", 0, "bad-request", "a message has a header [kind, number, ...] and a payload"])
@@ -149,7 +181,7 @@ class Agent:
         kind, number, *fields = message.header
         try:
             if kind == "hello":
-                self._hello(message.sender, number, *fields)
+                self._hello(message.sender, number, *fields, look=kept.number if kept is not None else 0)
             elif kind == "stat":
                 self._router.send(message.sender, ["stat", number, self.statistics()])
             elif kind in ("append", "metadata"):
@@ -169,7 +201,9 @@ class Agent:
             self._sessions.heard(message.sender)
         except TooLarge as error:
             self._refuse(message, "too-large", str(error), pending)
-        except StillAlive as error:
+        except NotLooked as error:
+            self._keep(message, kept, error, pending)
+        except Waits as error:
             self._refuse(message, "not-ready", str(error), pending)
         except VoidIncarnation as error:
             self._refuse(message, "void-incarnation", str(error), pending)
@@ -182,7 +216,7 @@ class Agent:
             _log.exception("request failed", kind=kind)
             self._refuse(message, "not-ready", f"{type(error).__name__}: {error}", pending)
 
-    def _hello(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
+    def _hello(self, sender: bytes, number: int, about: dict[str, Any], *, look: int) -> None:
         if about.get("protocol") != PROTOCOL:
             self._error(
                 sender,
@@ -196,7 +230,7 @@ class Agent:
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
-        session, new = self._sessions.hello(sender, about)
+        session, new = self._sessions.hello(sender, about, look)
         if new:
             member = ["member", session.cluster_id, str(about.get("member_uuid", "")), self.config.node, session.number, session.incarnation]
             batch = Batch([msgpack.packb(member)], 1, kind=METADATA)
@@ -325,6 +359,7 @@ class Agent:
             "reads": self._reads.served,
             "position": str(self._node_log.end),
             "claim": self._sessions.claim(),
+            "start": self._sessions.start.statistics(self._sessions.claims.known),
             "archive_error": self._keeper.archive_error,
             "retention_error": self._keeper.retention_error,
             "commit": asdict(self._committer.statistics),

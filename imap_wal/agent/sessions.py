@@ -10,6 +10,7 @@ from typing import Any
 from imap_wal.agent import former
 from imap_wal.agent.claims import Claims, Greeting, View
 from imap_wal.agent.liveness import SignOfLife, Watch
+from imap_wal.agent.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.committer import Batch
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.restore import ClusterLog
@@ -39,28 +40,30 @@ class Connection:
 class Sessions:
     """All sessions of one agent run over one NodeLog. Used by the serving thread."""
 
-    def __init__(self, log: NodeLog, view_of: ClusterLog, lifetime_timeout_s: float = 0) -> None:
-        """`lifetime_timeout_s`: see `AgentConfig`."""
+    def __init__(self, log: NodeLog, view_of: ClusterLog, rules: StartRules = AT_ONCE) -> None:
         self._log, self._cluster = log, view_of
-        folder = log.identity.cluster_folder
-        watch = Watch(log.store, folder, lifetime_timeout_s, log.clock)
-        self.sign: SignOfLife | None = None
-        if lifetime_timeout_s:
-            self.sign = SignOfLife(log.store, folder, log.identity.node, log.epoch, lifetime_timeout_s, watch)
-        self.claims = Claims(log, view_of, watch)
+        folder, node, timeout_s = log.identity.cluster_folder, log.identity.node, rules.lifetime_timeout_s
+        waits = rules.policy is not StartPolicy.PARTIAL
+        watch = Watch(log.store, folder, timeout_s, log.clock, Belonging(view_of, node) if waits else None)
+        self.sign = SignOfLife(log.store, folder, node, log.epoch, timeout_s, watch, log.clock) if timeout_s else None
+        self.start = Start(rules, watch, log.clock)
+        self.claims = Claims(log, view_of, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, Connection] = {}
         self._shut: set[bytes] = set()
         """Connections of which an append was refused, until they say hello again."""
 
-    def hello(self, sender: bytes, about: dict[str, Any]) -> tuple[Session, bool]:
+    def hello(self, sender: bytes, about: dict[str, Any], look: int = 0) -> tuple[Session, bool]:
         """The session of a plug-in that says hello, and whether it is new here. Claims an incarnation for a cluster id that has none, or an older one than the newest.
+        `look`: see `Start.demand`.
 
         A plug-in has a session for each incarnation: what it sent in an older one may be void, and must not count as what is in the log."""
         plugin, purpose = str(about["plugin_uuid"]), about["purpose"]
         who = Greeting(str(about["cluster_id"]), str(about.get("member_uuid", "")), plugin, about.get("view", 0))
-        incarnation = self.claims.enter(who, not any(known == plugin for known, _ in self._by_plugin))
+        if self.sign is not None:
+            self.sign.greeted(who.cluster_id)
+        incarnation = self.claims.enter(who, not any(known == plugin for known, _ in self._by_plugin), look)
         session = self._by_plugin.get((plugin, incarnation))
         new = session is None
         if session is None:
@@ -122,8 +125,10 @@ class Sessions:
     def heard(self, sender: bytes) -> None:
         """A request came from this connection: the cluster is alive, if it has the log."""
         connection, newest = self._connections.get(sender), self.claims.known.newest
-        if self.sign is not None and connection is not None and (connection.who.plugin, newest) in self._by_plugin:
-            self.sign.heard(newest)
+        if self.sign is not None and connection is not None:
+            self.sign.greeted(connection.who.cluster_id)
+            if (connection.who.plugin, newest) in self._by_plugin:
+                self.sign.heard(newest)
 
     def connection(self, sender: bytes) -> Connection | None:
         """None if it has not said hello."""

@@ -20,9 +20,9 @@ from rewrite_cli.scope import Scope, scope_options
 def command(scope: Scope, force: bool, yes: bool, output: str) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
-    Use it when a new cluster waits for a former one that you want to give up. From then on no change by a member of the former cluster is acknowledged; for changes in
-    flight, its clients do not learn the outcome. Its members refuse changes, and answer reads from memory, until they are restarted. Acknowledged changes stay in the log. The
-    next cluster that starts gets the log.
+    Use it when a new cluster waits for a former one that you want to give up, or for nodes that are missing (start_policy). From then on no change by a member of the
+    former cluster is acknowledged; for changes in flight, its clients do not learn the outcome. Its members refuse changes, and answer reads from memory, until they are
+    restarted. Acknowledged changes stay in the log. The next cluster that starts gets the log, and waits for nothing; the one after it waits again.
 
     \b
     Examples:
@@ -39,9 +39,14 @@ def command(scope: Scope, force: bool, yes: bool, output: str) -> None:
         out.print_json({"dry_run": not force, "clusters": [asdict(report) for report in reports]})
         return
     rows = [
-        (each.namespace, each.cluster, each.former or "-", each.incarnation, ", ".join(each.signs) or "-", each.claimed or "-") for each in reports
+        (each.namespace, each.cluster, each.former or "-", each.incarnation, ", ".join(each.signs) or "-", _others(each), each.claimed or "-")
+        for each in reports
     ]
-    out.print_table(("namespace", "cluster", "has the log", "incarnation", "signs of life at", "claimed"), rows)
+    out.print_table(("namespace", "cluster", "has the log", "incarnation", "signs of life at", "other agents (cluster)", "claimed"), rows)
+
+
+def _others(report: ClaimReport) -> str:
+    return ", ".join(f"{node} ({cluster_id or '-'})" for node, cluster_id in sorted(report.present.items())) or "-"
 
 
 def _take(scope: Scope, *, dry_run: bool) -> list[ClaimReport]:

@@ -23,9 +23,12 @@ from storage_backends.local import LocalStore
 _names = itertools.count(1)
 
 
-def config(folder: Path, node: str = "n1", url: str = "", lifetime_timeout_s: float = 0, **log: Any) -> AgentConfig:
+def config(
+    folder: Path, node: str = "n1", url: str = "", lifetime_timeout_s: float = 0, *, start_policy: str = "", start_timeout_s: float = 120, **log: Any
+) -> AgentConfig:
     """An agent of node `node`; its socket is in `folder`, its log too unless `url` says otherwise.
-    One cluster follows another without waiting, unless `lifetime_timeout_s` says otherwise."""
+    One cluster follows another without waiting, unless `lifetime_timeout_s` says otherwise; then the
+    default `start_policy` holds."""
     return AgentConfig.from_mapping(
         {
             "url": url or f"file://{folder}/log",
@@ -33,6 +36,8 @@ def config(folder: Path, node: str = "n1", url: str = "", lifetime_timeout_s: fl
             "node": node,
             "endpoint": f"ipc://{folder}/{node}-{next(_names)}.sock",
             "lifetime_timeout_s": lifetime_timeout_s,
+            "start_timeout_s": start_timeout_s,
+            "start_policy": start_policy or ("wait-all" if lifetime_timeout_s else "partial"),
             "log": {"segment_bytes": 256 * 1024, "preallocate": False, **log},
         }
     )
@@ -120,6 +125,11 @@ class Plugin:
     def send(self, first: int, changes: dict[str, str | None]) -> list[Any]:
         """One append of changes numbered from `first`; the answer's header without its number."""
         header, _ = self.client.ask("append", self.session, first, len(changes), payload=self.payload(first, changes))
+        return [header[0], *header[2:]]
+
+    def asked(self) -> list[Any]:
+        """Say hello; the answer's header without its number."""
+        header, _ = self.client.ask("hello", self.about())
         return [header[0], *header[2:]]
 
     def put(self, **changes: str | None) -> list[Any]:

@@ -117,7 +117,7 @@ def test_an_agent_that_hears_no_member_watches_before_it_is_asked(tmp_path: Path
     left = layout.alive_path(FOLDER, "gone", 1, 7)
     store.create(left, b"")
     with serving(settings) as agent:
-        watch = agent._sessions.claims._watch
+        watch = agent._sessions.start._watch
         eventually(lambda: left in watch._since and watch.alive() == "", "it has not changed for so long")
         with plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new:
             assert new.incarnation == 2
@@ -164,5 +164,5 @@ def test_without_a_time_nothing_is_waited_for(memory: MemoryStore) -> None:
 
 def test_a_node_of_any_name_is_found_by_its_sign(memory: MemoryStore) -> None:
     for node in ("a-1", "a-00000001-00000001", "ä/b", "n"):
-        assert layout.parse_alive_path(layout.alive_path(FOLDER, node, 3, 4)) == node
-    assert layout.parse_alive_path(layout.claim_path(FOLDER, 3)) is None
+        assert layout.parse_sign_path(layout.alive_path(FOLDER, node, 3, 4)) == node
+    assert layout.parse_sign_path(layout.claim_path(FOLDER, 3)) is None

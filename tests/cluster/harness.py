@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import socket
@@ -47,6 +48,8 @@ QUICK_MEMBER = {
     "hazelcast.shutdownhook.enabled": "false",
 }
 PR_SET_PDEATHSIG = 1
+LIFETIME_TIMEOUT_S = 6
+"""The agents' default: how long a new cluster waits for signs of life of the former one."""
 
 T = TypeVar("T")
 _libc = ctypes.CDLL(None)
@@ -163,7 +166,7 @@ class Child:
 
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` go to its [log]; `module` replaces the command, for agents that misbehave. With
-    `lifetime_timeout_s` 0 a cluster that is started does not wait for the one before it."""
+    `lifetime_timeout_s` 0 a cluster that is started does not wait for the one before it, nor for other nodes."""
 
     def __init__(
         self,
@@ -188,9 +191,17 @@ class Agent(Child):
             "endpoint": self.endpoint,
             "clock_offset_ms": clock_offset_ms,
             "lifetime_timeout_s": lifetime_timeout_s,
+            "start_policy": "wait-all" if lifetime_timeout_s else "partial",
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
         self.config.write_text("\n".join([*lines, "[log]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items()), ""]))
+
+    def configure(self, **top: Any) -> None:
+        """Other values of settings at the top, from the next launch on."""
+        text = self.config.read_text()
+        for key, value in top.items():
+            text = re.sub(rf"(?m)^{key} = .*$", f"{key} = {json.dumps(value)}", text)
+        self.config.write_text(text)
 
     def launch(self, module: str = "") -> None:
         what = [module] if module else ["rewrite_cli.cli", "agent", "--config"]
@@ -279,7 +290,8 @@ class MemberError(Exception):
 class Cluster:
     """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and the cluster id are new each time.
     `agents`: those of another cluster, which may run already. `network`: connections between members go through its proxies; member
-    number i of it is the one beside agent i. `properties`: Hazelcast's."""
+    number i of it is the one beside agent i. `properties`: Hazelcast's. The agents' `start_policy` is the default one, except where fewer
+    nodes are started than were used before; then it is `partial`, and agents of its own wait for no former cluster either."""
 
     def __init__(
         self,
@@ -293,6 +305,7 @@ class Cluster:
         agents: Sequence[Agent] = (),
         network: Network | None = None,
         properties: Mapping[str, str] | None = None,
+        lifetime_timeout_s: float = LIFETIME_TIMEOUT_S,
         **settings: Any,
     ) -> None:
         self._network, self._properties = network, {**QUICK_MEMBER, **(properties or {})}
@@ -300,16 +313,24 @@ class Cluster:
         self.url = url or (folder / "logs").as_uri()
         self.name = f"test-{random.randrange(10**9)}"
         self.agents = list(agents) or [
-            Agent(folder, f"node-{number}", self.url, clock_offset_ms=offset, **settings) for number, offset in enumerate(offsets_ms, 1)
+            Agent(folder, f"node-{number}", self.url, clock_offset_ms=offset, lifetime_timeout_s=lifetime_timeout_s, **settings)
+            for number, offset in enumerate(offsets_ms, 1)
         ]
+        self._lifetime_timeout_s, self._own, self._used = lifetime_timeout_s, not agents, set[Agent]()
         self.members: list[Member] = []
         self._lifetime = 0
         self._clients: list[hazelcast.HazelcastClient] = []
 
-    def start(self, count: int) -> None:
-        """So many members, joined."""
+    def start(self, count: int, policy: str = "") -> None:
+        """So many members, joined. `policy`: the agents' `start_policy`."""
         self._lifetime += 1
         self.members = []
+        waits = policy != "" or self._used <= set(self.agents[:count])
+        self._used |= set(self.agents[:count])
+        timeout_s = self._lifetime_timeout_s if waits or not self._own else 0
+        for agent in self.agents:
+            rule = policy or "wait-all" if waits and timeout_s else "partial"
+            agent.configure(start_policy=rule, lifetime_timeout_s=timeout_s)
         for agent in self.agents[:count]:
             if not agent.running:
                 agent.launch()
@@ -340,6 +361,7 @@ class Cluster:
     def join(self, number: int) -> Member:
         """One more member, beside agent `number` (from 1), which is started if need be."""
         agent = self.agents[number - 1]
+        self._used.add(agent)
         if not agent.running:
             agent.launch()
         before = len(self.running)

@@ -27,7 +27,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cluster(folder: Path, classpath: str, timeout_ms: int, **more: Any) -> Cluster:
     properties = {"timeout-ms": f"{timeout_ms}", "connect-timeout-ms": "1000", "read-through": "true"}
-    return Cluster(folder, classpath, lambda endpoint: {NAME: logged_map(endpoint, properties)}, offsets_ms=(0, 0), segment_bytes=1 << 20, **more)
+    return Cluster(
+        folder,
+        classpath,
+        lambda endpoint: {NAME: logged_map(endpoint, properties)},
+        offsets_ms=(0, 0),
+        lifetime_timeout_s=0,
+        segment_bytes=1 << 20,
+        **more,
+    )
 
 
 def send(children: Iterable[Child], number: signal.Signals) -> None:

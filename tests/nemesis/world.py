@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import resource
 import shutil
 import signal
@@ -18,7 +17,7 @@ from typing import Any
 
 import hazelcast
 
-from tests.cluster.harness import ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
+from tests.cluster.harness import LIFETIME_TIMEOUT_S, ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
 from tests.cluster.network import QUICK_LOSS, Network
 from tests.nemesis.clients import Callers, History, Key, told_apart
 
@@ -28,8 +27,6 @@ KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
 DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
-LIFETIME_TIMEOUT_S = 6.0
-"""The agents' default: how long a new cluster waits for signs of life of the former one."""
 PROPERTIES = {
     **QUICK_LOSS,
     # Otherwise Hazelcast answers reads from a former owner while a partition moves, with or without a log.
@@ -170,7 +167,7 @@ class World:
         self.say(f"the clock of agent {machine} is {offset_ms / 1000:+.0f} s off")
         agent = self.agent(machine)
         agent.kill()
-        agent.config.write_text(re.sub(r"clock_offset_ms = \S+", f"clock_offset_ms = {offset_ms}", agent.config.read_text()))
+        agent.configure(clock_offset_ms=offset_ms)
         agent.start()
 
     @contextlib.contextmanager

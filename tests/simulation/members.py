@@ -17,6 +17,7 @@ from greenlet import getcurrent
 from imap_wal import entry
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.start import StartPolicy
 from imap_wal.agent.transport import Message
 from imap_wal.entry import DataEntry
 from imap_wal.errors import Fenced, ImapWalError, LostRace, WriterLocked
@@ -197,7 +198,7 @@ def endpoint_of(node: str) -> str:
 def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:
     return AgentConfig(
         url="sim://", namespace=NAMESPACE, cluster=CLUSTER, node=node, endpoint=endpoint_of(node),
-        restore_at_start=False, takeover=takeover, lifetime_timeout_s=0, log=Settings(**{**SETTINGS, **settings}),
+        restore_at_start=False, takeover=takeover, lifetime_timeout_s=0, start_policy=StartPolicy.PARTIAL, log=Settings(**{**SETTINGS, **settings}),
     )  # fmt: skip
 
 

@@ -1,0 +1,199 @@
+"""For whom a new cluster waits before it gets the log: the former cluster, then the nodes that belong to it.
+
+    hello of an unknown cluster id ─▶ NotLooked: the agent's loop keeps it ─▶ a look (`liveness.py`)
+                                   ─▶ the same hello again ─▶ Waits, or the claim
+
+Nothing here reads the storage, except `Belonging`, on the thread that looks. Whether a claim is made
+now or later is never a question of safety. See docs/decisions/0025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import structlog
+
+from imap_wal.agent.liveness import Presence, Watch
+from imap_wal.clock import Clock
+from imap_wal.errors import ImapWalError, LogError
+from imap_wal.manifest import ClaimManifest, node_manifests
+from imap_wal.restore import ClusterLog
+
+_log = structlog.get_logger("imap_wal.agent")
+
+
+class StartPolicy(StrEnum):
+    """Which nodes a new cluster waits for."""
+
+    WAIT_ALL = "wait-all"
+    WAIT_MOST = "wait-most"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class StartRules:
+    """As in `AgentConfig`."""
+
+    policy: StartPolicy
+    timeout_s: float
+    lifetime_timeout_s: float
+
+
+AT_ONCE = StartRules(StartPolicy.PARTIAL, 0, 0)
+"""A new cluster waits for nothing."""
+
+
+class Waits(ImapWalError):
+    """A new cluster does not get the log yet. Nothing was changed."""
+
+
+class NotLooked(ImapWalError):
+    """Whether it gets the log is known after the next look."""
+
+
+class Belonging:
+    """The nodes that a new cluster may wait for: those whose agents ever had a member. A node that no
+    member has used, or that programs use, does not count, and neither does a forgotten one."""
+
+    def __init__(self, cluster: ClusterLog, own: str) -> None:
+        self._cluster, self._own = cluster, own
+        self._had_members: set[str] = set()
+        """Log directories of which this is known: it does not change."""
+
+    def __call__(self) -> list[str]:
+        nodes = self._cluster.manifests.read()[1].nodes
+        return [node for node, directory in nodes.items() if node != self._own and self._has_had_members(node, directory)]
+
+    def _has_had_members(self, node: str, directory: str) -> bool:
+        if directory not in self._had_members:
+            cluster = self._cluster
+            try:
+                plugins = node_manifests(cluster.store, cluster.node_folder(node), cluster.clock, cluster.randomness).read()[1].plugins
+            except LogError:
+                return True  # a restart would fail too: its agent, or `verify`, says why
+            if not plugins:
+                return False
+            self._had_members.add(directory)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A cluster that waits. `newest`: the incarnation that it is to follow. `since`, `asked`: its first
+    and its last hello, as monotonic times."""
+
+    cluster_id: str
+    newest: int
+    since: float
+    asked: float
+    told: tuple[str, ...] = ()
+
+
+class Start:
+    """Decides from what the last look has found. Used by the serving thread."""
+
+    def __init__(self, rules: StartRules, watch: Watch, clock: Clock) -> None:
+        self._policy, self._timeout_s, self._watch, self._clock = rules.policy, rules.timeout_s, watch, clock
+        self._asked_at = -1
+        """The newest incarnation when a look was asked for."""
+        self._wait: _Wait | None = None
+
+    def ask(self) -> int:
+        """Have a look; its number. A hello that waits for it has an answer afterwards."""
+        return self._watch.ask()
+
+    def looked(self, number: int) -> bool:
+        return self._watch.sight.number >= number
+
+    def ended(self) -> None:
+        """A cluster has claimed the log here."""
+        self._wait = None
+        self._watch.forget()
+
+    def demand(self, cluster_id: str, claims: ClaimManifest, look: int, *, nodes: bool) -> None:
+        """`Waits` unless this cluster may follow that of the newest claim now; `NotLooked` if that takes
+        a look. `look`: the one that its hello has waited for; 0: none. `nodes`: other nodes too must be
+        present, not only the former cluster gone."""
+        if not claims.claims or not self._watch.timeout_s:
+            return  # the first cluster of this log, or agents without signs
+        if not self.looked(max(look, 1)) or not look or self._asked_at != claims.newest:
+            self._asked_at = claims.newest
+            raise NotLooked("this agent looks for signs of life of other nodes, and its storage has not answered yet")
+        alive = self._watch.sight.alive
+        if alive:
+            raise Waits(self._noted(cluster_id, claims, _still_alive(claims.cluster_id, alive)))
+        if nodes and not claims.forced:
+            away = self._away(cluster_id)
+            if away:
+                self._noted(cluster_id, claims, "; ".join(away.values()))
+                raise Waits(self._text(away))
+
+    def _noted(self, cluster_id: str, claims: ClaimManifest, why: str) -> str:
+        """Keep that it waits, and log what is new about it. Returns `why`."""
+        now, wait = self._clock.monotonic(), self._wait
+        if wait is None or (wait.cluster_id, wait.newest) != (cluster_id, claims.newest):
+            wait = _Wait(cluster_id, claims.newest, now, now)
+        over = now - wait.since >= self._timeout_s
+        news = "a new cluster waits longer than start_timeout_s" if over else "a new cluster waits"
+        if news not in wait.told:
+            _log.warning(news, cluster=cluster_id, policy=str(self._policy), reason=why)
+        self._wait = replace(wait, asked=now, told=(*wait.told, news) if news not in wait.told else wait.told)
+        return why
+
+    def _away(self, cluster_id: str) -> dict[str, str]:
+        """Node → why it does not count, of those that this cluster waits for; {} if it need not wait."""
+        nodes = self._watch.sight.nodes
+        if self._policy is StartPolicy.PARTIAL:
+            return {}
+        away = {node: f"node {node!r}: {why}" for node, each in nodes.items() if (why := _why_not(each, cluster_id))}
+        here = 1 + len(nodes) - len(away)
+        enough = len(nodes) + 1 if self._policy is StartPolicy.WAIT_ALL else (len(nodes) + 1) // 2 + 1
+        return away if here < enough else {}
+
+    def _text(self, away: Mapping[str, str]) -> str:
+        assert self._wait is not None
+        waited, whom = self._clock.monotonic() - self._wait.since, "; ".join(away.values())
+        total = len(self._watch.sight.nodes) + 1
+        needed = "all" if self._policy is StartPolicy.WAIT_ALL else f"{total // 2 + 1} of the"
+        rule = f"start_policy {str(self._policy)!r} waits for {needed} {total} nodes of this log"
+        if waited < self._timeout_s:
+            return f"this cluster does not have the log yet: {whom}; {rule}, since {waited:.0f} s (start_timeout_s {self._timeout_s:g})"
+        return (
+            f"this cluster did not get the log within start_timeout_s ({self._timeout_s:g} s): {whom}; {rule}. "
+            "Start the agents that are missing: the wait then ends by itself. For a node that is gone for good: imap-wal forget-node. "
+            "To start now without them: imap-wal claim --force, after which a cluster that still runs there must be restarted. "
+            'To start without them every time: start_policy = "wait-most" or "partial"'
+        )
+
+    def statistics(self, claims: ClaimManifest) -> dict[str, Any]:
+        """What `stat` answers. `waiting` is "" while no cluster waits here."""
+        found: dict[str, Any] = {
+            "policy": str(self._policy), "timeout_s": self._timeout_s,
+            "waiting": "", "cluster_id": "", "waited_s": 0.0, "asked_s_ago": 0.0, "late": False, "nodes": {},
+        }  # fmt: skip
+        wait, now = self._wait, self._clock.monotonic()
+        if wait is None or wait.newest != claims.newest:
+            return found
+        alive, away = self._watch.sight.alive, self._away(wait.cluster_id)
+        nobody = "nothing any more: its next request gets the log"
+        why = _still_alive(claims.cluster_id, alive) if alive else self._text(away) if away else nobody
+        waited = now - wait.since
+        nodes = {node: _why_not(self._watch.sight.nodes[node], wait.cluster_id) for node in away}
+        return found | {
+            "waiting": why, "cluster_id": wait.cluster_id, "waited_s": waited, "asked_s_ago": now - wait.asked,
+            "late": waited >= self._timeout_s, "nodes": nodes,
+        }  # fmt: skip
+
+
+def _why_not(node: Presence, cluster_id: str) -> str:
+    """Why a node does not count as one of this cluster; "" if it does, or may yet."""
+    if node.absent or node.cluster_id in ("", cluster_id):
+        return node.absent
+    return f"its member is in another cluster, {node.cluster_id}"
+
+
+def _still_alive(former: str, alive: str) -> str:
+    return f"the former cluster {former} is alive: its members are heard by the agent of {alive}; waiting until they are not"

@@ -1,0 +1,50 @@
+"""A restart with fewer machines than before: the cluster says for whom it waits (`start_policy`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hazelcast.errors import HazelcastError
+
+from tests.cluster.harness import Cluster, logged_map, until
+
+NAME = "orders"
+ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
+
+
+def refusal(cluster: Cluster) -> str:
+    """The error of a client that uses the map; "" if there is none."""
+    client = cluster.client()
+    try:
+        client.get_map(NAME).blocking().size()
+    except HazelcastError as error:
+        return str(error)
+    else:
+        return ""
+    finally:
+        client.shutdown()
+
+
+def contents(cluster: Cluster) -> dict[str, str]:
+    return dict(until("the map is there", lambda: cluster.client().get_map(NAME).blocking().entry_set()))
+
+
+def test_two_of_three_machines_wait_for_the_third_by_its_name_and_start_with_wait_most(tmp_path: Path, classpath: str) -> None:
+    with Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}) as cluster:
+        cluster.start(3)
+        cluster.client().get_map(NAME).blocking().put_all(ENTRIES)
+        cluster.kill_everything()
+
+        cluster.start(2, "wait-all")
+        # At first it waits for the former cluster: the third agent was killed, and has left its sign of life.
+        text = until("it waits for the third only", lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found)
+        assert "LogUnavailable" in text and "'wait-all' waits for all 3 nodes" in text
+        assert "node 'node-1'" not in text and "node 'node-2'" not in text
+        starts = [(agent.stat(5000) or {})["start"] for agent in cluster.agents[:2]]
+        assert ["node-3"] in [list(start["nodes"]) for start in starts]
+        cluster.join(3)
+        assert contents(cluster) == ENTRIES, "it came, and the map with it"
+
+        cluster.kill_everything()
+        cluster.start(2, "wait-most")
+        assert contents(cluster) == ENTRIES
