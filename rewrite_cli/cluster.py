@@ -139,6 +139,7 @@ class Cluster:
             "cluster": plan.cluster,
             "node": f"{plan.node_prefix}-{number}",
             "endpoint": endpoint,
+            "start_policy": "partial",  # `members` are all that there are, also after a run with more
             "clock_offset_ms": offset,
         }
         return (

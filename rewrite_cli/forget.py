@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from imap_wal import format, layout
+from imap_wal.agent.liveness import remove_signs
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.evidence import epoch_of
 from imap_wal.format import START
@@ -111,6 +112,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
                 raise InvalidSetting(refused)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
         _unregister(log, node, log_id)
+        remove_signs(log.store, log.folder, node)
         files = _clear(log, node, manifests, log_id)
     if log.store.capabilities.locks and left.directory in ("", log_id):  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")

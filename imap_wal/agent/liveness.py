@@ -50,9 +50,7 @@ class SignOfLife:
     def start(self) -> None:
         """Begin. Signs of earlier runs of this node's agent are deleted: no member is heard yet."""
         with suppress(StorageError):
-            for path in (*signs(self._store, self._cluster), *_files(self._store, layout.present_folder(self._cluster))):
-                if layout.parse_sign_path(path) == self._node:
-                    self._store.delete(path)
+            remove_signs(self._store, self._cluster, self._node)
         self.worker.start()
 
     def greeted(self, cluster_id: str) -> None:
@@ -156,6 +154,13 @@ def present(store: SegmentStore, cluster: str) -> dict[str, str]:
     return found
 
 
+def remove_signs(store: SegmentStore, cluster: str, node: str) -> None:
+    """Delete all signs of a node."""
+    for path in (*signs(store, cluster), *_files(store, layout.present_folder(cluster))):
+        if layout.parse_sign_path(path) == node:
+            store.delete(path)
+
+
 def _files(store: SegmentStore, folder: str) -> list[str]:
     return sorted(file.path for file in store.list(folder) if layout.parse_sign_path(file.path) is not None)
 
@@ -184,7 +189,7 @@ class Presence:
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What a look found. `alive`: nodes whose agents hear the cluster that has the log, as text, "" if
-    there is none. `nodes`: those that a new cluster may have to wait for, this one not among them."""
+    there is none. `nodes`: those that a new cluster may have to wait for."""
 
     number: int = 0
     alive: str = ""
@@ -203,7 +208,7 @@ class _Seen:
 
 class Watch:
     """`look` reads the files, on one thread; any other thread uses `sight`. `timeout_s` 0: no cluster
-    counts as alive, and nothing is read. `belonging` reads the names of the other nodes to wait for."""
+    counts as alive, and nothing is read. `belonging` reads the names of the nodes to wait for."""
 
     def __init__(
         self, store: SegmentStore, cluster: str, timeout_s: float, clock: Clock, belonging: Callable[[], Iterable[str]] | None = None
@@ -258,9 +263,11 @@ class Watch:
             return
         if self._first is None:
             self._first = self._clock.monotonic()
-        alive = self.alive()
+        alive, first = self.alive(), not self._looked
         self._see()
-        nodes = {name: self._presence(name) for name in sorted(self._belonging())} if self._belonging is not None and self._wanted else {}
+        nodes: dict[str, Presence] = {}
+        if self._belonging is not None and (self._wanted or first):  # at first, so that it is known before a hello
+            nodes = {name: self._presence(name) for name in sorted(self._belonging())}
         self.sight = Sight(begun.number, alive, nodes)
 
     def alive(self) -> str:

@@ -44,9 +44,9 @@ class Sessions:
         self._log, self._cluster = log, view_of
         folder, node, timeout_s = log.identity.cluster_folder, log.identity.node, rules.lifetime_timeout_s
         waits = rules.policy is not StartPolicy.PARTIAL
-        watch = Watch(log.store, folder, timeout_s, log.clock, Belonging(view_of, node) if waits else None)
+        watch = Watch(log.store, folder, timeout_s, log.clock, Belonging(view_of) if waits else None)
         self.sign = SignOfLife(log.store, folder, node, log.epoch, timeout_s, watch, log.clock) if timeout_s else None
-        self.start = Start(rules, watch, log.clock)
+        self.start = Start(node, rules, watch, log.clock)
         self.claims = Claims(log, view_of, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}

@@ -58,14 +58,14 @@ class Belonging:
     """The nodes that a new cluster may wait for: those whose agents ever had a member. A node that no
     member has used, or that programs use, does not count, and neither does a forgotten one."""
 
-    def __init__(self, cluster: ClusterLog, own: str) -> None:
-        self._cluster, self._own = cluster, own
+    def __init__(self, cluster: ClusterLog) -> None:
+        self._cluster = cluster
         self._had_members: set[str] = set()
         """Log directories of which this is known: it does not change."""
 
     def __call__(self) -> list[str]:
         nodes = self._cluster.manifests.read()[1].nodes
-        return [node for node, directory in nodes.items() if node != self._own and self._has_had_members(node, directory)]
+        return [node for node, directory in nodes.items() if self._has_had_members(node, directory)]
 
     def _has_had_members(self, node: str, directory: str) -> bool:
         if directory not in self._had_members:
@@ -83,19 +83,21 @@ class Belonging:
 @dataclass(frozen=True, slots=True)
 class _Wait:
     """A cluster that waits. `newest`: the incarnation that it is to follow. `since`, `asked`: its first
-    and its last hello, as monotonic times."""
+    and its last hello, as monotonic times. `nodes`: it waits for nodes too, not only for the former cluster."""
 
     cluster_id: str
     newest: int
     since: float
     asked: float
+    nodes: bool
     told: tuple[str, ...] = ()
 
 
 class Start:
     """Decides from what the last look has found. Used by the serving thread."""
 
-    def __init__(self, rules: StartRules, watch: Watch, clock: Clock) -> None:
+    def __init__(self, node: str, rules: StartRules, watch: Watch, clock: Clock) -> None:
+        self._node = node
         self._policy, self._timeout_s, self._watch, self._clock = rules.policy, rules.timeout_s, watch, clock
         self._asked_at = -1
         """The newest incarnation when a look was asked for."""
@@ -124,43 +126,42 @@ class Start:
             raise NotLooked("this agent looks for signs of life of other nodes, and its storage has not answered yet")
         alive = self._watch.sight.alive
         if alive:
-            raise Waits(self._noted(cluster_id, claims, _still_alive(claims.cluster_id, alive)))
+            why = _still_alive(claims.cluster_id, alive)
+            self._note(cluster_id, claims, why, nodes)
+            raise Waits(why)
         if nodes and not claims.forced:
             away = self._away(cluster_id)
             if away:
-                self._noted(cluster_id, claims, "; ".join(away.values()))
+                self._note(cluster_id, claims, _named(away), nodes)
                 raise Waits(self._text(away))
 
-    def _noted(self, cluster_id: str, claims: ClaimManifest, why: str) -> str:
-        """Keep that it waits, and log what is new about it. Returns `why`."""
+    def _note(self, cluster_id: str, claims: ClaimManifest, why: str, nodes: bool) -> None:
+        """Keep that it waits, and log what is new about it."""
         now, wait = self._clock.monotonic(), self._wait
         if wait is None or (wait.cluster_id, wait.newest) != (cluster_id, claims.newest):
-            wait = _Wait(cluster_id, claims.newest, now, now)
+            wait = _Wait(cluster_id, claims.newest, now, now, nodes)
         over = now - wait.since >= self._timeout_s
         news = "a new cluster waits longer than start_timeout_s" if over else "a new cluster waits"
         if news not in wait.told:
             _log.warning(news, cluster=cluster_id, policy=str(self._policy), reason=why)
         self._wait = replace(wait, asked=now, told=(*wait.told, news) if news not in wait.told else wait.told)
-        return why
 
     def _away(self, cluster_id: str) -> dict[str, str]:
         """Node → why it does not count, of those that this cluster waits for; {} if it need not wait."""
         nodes = self._watch.sight.nodes
-        if self._policy is StartPolicy.PARTIAL:
-            return {}
-        away = {node: f"node {node!r}: {why}" for node, each in nodes.items() if (why := _why_not(each, cluster_id))}
-        here = 1 + len(nodes) - len(away)
-        enough = len(nodes) + 1 if self._policy is StartPolicy.WAIT_ALL else (len(nodes) + 1) // 2 + 1
-        return away if here < enough else {}
+        away = {node: why for node, each in nodes.items() if node != self._node and (why := _why_not(each, cluster_id))}
+        return away if len(nodes) - len(away) < self._enough(len(nodes)) else {}
+
+    def _enough(self, total: int) -> int:
+        return {StartPolicy.WAIT_ALL: total, StartPolicy.WAIT_MOST: total // 2 + 1, StartPolicy.PARTIAL: 0}[self._policy]
 
     def _text(self, away: Mapping[str, str]) -> str:
         assert self._wait is not None
-        waited, whom = self._clock.monotonic() - self._wait.since, "; ".join(away.values())
-        total = len(self._watch.sight.nodes) + 1
-        needed = "all" if self._policy is StartPolicy.WAIT_ALL else f"{total // 2 + 1} of the"
+        waited, whom, total = self._clock.monotonic() - self._wait.since, _named(away), len(self._watch.sight.nodes)
+        needed = "all" if self._enough(total) == total else f"{self._enough(total)} of the"
         rule = f"start_policy {str(self._policy)!r} waits for {needed} {total} nodes of this log"
         if waited < self._timeout_s:
-            return f"this cluster does not have the log yet: {whom}; {rule}, since {waited:.0f} s (start_timeout_s {self._timeout_s:g})"
+            return f"this cluster does not have the log yet: {whom}; {rule}, and has waited for {waited:.0f} s (start_timeout_s {self._timeout_s:g})"
         return (
             f"this cluster did not get the log within start_timeout_s ({self._timeout_s:g} s): {whom}; {rule}. "
             "Start the agents that are missing: the wait then ends by itself. For a node that is gone for good: imap-wal forget-node. "
@@ -177,14 +178,13 @@ class Start:
         wait, now = self._wait, self._clock.monotonic()
         if wait is None or wait.newest != claims.newest:
             return found
-        alive, away = self._watch.sight.alive, self._away(wait.cluster_id)
+        alive, away = self._watch.sight.alive, self._away(wait.cluster_id) if wait.nodes else {}
         nobody = "nothing any more: its next request gets the log"
         why = _still_alive(claims.cluster_id, alive) if alive else self._text(away) if away else nobody
         waited = now - wait.since
-        nodes = {node: _why_not(self._watch.sight.nodes[node], wait.cluster_id) for node in away}
         return found | {
             "waiting": why, "cluster_id": wait.cluster_id, "waited_s": waited, "asked_s_ago": now - wait.asked,
-            "late": waited >= self._timeout_s, "nodes": nodes,
+            "late": waited >= self._timeout_s, "nodes": away,
         }  # fmt: skip
 
 
@@ -193,6 +193,10 @@ def _why_not(node: Presence, cluster_id: str) -> str:
     if node.absent or node.cluster_id in ("", cluster_id):
         return node.absent
     return f"its member is in another cluster, {node.cluster_id}"
+
+
+def _named(away: Mapping[str, str]) -> str:
+    return "; ".join(f"node {node!r}: {why}" for node, why in away.items())
 
 
 def _still_alive(former: str, alive: str) -> str:

@@ -85,6 +85,7 @@ def start(
     """Start members with an agent each, in the foreground. Every map is durable.
 
     The last line says "ready" when all members have joined and all agents are healthy. A signal to the process group ends all; so does Ctrl-C.
+    Nodes of an earlier run with more members are not waited for (start_policy = "partial").
 
     \b
     Examples:

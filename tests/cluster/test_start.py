@@ -39,7 +39,7 @@ def test_two_of_three_machines_wait_for_the_third_by_its_name_and_start_with_wai
         # At first it waits for the former cluster: the third agent was killed, and has left its sign of life.
         text = until("it waits for the third only", lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found)
         assert "LogUnavailable" in text and "'wait-all' waits for all 3 nodes" in text
-        assert "node 'node-1'" not in text and "node 'node-2'" not in text
+        assert "node 'node-1': " not in text and "node 'node-2': " not in text
         starts = [(agent.stat(5000) or {})["start"] for agent in cluster.agents[:2]]
         assert ["node-3"] in [list(start["nodes"]) for start in starts]
         cluster.join(3)
