@@ -169,7 +169,8 @@ class Agent:
         """Until the next look is done."""
         until = self._clock.monotonic() + LOOK_S if before is None else before.until
         if before is not None and self._clock.monotonic() >= until:
-            self._refuse(message, "not-ready", str(error), pending)
+            trouble = self._sessions.sign.worker.trouble if self._sessions.sign is not None else ""
+            self._refuse(message, "not-ready", f"{error}{trouble and f': {trouble}'}", pending)
         else:
             self._kept[message.sender] = Kept(message, self._sessions.start.ask(), until)
 

@@ -123,7 +123,7 @@ class Start:
             return  # the first cluster of this log, or agents without signs
         if not self.looked(max(look, 1)) or not look or self._asked_at != claims.newest:
             self._asked_at = claims.newest
-            raise NotLooked("this agent looks for signs of life of other nodes, and its storage has not answered yet")
+            raise NotLooked("this agent looks for the signs of other agents, and its storage has not answered yet")
         alive = self._watch.sight.alive
         if alive:
             why = _still_alive(claims.cluster_id, alive)

@@ -181,6 +181,20 @@ def test_a_storage_that_does_not_answer_holds_up_only_the_hello(tmp_path: Path, 
         eventually(lambda: "node 'n2'" in member.asked()[2], "it answers again")
 
 
+def test_a_look_that_fails_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former_cluster(tmp_path, "n1", "n2")
+    (one,) = settings_of(tmp_path, "n1")
+
+    def broken(*_: object) -> None:
+        raise OSError("the disk is away")
+
+    with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
+        monkeypatch.setattr(Watch, "alive", broken)
+        eventually(lambda: "OSError: the disk is away" in member.asked()[2], "it says why")
+        monkeypatch.undo()
+        eventually(lambda: "node 'n2'" in member.asked()[2], "it works again")
+
+
 def test_while_a_cluster_waits_the_loop_reads_no_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
