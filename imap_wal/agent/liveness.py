@@ -188,10 +188,11 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a look found. `alive`: nodes whose agents hear the cluster that has the log, as text, "" if
+    """What a look found, which began at `at` (monotonic). `alive`: nodes whose agents hear the cluster that has the log, as text, "" if
     there is none. `nodes`: those that a new cluster may have to wait for."""
 
     number: int = 0
+    at: float = 0.0
     alive: str = ""
     nodes: Mapping[str, Presence] = field(default_factory=dict)
 
@@ -261,14 +262,14 @@ class Watch:
         """Read the files."""
         if not self.timeout_s:
             return
-        if self._first is None:
-            self._first = self._clock.monotonic()
+        now = self._clock.monotonic()
+        self._first = now if self._first is None else self._first
         alive, first = self.alive(), not self._looked
         self._see()
         nodes: dict[str, Presence] = {}
         if self._belonging is not None and (self._wanted or first):  # at first, so that it is known before a hello
             nodes = {name: self._presence(name) for name in sorted(self._belonging())}
-        self.sight = Sight(begun.number, alive, nodes)
+        self.sight = Sight(begun.number, now, alive, nodes)
 
     def alive(self) -> str:
         """The nodes with a sign of life, as text for an error; "" if there is none. A sign counts until

@@ -172,7 +172,7 @@ class Agent:
             trouble = self._sessions.sign.worker.trouble if self._sessions.sign is not None else ""
             self._refuse(message, "not-ready", f"{error}{trouble and f': {trouble}'}", pending)
         else:
-            self._kept[message.sender] = Kept(message, self._sessions.start.ask(), until)
+            self._kept[message.sender] = Kept(message, error.look, until)
 
     def _handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
         if message.header is None:

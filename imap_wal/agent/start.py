@@ -51,7 +51,11 @@ class Waits(ImapWalError):
 
 
 class NotLooked(ImapWalError):
-    """Whether it gets the log is known after the next look."""
+    """Whether it gets the log is known after this look."""
+
+    def __init__(self, look: int) -> None:
+        super().__init__("this agent looks for the signs of other agents, and its storage has not answered yet")
+        self.look = look
 
 
 class Belonging:
@@ -99,13 +103,9 @@ class Start:
     def __init__(self, node: str, rules: StartRules, watch: Watch, clock: Clock) -> None:
         self._node = node
         self._policy, self._timeout_s, self._watch, self._clock = rules.policy, rules.timeout_s, watch, clock
-        self._asked_at = -1
-        """The newest incarnation when a look was asked for."""
+        self._asked: tuple[str, int, int] = ("", 0, 0)
+        """The cluster that asked last, the newest incarnation then, and the look that came after it."""
         self._wait: _Wait | None = None
-
-    def ask(self) -> int:
-        """Have a look; its number. A hello that waits for it has an answer afterwards."""
-        return self._watch.ask()
 
     def looked(self, number: int) -> bool:
         return self._watch.sight.number >= number
@@ -121,19 +121,25 @@ class Start:
         present, not only the former cluster gone."""
         if not claims.claims or not self._watch.timeout_s:
             return  # the first cluster of this log, or agents without signs
-        if not self.looked(max(look, 1)) or not look or self._asked_at != claims.newest:
-            self._asked_at = claims.newest
-            raise NotLooked("this agent looks for the signs of other agents, and its storage has not answered yet")
-        alive = self._watch.sight.alive
-        if alive:
-            why = _still_alive(claims.cluster_id, alive)
+        if self._asked[:2] != (cluster_id, claims.newest):
+            self._asked = cluster_id, claims.newest, self._watch.ask()
+        if not self.looked(self._asked[2]):
+            raise NotLooked(self._asked[2])
+        # This sight is of this start. But it may be some seconds old: enough to begin, not to refuse.
+        sight = self._watch.sight
+        away = self._away(cluster_id) if nodes and not claims.forced else {}
+        old = self._clock.monotonic() - sight.at >= self._watch.timeout_s
+        if not look and (sight.alive or away or old):
+            raise NotLooked(self._watch.ask())
+        if sight.alive:
+            why = _still_alive(claims.cluster_id, sight.alive)
             self._note(cluster_id, claims, why, nodes)
             raise Waits(why)
-        if nodes and not claims.forced:
-            away = self._away(cluster_id)
-            if away:
-                self._note(cluster_id, claims, _named(away), nodes)
-                raise Waits(self._text(away))
+        if away:
+            self._note(cluster_id, claims, _named(away), nodes)
+            raise Waits(self._text(away))
+        if old:
+            raise NotLooked(look)
 
     def _note(self, cluster_id: str, claims: ClaimManifest, why: str, nodes: bool) -> None:
         """Keep that it waits, and log what is new about it."""

@@ -181,6 +181,28 @@ def test_a_storage_that_does_not_answer_holds_up_only_the_hello(tmp_path: Path, 
         eventually(lambda: "node 'n2'" in member.asked()[2], "it answers again")
 
 
+def test_a_look_that_takes_longer_than_a_hello_counts_for_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a slow object store with many nodes."""
+    former_cluster(tmp_path, "n1", "n2")
+    one, two = (config(tmp_path, node, lifetime_timeout_s=600) for node in ("n1", "n2"))
+    gate = threading.Semaphore(0)
+    with serving(one) as agent, plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
+        assert "node 'n2'" in member.asked()[2]
+        start = agent._sessions.start
+        watch, look = start._watch, start._watch.look
+        monkeypatch.setattr(watch, "look", lambda begun: gate.acquire(timeout=60) and look(begun))
+        with serving(two):
+            assert "node 'n2'" in member.asked()[2], "what it knows is said"
+            member.cluster_id = "cluster-3"
+            assert "has not answered yet" in member.asked()[2], "about another cluster it knows nothing"
+            eventually(lambda: gate.release() or start.looked(start._asked[2]), "the look ends")
+            while gate.acquire(blocking=False):
+                pass
+            assert member.asked()[0] == "welcome", "although the next look has not ended"
+            for _ in range(100):
+                gate.release()
+
+
 def test_a_look_that_fails_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
