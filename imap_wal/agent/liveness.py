@@ -1,4 +1,4 @@
-"""Which agents run, and whether the Hazelcast cluster that has the log is alive: small files that change.
+"""Which agents run, and whether the cluster that has the log is alive: small files that change.
 
     SignOfLife   one file of each agent, created again under the next number, the former one deleted:
                  in `claims/alive/` while it hears members of the newest incarnation, otherwise in
@@ -188,8 +188,9 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a look found, which began at `at` (monotonic). `alive`: nodes whose agents hear the cluster that has the log, as text, "" if
-    there is none. `nodes`: those that a new cluster may have to wait for."""
+    """What a look found, which began at `at` (monotonic). `alive`: nodes whose agents hear the cluster
+    that has the log, as text, "" if there is none. `nodes`: those that a new cluster may have to wait
+    for."""
 
     number: int = 0
     at: float = 0.0

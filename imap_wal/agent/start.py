@@ -1,4 +1,4 @@
-"""For whom a new cluster waits before it gets the log: the former cluster, then the nodes that belong to it.
+"""For whom a new cluster waits before it gets the log: the former cluster, then the log's nodes.
 
     hello of an unknown cluster id ─▶ NotLooked: the agent's loop keeps it ─▶ a look (`liveness.py`)
                                    ─▶ the same hello again ─▶ Waits, or the claim
