@@ -143,6 +143,18 @@ final class MapState {
         }
     }
 
+    /**
+     * The map was destroyed, in memory and in the log, or in the log only in part.
+     *
+     * @param complete nothing of it is left in the log: where nothing is in memory, nothing is to be compared
+     */
+    void destroyed(boolean complete) {
+        if (!complete || restored()) {
+            plugin.partitions().owned().forEach(partition -> doubt(partition, null));
+            plugin.settlements().wake();
+        }
+    }
+
     /** A record store that does not ask Hazelcast to load the map. */
     RecordStore<?> newStore(int partition) {
         RecordStore<?> store = context().getPartitionContainer(partition).getRecordStore(map, true);

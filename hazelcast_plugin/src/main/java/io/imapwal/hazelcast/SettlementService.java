@@ -27,6 +27,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.function.Consumer;
+import java.util.stream.IntStream;
 
 /**
  * Knows how this member became the owner of each of its partitions. Those that it did not get whole
@@ -132,6 +133,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     /** Whether this member is the partition's owner, or is just becoming it. */
     boolean owns(int partition) {
         return partitions.getPartition(partition, false).isLocal();
+    }
+
+    List<Integer> owned() {
+        return IntStream.range(0, known.length()).filter(this::owns).boxed().toList();
     }
 
     /** Finds partitions that were assigned to this member without an event. */

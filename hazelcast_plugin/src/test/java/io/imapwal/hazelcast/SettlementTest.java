@@ -23,6 +23,8 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -425,6 +427,34 @@ class SettlementTest {
         long hits = indexHits(map);
         assertEquals(1, map.values(Predicates.equal("this", 1000)).size());
         assertTrue(indexHits(map) > hits, "the index is used again");
+    }
+
+    /** The other member opens it while it is destroyed: this one says that the map is restored, and it is, as nothing is left. */
+    @Test
+    void aMapThatIsUsedWhileItsDestructionFailsIsReadFromTheLogAgain() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(b, 1).get(0);
+        int generation = WalPlugin.of(b).state("orders").generation();
+        agents.get(0).frozen = true;
+        CompletableFuture<Void> destroyed = CompletableFuture.runAsync(map::destroy);
+        eventually(() -> WalPlugin.of(b).state("orders").generation() > generation);
+        CompletableFuture<Object> used = CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
+        assertThrows(CompletionException.class, destroyed::join);
+        agents.get(0).frozen = false;
+        used.handle((value, failure) -> value).join();
+        for (HazelcastInstance member : List.of(a, b)) {
+            for (int i = 0; i < 200; i++) {
+                int number = i;
+                eventually(() -> member.<Integer, Integer>getMap("orders").get(number) == number);
+            }
+        }
+        assertEquals(200, b.getMap("orders").size());
     }
 
     private static long indexHits(IMap<?, ?> map) {
