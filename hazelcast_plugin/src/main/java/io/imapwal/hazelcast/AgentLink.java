@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -47,6 +48,7 @@ final class AgentLink {
     private static final long MIN_PAUSE_MS = 50;
     private static final long MAX_PAUSE_MS = 1000;
     private static final long GOODBYE_MS = 500;
+    private static final long LOOK_NANOS = 200_000;
 
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
@@ -80,6 +82,8 @@ final class AgentLink {
     private long pausedUntilNanos = System.nanoTime();
     private IOException lastFailure;
 
+    /** Of each partition, changes whose caller has not been told the outcome yet. */
+    private final AtomicIntegerArray pending;
     private volatile Welcome welcome;
     private volatile boolean learned;
     private volatile boolean recheck;
@@ -97,6 +101,7 @@ final class AgentLink {
         this.logger = logger;
         this.member = member;
         this.refused = refused;
+        this.pending = new AtomicIntegerArray(guard.partitionCount());
     }
 
     /** The newest welcome, or null before the first one. */
@@ -158,6 +163,16 @@ final class AgentLink {
         if (changes.isEmpty()) {
             return;
         }
+        // Before they are in the queue: if a partition began to migrate before this, they are refused there.
+        changes.forEach(change -> pending.incrementAndGet(change.stamp.partition()));
+        try {
+            appendPending(changes);
+        } finally {
+            changes.forEach(change -> pending.decrementAndGet(change.stamp.partition()));
+        }
+    }
+
+    private void appendPending(List<Change> changes) {
         Ticket ticket = new Ticket(changes);
         run(ticket);
         RuntimeException failure = ticket.failure();
@@ -189,6 +204,23 @@ final class AgentLink {
                     + " changes are in the log and the rest failed; " + settling() + ": " + failure.getMessage(), failure);
         }
         throw failure;
+    }
+
+    /**
+     * Waits until the outcome of all changes of a partition is known, and the settler has the keys of
+     * those that its next owner has to look at. The partition is migrating, so no more come.
+     *
+     * @return false: it takes too long
+     */
+    boolean awaitOutcomes(int partition) {
+        long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(MAX_PAUSE_MS);
+        while (pending.get(partition) > 0) {
+            if (System.nanoTime() - until > 0) {
+                return false;
+            }
+            LockSupport.parkNanos(LOOK_NANOS);
+        }
+        return true;
     }
 
     /** Whether this member was left out of a view since, or has joined another cluster. */

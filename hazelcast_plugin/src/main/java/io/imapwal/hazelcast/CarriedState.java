@@ -1,5 +1,7 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.internal.nio.IOUtil;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.UUIDSerializationUtil;
 import com.hazelcast.nio.ObjectDataInput;
 import com.hazelcast.nio.ObjectDataOutput;
@@ -7,7 +9,11 @@ import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
+import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
 
@@ -20,6 +26,7 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
     private Set<String> settled;
     private Set<String> unsettled;
     private Set<String> doubted;
+    private Map<String, List<Data>> changed;
     private Set<String> partial;
     private UUID from;
 
@@ -34,13 +41,17 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
      * @param unsettled maps that have to be compared with the log
      * @param doubted   maps that have to be compared with the log once {@code from} has left: its agent
      *                  may still append changes whose outcome the sender does not know
+     * @param changed   for each map, keys of which the log may be newer than the copy: they were changed
+     *                  while the partition began to migrate
      * @param partial   maps of which keys were evicted
      */
-    CarriedState(boolean gained, Set<String> settled, Set<String> unsettled, Set<String> doubted, Set<String> partial, UUID from) {
+    CarriedState(boolean gained, Set<String> settled, Set<String> unsettled, Set<String> doubted,
+                 Map<String, List<Data>> changed, Set<String> partial, UUID from) {
         this.gained = gained;
         this.settled = settled;
         this.unsettled = unsettled;
         this.doubted = doubted;
+        this.changed = changed;
         this.partial = partial;
         this.from = from;
     }
@@ -51,6 +62,10 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
 
     Set<String> doubted() {
         return doubted;
+    }
+
+    Map<String, List<Data>> changed() {
+        return changed;
     }
 
     boolean unsettled(String map) {
@@ -81,6 +96,14 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
         write(out, settled);
         write(out, unsettled);
         write(out, doubted);
+        out.writeInt(changed.size());
+        for (Map.Entry<String, List<Data>> each : changed.entrySet()) {
+            out.writeString(each.getKey());
+            out.writeInt(each.getValue().size());
+            for (Data key : each.getValue()) {
+                IOUtil.writeData(out, key);
+            }
+        }
         write(out, partial);
         UUIDSerializationUtil.writeUUID(out, from);
     }
@@ -92,6 +115,13 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
         settled = read(in);
         unsettled = read(in);
         doubted = read(in);
+        changed = new HashMap<>();
+        for (int maps = in.readInt(); maps > 0; maps--) {
+            List<Data> keys = changed.computeIfAbsent(in.readString(), map -> new ArrayList<>());
+            for (int left = in.readInt(); left > 0; left--) {
+                keys.add(IOUtil.readData(in));
+            }
+        }
         partial = read(in);
         from = UUIDSerializationUtil.readUUID(in);
     }

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Member;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
@@ -17,6 +18,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
+
+import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
  * Logs that a map was destroyed: the owners of the partitions append a tombstone for each key that
@@ -88,6 +91,29 @@ final class Destruction {
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new LogUnavailable("map \"" + map + "\": interrupted while it was destroyed; destroy it again", e);
+        }
+    }
+
+    /** Every member is told before the caller hears of it. */
+    void tell(boolean complete) {
+        plugin.state(map).destroyed(complete);
+        List<Future<?>> told = new ArrayList<>();
+        for (Member member : plugin.nodeEngine().getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                told.add(plugin.nodeEngine().getOperationService().invokeOnTarget(MapService.SERVICE_NAME,
+                        new DestroyedOperation(map, complete), member.getAddress()));
+            }
+        }
+        for (Future<?> each : told) {
+            try {
+                each.get();
+            } catch (ExecutionException e) {
+                // It has left: the next owners of its partitions compare them with the log.
+                plugin.logger().fine("imap-wal: a member was not told that map \"" + map + "\" was destroyed", e);
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                return;
+            }
         }
     }
 

@@ -4,11 +4,14 @@ import com.hazelcast.cluster.Member;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.internal.util.ThreadUtil;
+import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.operation.TriggerLoadIfNeededOperation;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.query.impl.IndexRegistry;
+import com.hazelcast.query.impl.InternalIndex;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
@@ -117,6 +120,10 @@ final class MapState {
                 OffloadGate.place(held, this, partition);
             }
         }
+        if (onItsThread) {
+            // Otherwise queries by an index would not notice the gate. Without it they scan, and wait.
+            setIndexed(partition, false);
+        }
     }
 
     /** On the partition's thread: holds it, unless it was settled meanwhile. */
@@ -136,12 +143,39 @@ final class MapState {
         }
     }
 
+    /**
+     * The map was destroyed, in memory and in the log, or in the log only in part.
+     *
+     * @param complete nothing of it is left in the log: where nothing is in memory, nothing is to be compared
+     */
+    void destroyed(boolean complete) {
+        if (!complete || restored()) {
+            plugin.partitions().owned().forEach(partition -> doubt(partition, null));
+            plugin.settlements().wake();
+        }
+    }
+
     /** A record store that does not ask Hazelcast to load the map. */
     RecordStore<?> newStore(int partition) {
         RecordStore<?> store = context().getPartitionContainer(partition).getRecordStore(map, true);
         store.setPreMigrationLoadedStatus(true);
         store.startLoading();
         return store;
+    }
+
+    /** Hazelcast uses the indexes of a member while all of its partitions count as indexed. */
+    private void setIndexed(int partition, boolean indexed) {
+        MapContainer container = context().getExistingMapContainer(map);
+        IndexRegistry registry = container == null ? null : container.getGlobalIndexRegistry();
+        if (registry != null) {
+            InternalIndex[] indexes = registry.getIndexes();
+            IndexRegistry.beginPartitionUpdate(indexes);
+            if (indexed) {
+                IndexRegistry.markPartitionAsIndexed(partition, indexes);
+            } else {
+                IndexRegistry.markPartitionAsUnindexed(partition, indexes);
+            }
+        }
     }
 
     /** Entries in memory. */
@@ -152,9 +186,11 @@ final class MapState {
 
     /** On the partition's thread: memory says what the log says, and operations may continue. */
     void settled(Comparison comparison) {
-        if (wholeness.settle(comparison.partition, comparison.reason)
-                && store(comparison.partition) instanceof DefaultRecordStore held) {
-            held.getLoadingFutures().removeIf(Gate.class::isInstance);
+        if (wholeness.settle(comparison.partition, comparison.reason)) {
+            setIndexed(comparison.partition, true);
+            if (store(comparison.partition) instanceof DefaultRecordStore held) {
+                held.getLoadingFutures().removeIf(Gate.class::isInstance);
+            }
         }
     }
 

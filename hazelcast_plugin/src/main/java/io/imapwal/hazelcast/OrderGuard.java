@@ -63,6 +63,10 @@ final class OrderGuard {
                 && thread.operationRunner(partitionId).currentTask() instanceof BackupOperation;
     }
 
+    int partitionCount() {
+        return partitions.getPartitionCount();
+    }
+
     UUID clusterId() {
         return cluster.getClusterId();
     }

@@ -8,6 +8,7 @@ import com.hazelcast.internal.partition.MigrationEndpoint;
 import com.hazelcast.internal.partition.PartitionMigrationEvent;
 import com.hazelcast.internal.partition.PartitionReplica;
 import com.hazelcast.internal.partition.PartitionReplicationEvent;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.services.ManagedService;
 import com.hazelcast.internal.services.MembershipAwareService;
 import com.hazelcast.internal.services.MembershipServiceEvent;
@@ -17,6 +18,8 @@ import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
 import java.util.UUID;
@@ -24,6 +27,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.function.Consumer;
+import java.util.stream.IntStream;
 
 /**
  * Knows how this member became the owner of each of its partitions. Those that it did not get whole
@@ -131,6 +135,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         return partitions.getPartition(partition, false).isLocal();
     }
 
+    List<Integer> owned() {
+        return IntStream.range(0, known.length()).filter(this::owns).boxed().toList();
+    }
+
     /** Finds partitions that were assigned to this member without an event. */
     void findAssigned() {
         for (int partition = 0; partition < known.length(); partition++) {
@@ -194,6 +202,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         Set<String> unsettled = new HashSet<>();
         Set<String> partial = new HashSet<>();
         Set<String> doubted = Set.of();
+        Map<String, List<Data>> changed = Map.of();
         WalPlugin plugin = plugin();
         if (plugin != null) {
             for (MapState state : plugin.states()) {
@@ -212,13 +221,18 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                     partial.add(state.map());
                 }
             }
+            List<AgentLink> slow = plugin.links().stream().filter(link -> !link.awaitOutcomes(partition)).toList();
             doubted = plugin.settler().maps(partition);
+            if (!slow.isEmpty()) {
+                plugin.states().stream().map(MapState::map).filter(map -> slow.contains(plugin.linkOf(map))).forEach(doubted::add);
+            }
+            changed = plugin.settler().changed(partition);
             if (!doubted.isEmpty() && !plugin.leaving()) {
                 throw new RetryableHazelcastException("partition " + partition + " has changes whose outcome"
                         + " is not known yet; it is migrated when they are settled");
             }
         }
-        return new CarriedState(lost, settled, unsettled, doubted, partial, nodeEngine.getLocalMember().getUuid());
+        return new CarriedState(lost, settled, unsettled, doubted, changed, partial, nodeEngine.getLocalMember().getUuid());
     }
 
     @Override
@@ -306,7 +320,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             gained.remove(partition);
         }
         WalPlugin plugin = plugin();
-        boolean named = !carried.unsettled().isEmpty() || !carried.doubted().isEmpty() || !carried.partial().isEmpty();
+        boolean named = !carried.unsettled().isEmpty() || !carried.doubted().isEmpty() || !carried.partial().isEmpty()
+                || !carried.changed().isEmpty();
         if (plugin == null && !named) {
             return;
         }
@@ -323,6 +338,12 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
         for (String map : carried.partial()) {
             plugin.state(map).wholeness().evicted(partition);
+        }
+        for (String map : carried.changed().keySet()) {
+            AgentLink link = plugin.linkOf(map);
+            for (Data key : link == null ? List.<Data>of() : carried.changed().get(map)) {
+                plugin.settler().add(link, map, key);
+            }
         }
         for (String map : carried.doubted()) {
             plugin.state(map).doubt(partition, carried.from());

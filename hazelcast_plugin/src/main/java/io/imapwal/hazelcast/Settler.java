@@ -54,19 +54,27 @@ final class Settler {
     }
 
     synchronized void add(AgentLink link, Change change, long welcomes, long session) {
-        Key key = new Key(change.map, change.key);
+        add(link, new Key(change.map, change.key), change.request, welcomes, session);
+    }
+
+    /** The former owner of the key's partition knows that the log may be newer than memory. */
+    synchronized void add(AgentLink link, String map, Data key) {
+        add(link, new Key(map, key), 0, -1, 0);
+    }
+
+    private void add(AgentLink link, Key key, long request, long welcomes, long session) {
         if (closed) {
             return;
         }
         if (doubts.size() >= MAX_KEYS && !doubts.containsKey(key)) {
-            plugin.logger().severe("imap-wal: map \"" + change.map + "\": more than " + MAX_KEYS
+            plugin.logger().severe("imap-wal: map \"" + key.map + "\": more than " + MAX_KEYS
                     + " keys with an unknown outcome; memory and log may differ for further ones until the cluster is restarted");
             return;
         }
         Doubt former = doubts.get(key);
         // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at or below the last one.
         doubts.put(key, new Doubt(link, former == null ? welcomes : Math.max(welcomes, former.welcomes), session,
-                former == null ? change.request : 0));
+                former == null ? request : 0));
         if (thread == null) {
             Thread started = new Thread(this::run, "imap-wal-settler");
             started.setDaemon(true);
@@ -125,18 +133,30 @@ final class Settler {
         return doubts.size();
     }
 
-    /** The maps with a key in doubt in this partition. */
+    /** The maps with a change in this partition that may still come into the log. */
     synchronized Set<String> maps(int partition) {
-        if (doubts.isEmpty()) {
-            return Set.of();
-        }
         Set<String> maps = new HashSet<>();
-        for (Key key : doubts.keySet()) {
-            if (plugin.nodeEngine().getPartitionService().getPartitionId(key.key) == partition) {
+        doubts.forEach((key, doubt) -> {
+            if (doubt.welcomes >= 0 && partition(key) == partition) {
                 maps.add(key.map);
             }
-        }
+        });
         return maps;
+    }
+
+    /** For each map, the keys in this partition of which the log may be newer than memory, and changes no more by itself. */
+    synchronized Map<String, List<Data>> changed(int partition) {
+        Map<String, List<Data>> changed = new HashMap<>();
+        doubts.forEach((key, doubt) -> {
+            if (doubt.welcomes < 0 && partition(key) == partition) {
+                changed.computeIfAbsent(key.map, map -> new ArrayList<>()).add(key.key);
+            }
+        });
+        return changed;
+    }
+
+    private int partition(Key key) {
+        return plugin.nodeEngine().getPartitionService().getPartitionId(key.key);
     }
 
     /**

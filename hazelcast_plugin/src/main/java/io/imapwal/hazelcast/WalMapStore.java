@@ -83,9 +83,12 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             return;
         }
         destroyed = true;
+        Destruction destruction = Destruction.isAsked(plugin) ? new Destruction(plugin, map, settings) : null;
+        boolean complete = false;
         try {
-            if (Destruction.isAsked(plugin)) {
-                new Destruction(plugin, map, settings).run();
+            if (destruction != null) {
+                destruction.run();
+                complete = true;
             }
         } catch (RuntimeException e) {
             // Otherwise Hazelcast would keep the map in memory, with entries that the log no longer has.
@@ -94,6 +97,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         } finally {
             state.close();
             plugin.settler().forget(map);
+            if (destruction != null) {
+                destruction.tell(complete);
+            }
         }
     }
 

@@ -25,6 +25,7 @@ import java.util.TreeMap;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 
 /** An agent whose log is a table in memory. It can be stopped and started, and told to misbehave. Agents may share a log. */
@@ -148,6 +149,8 @@ final class FakeAgent implements Closeable {
     volatile long delayMs;
     /** The next append is not answered, and does nothing, before another request of its connection is there. */
     volatile boolean holdsForNext;
+    /** Appends are not looked at before it is zero. */
+    volatile CountDownLatch hold = new CountDownLatch(0);
     volatile long readDelayMs;
     /** After so many loads the agent stops; negative: never. */
     volatile int breakAfterLoads = -1;
@@ -532,6 +535,11 @@ final class FakeAgent implements Closeable {
                 for (long end = System.nanoTime() + 10_000_000_000L; requests.isEmpty() && System.nanoTime() < end;) {
                     pause(1);
                 }
+            }
+            try {
+                hold.await();
+            } catch (InterruptedException e) {
+                throw new IOException(e);
             }
             if (refused) {
                 refusedBehind++;

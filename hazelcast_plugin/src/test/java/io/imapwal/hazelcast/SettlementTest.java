@@ -8,6 +8,10 @@ import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
+import com.hazelcast.partition.MigrationListener;
+import com.hazelcast.partition.MigrationState;
+import com.hazelcast.partition.ReplicaMigrationEvent;
+import com.hazelcast.query.LocalIndexStats;
 import com.hazelcast.query.Predicates;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -19,7 +23,12 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -36,6 +45,7 @@ class SettlementTest {
     private final int port = Members.port();
     private boolean offload;
     private int settleTimeoutMs = 10_000;
+    private int timeoutMs = 700;
 
     private HazelcastInstance start(int number) throws Exception {
         FakeAgent agent = new FakeAgent(log).start();
@@ -45,6 +55,7 @@ class SettlementTest {
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setOffload(offload);
         map.getMapStoreConfig().setProperty("settle-timeout-ms", String.valueOf(settleTimeoutMs));
+        map.getMapStoreConfig().setProperty("timeout-ms", String.valueOf(timeoutMs));
         map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(map);
         HazelcastInstance member = Members.start(config);
@@ -321,5 +332,146 @@ class SettlementTest {
             eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == key);
         }
         assertEquals(200, b.getMap("orders").size());
+    }
+
+    /** Memory of the next owner would lack it, if this member died before it knew the outcome. */
+    @Test
+    void aPartitionWithAChangeUnderWayIsNotHandedOver() throws Exception {
+        offload = true;
+        timeoutMs = 30_000;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        List<Integer> keys = oneOfEachPartition(a);
+        keys.forEach(key -> map.set(key, key));
+        agents.get(0).hold = new CountDownLatch(1);
+        AtomicInteger failed = new AtomicInteger();
+        a.getPartitionService().addMigrationListener(new MigrationListener() {
+            @Override
+            public void migrationStarted(MigrationState state) {
+                // only what fails is counted
+            }
+
+            @Override
+            public void migrationFinished(MigrationState state) {
+                // only what fails is counted
+            }
+
+            @Override
+            public void replicaMigrationCompleted(ReplicaMigrationEvent event) {
+                // only what fails is counted
+            }
+
+            @Override
+            public void replicaMigrationFailed(ReplicaMigrationEvent event) {
+                failed.incrementAndGet();
+            }
+        });
+        List<CompletionStage<Void>> changes = new ArrayList<>();
+        keys.forEach(key -> changes.add(map.setAsync(key, 1000 + key)));
+        HazelcastInstance b = start(1);
+        eventually(() -> failed.get() > 0 || count(b) > 0);
+        assertEquals(0, count(b));
+        agents.get(0).hold.countDown();
+        changes.forEach(change -> change.toCompletableFuture().join());
+        eventually(() -> count(b) > 0);
+        safe();
+        for (int key : keys) {
+            assertEquals(1000 + key, b.getMap("orders").get(key));
+        }
+    }
+
+    @Test
+    void keysOfWhichTheLogIsNewerAreSettledByTheNextOwner() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        List<Integer> keys = oneOfEachPartition(a);
+        keys.forEach(key -> map.set(key, key));
+        // As after an append while the partition began to migrate, if this member cannot settle it itself.
+        agents.get(0).readError = "it cannot be read here";
+        WalPlugin plugin = WalPlugin.of(a);
+        for (int key : keys) {
+            logOnly(a, key, 1000 + key, 0);
+            plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key));
+        }
+        HazelcastInstance b = start(1);
+        eventually(() -> count(b) > 0);
+        safe();
+        for (int key : keys) {
+            if (b.getCluster().getLocalMember().equals(b.getPartitionService().getPartition(key).getOwner())) {
+                eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == 1000 + key);
+            }
+        }
+    }
+
+    @Test
+    void queriesByAnIndexWaitForPartitionsThatAreNotSettled() throws Exception {
+        settleTimeoutMs = 1500;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(a, 1).get(0);
+        logOnly(b, key, 1000, 0);
+        agents.get(1).readError = "the disk is away";
+        a.getLifecycleService().terminate();
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage().contains("the disk is away"));
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
+        assertThrows(LogUnavailable.class, () -> map.entrySet(Predicates.greaterEqual("this", 150)));
+        agents.get(1).readError = null;
+        eventually(() -> map.get(key) == 1000);
+        assertEquals(List.of(1000), List.copyOf(map.values(Predicates.equal("this", 1000))));
+        safe();
+        long hits = indexHits(map);
+        assertEquals(1, map.values(Predicates.equal("this", 1000)).size());
+        assertTrue(indexHits(map) > hits, "the index is used again");
+    }
+
+    /** The other member opens it while it is destroyed: this one says that the map is restored, and it is, as nothing is left. */
+    @Test
+    void aMapThatIsUsedWhileItsDestructionFailsIsReadFromTheLogAgain() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(b, 1).get(0);
+        int generation = WalPlugin.of(b).state("orders").generation();
+        agents.get(0).frozen = true;
+        CompletableFuture<Void> destroyed = CompletableFuture.runAsync(map::destroy);
+        eventually(() -> WalPlugin.of(b).state("orders").generation() > generation);
+        CompletableFuture<Object> used = CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
+        assertThrows(CompletionException.class, destroyed::join);
+        agents.get(0).frozen = false;
+        used.handle((value, failure) -> value).join();
+        for (HazelcastInstance member : List.of(a, b)) {
+            for (int i = 0; i < 200; i++) {
+                int number = i;
+                eventually(() -> member.<Integer, Integer>getMap("orders").get(number) == number);
+            }
+        }
+        assertEquals(200, b.getMap("orders").size());
+    }
+
+    private static long indexHits(IMap<?, ?> map) {
+        return map.getLocalMapStats().getIndexStats().values().stream().mapToLong(LocalIndexStats::getHitCount).sum();
+    }
+
+    private static long count(HazelcastInstance member) {
+        return member.getPartitionService().getPartitions().stream()
+                .filter(partition -> member.getCluster().getLocalMember().equals(partition.getOwner())).count();
+    }
+
+    private static List<Integer> oneOfEachPartition(HazelcastInstance member) {
+        Map<Integer, Integer> keys = new HashMap<>();
+        int partitions = member.getPartitionService().getPartitions().size();
+        for (int key = 0; keys.size() < partitions; key++) {
+            keys.putIfAbsent(member.getPartitionService().getPartition(key).getPartitionId(), key);
+        }
+        return new ArrayList<>(keys.values());
     }
 }
