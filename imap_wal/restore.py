@@ -720,7 +720,7 @@ class LiveView:
                 if self._closed:
                     raise Closed("this view was closed while it merged the logs")
                 if changes.rows:
-                    self._index.add(changes.node, changes.rows, changes.bytes)
+                    self._index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
                     self._records += len(changes.rows)
                 for item in changes.metadata:
                     self._metadata.setdefault(item)
