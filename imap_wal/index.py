@@ -358,8 +358,9 @@ class NewestIndex:
         return [cast(Row, row[:own]) for row in page], [row[own] if len(row) > own else node for row in page]
 
     def _tighten(self) -> None:
-        """Count exactly. When little room is left, make equal strings one; when that is not enough,
-        give all to scratch."""
+        """Drop what was cleared, and count exactly. When little room is left, make equal strings one;
+        when that is not enough, give all to scratch."""
+        self._purge()
         tables = list(self._tables.values())
         rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
         held = chain(rivals, *(table.rows.values() for table in tables))
@@ -379,6 +380,15 @@ class NewestIndex:
             else:
                 self.full = True
         self._grown, self._room = 0, self._memory_bytes - used
+
+    def _purge(self) -> None:
+        """Nothing that a listing would find."""
+        for name, table in self._tables.items():
+            keys = list(table.rows) if name in self._cleared else []
+            for index in self._cleared.hidden(name, keys, [table.rows[key][9] for key in keys]):
+                if not self._contenders_of(name, table, keys[index]):
+                    del table.rows[keys[index]]
+                    table.rivals.pop(keys[index], None)
 
     @staticmethod
     def _share_strings(table: Table) -> None:

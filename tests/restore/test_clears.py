@@ -131,6 +131,17 @@ def test_an_index_with_clears_equals_its_definition_in_any_order_and_on_scratch(
         index.close()
 
 
+def test_a_map_that_is_filled_and_cleared_again_and_again_takes_the_room_of_one_filling() -> None:
+    index = NewestIndex(3_000_000)
+    for round_ in range(1, 30):
+        for start in range(0, 1000, 100):
+            index.add("n1", [put(f"{HEAD}{round_}-{number}", "v" * 100, (1, round_, 1, number)) for number in range(start, start + 100)])
+        index.add("n1", [clear((1, round_, 2, 1))], clears=True)
+    assert not index.overflowed
+    assert index.count("orders") < 10_000
+    assert list(index.batches("orders")) == []
+
+
 # ---- on storage ----
 
 
