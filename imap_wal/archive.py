@@ -102,12 +102,7 @@ def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequenc
 
 
 def to_rows(batch: Any) -> list[Row]:
-    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order of columns."""
-    return _rows(batch)[0]
-
-
-def _rows(batch: Any) -> tuple[list[Row], bool]:
-    """`to_rows`, and whether there may be clears among them. In a file a clear has an empty key, and
+    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order of columns. In a file a clear has an empty key, and
     `expires_at_ms` is not 0, as it is in all tombstones."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     values = _bytes(column["value"])
@@ -129,8 +124,8 @@ def _rows(batch: Any) -> tuple[list[Row], bool]:
         )
     )
     if b"" not in keys:
-        return rows, False
-    return [_as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row for row in rows], True
+        return rows
+    return [_as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row for row in rows]
 
 
 def _as_clear(row: Row) -> Row:
@@ -257,7 +252,8 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
     placed = positions or below >= piece.first or (piece.until is not None and piece.until < piece.last) or void[0] != void[1]
     columns = [field.name for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA) if field.name != "node"]
     for batch in batches(store, piece.path, columns, checksum=piece.checksum, records=piece.records):
-        rows, clears = _rows(batch)
+        rows = to_rows(batch)
+        clears = _has_clears(rows)
         places = to_positions(batch) if placed else None
         first, last = piece.first, piece.last
         if places is not None:
@@ -277,12 +273,17 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
 def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
     """The rows of a snapshot's file, apart by the node that wrote them."""
     for batch in batches(store, piece.path, checksum=piece.checksum, records=piece.records):
-        (rows, clears), nodes = _rows(batch), nodes_of(batch)
+        rows, nodes = to_rows(batch), nodes_of(batch)
+        clears = _has_clears(rows)
         found: dict[str, list[Row]] = {}
         for row, node in zip(rows, nodes, strict=True):
             found.setdefault(node, []).append(row)
         for node, own in found.items():
             yield Changes(node, own, START, START, batch.nbytes * len(own) // len(rows), clears=clears)
+
+
+def _has_clears(rows: Sequence[Row]) -> bool:
+    return any(row[KEY] is None for row in rows)
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------

@@ -144,6 +144,12 @@ final class MapState {
         return store;
     }
 
+    /** Keys of the partition that are locked. */
+    int locked(int partition) {
+        RecordStore<?> store = store(partition);
+        return store == null ? 0 : store.getLockedEntryCount();
+    }
+
     /** Entries in memory. */
     int size(int partition) {
         RecordStore<?> store = store(partition);
@@ -158,11 +164,16 @@ final class MapState {
         }
     }
 
-    /** Makes evictions in this partition noticed. Called before an entry gets into it. */
+    /** Makes evictions in this partition noticed, and clears of it. Called before an entry gets into it. */
     void watch(int partition) {
         RecordStore<?> store = store(partition);
-        if (store != null && watched.get(partition) != store && EvictionWatch.possible()) {
-            EvictionWatch.watch(store, wholeness, partition);
+        if (store != null && watched.get(partition) != store) {
+            if (EvictionWatch.possible()) {
+                EvictionWatch.watch(store, wholeness, partition);
+            }
+            if (store.getMapContainer().getMapStoreContext().getMapStoreWrapper().getImpl() instanceof WalMapStore mapStore) {
+                LoggedClear.place(store, mapStore, partition);
+            }
             watched.set(partition, store);
         }
     }

@@ -14,6 +14,7 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int VIEW = 20;
     static final int LOOK = 21;
     static final int FORGET = 22;
+    static final int DOUBT = 23;
     static final int CARRIED_STATE = 6;
     static final int CORRECTION_BACKUP = 7;
 
@@ -33,6 +34,7 @@ public final class WalSerializerHook implements DataSerializerHook {
             case VIEW -> new ViewOperation();
             case LOOK -> new LookOperation();
             case FORGET -> new ForgetOperation();
+            case DOUBT -> new DoubtOperation();
             case CARRIED_STATE -> new CarriedState();
             case CORRECTION_BACKUP -> new CorrectionBackup();
             default -> null;
