@@ -16,7 +16,7 @@ import pickle
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from operator import attrgetter
@@ -39,7 +39,7 @@ from imap_wal.index import NewestIndex, Table
 from imap_wal.manifest import NO_VERSIONS, PartitionVersions
 from imap_wal.pieces import SEGMENT, SNAPSHOT, Piece, read_piece
 from imap_wal.restore import ClusterLog, live, no_garbage_collection, snapshot_pieces
-from imap_wal.rivals import Conflict, Noted
+from imap_wal.rivals import Claim, Conflict, Noted
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.local import PartWriter
 from rewrite_cli.rewriter import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
@@ -373,12 +373,9 @@ class SparkEngine:
             for frame in held:
                 frame.unpersist()
         parts = taken(found)
-        with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", ignore_cleanup_errors=True) as folder:
-            for name, each in sorted(read.items()):
-                # Few rows, which each range of keys has to know: written here.
-                writer = PartWriter(log.store, job, name, Path(folder), ranges, log.randomness)
-                writer.add_clears(cleared.claims(name), late)
-                merged.append(Merged(name, each.records, each.bytes, (*writer.close(), *parts.get(name, ()))))
+        for name, each in sorted(read.items()):
+            clears = clears_part(log, job, name, cleared.claims(name), late, ranges)
+            merged.append(Merged(name, each.records, each.bytes, (*clears, *parts.get(name, ()))))
         return Result(tuple(merged), pairs)
 
     def _combine(self, spark: SparkSession, job: Job, pieces: list[Piece], tasks: int) -> DataFrame:
@@ -415,6 +412,15 @@ def _read(combined: DataFrame) -> tuple[dict[str, _Read], PartitionVersions]:
             versions = versions.raised(PartitionVersions.decode(text).pairs.items())
         found[row["map"]] = _Read(row["records"], row["bytes"], row["keys"])
     return found, versions
+
+
+def clears_part(log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], late: set[Subject], number: int) -> tuple[Part, ...]:
+    """The clears of a map that are kept: few rows, which all ranges of keys had to know, so the
+    driver writes them. `number`: of no range."""
+    with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", ignore_cleanup_errors=True) as folder:
+        writer = PartWriter(log.store, job, name, Path(folder), number, log.randomness)
+        writer.add_clears(claims, late)
+        return writer.close()
 
 
 def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:

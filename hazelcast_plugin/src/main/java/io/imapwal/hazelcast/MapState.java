@@ -6,6 +6,7 @@ import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
+import com.hazelcast.map.impl.MapStoreWrapper;
 import com.hazelcast.map.impl.operation.TriggerLoadIfNeededOperation;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
@@ -171,7 +172,8 @@ final class MapState {
             if (EvictionWatch.possible()) {
                 EvictionWatch.watch(store, wholeness, partition);
             }
-            if (store.getMapContainer().getMapStoreContext().getMapStoreWrapper().getImpl() instanceof WalMapStore mapStore) {
+            MapStoreWrapper wrapper = store.getMapContainer().getMapStoreContext().getMapStoreWrapper();
+            if (wrapper != null && wrapper.getImpl() instanceof WalMapStore mapStore) {
                 LoggedClear.place(store, mapStore, partition);
             }
             watched.set(partition, store);

@@ -294,8 +294,13 @@ class WalMapStoreTest {
         IMap<Integer, Integer> map = member.getMap(name);
         map.set(7, 1);
         agent.mood = mood;
-        OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, map::clear);
-        assertTrue(unknown.getMessage().contains("may be in the log"), unknown.getMessage());
+        try {
+            map.clear();
+            assertTrue(inLog);
+        } catch (OutcomeUnknown e) {
+            // Hazelcast repeats a clear that failed, and the partition may be settled before that.
+            assertTrue(e.getMessage().contains("may be in the log"), e.getMessage());
+        }
         agent.mood = FakeAgent.Mood.ACK;
         eventually(() -> WalPlugin.of(member).settler().idle() && WalPlugin.of(member).state(name).wholeness().everywhere());
         assertEquals(inLog ? null : 1, map.get(7));
