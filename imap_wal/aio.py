@@ -305,7 +305,7 @@ class AsyncMap(MapReads):
 
     async def clear(self) -> None:
         """Delete all keys, in one commit."""
-        await self._store.decided(lambda: decisions.clear(self._state))
+        await self._store.decided(self._inner.clearing)
 
     def delete(self, key: Any) -> asyncio.Future[None]:
         """Delete the key; an absent one is fine."""

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from imap_wal import layout, missing
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.contents import open_checked
-from imap_wal.entry import Row
+from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, PARTITION_COUNT, TIMESTAMP_MS, Row, clear_of
 from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
@@ -91,6 +91,8 @@ def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequenc
     schema = SNAPSHOT_SCHEMA if positions is None else ARCHIVE_SCHEMA
     fields: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) if rows else [()] * 10
     columns: list[Sequence[Any]] = [*fields[:9]]
+    if None in columns[KEY]:
+        columns[KEY] = [key or b"" for key in columns[KEY]]
     orders = fields[9]
     columns += list(zip(*orders, strict=True)) if rows else [()] * 4
     columns.append([nodes] * len(rows) if isinstance(nodes, str) else nodes)
@@ -100,14 +102,16 @@ def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequenc
 
 
 def to_rows(batch: Any) -> list[Row]:
-    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order of columns."""
+    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order of columns. In a file a clear has an empty key, and
+    `expires_at_ms` is not 0, as it is in all tombstones."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     values = _bytes(column["value"])
     orders = zip(*(_integers(column[name]) for name in ("incarnation", "partition_version", "session", "request")), strict=True)
-    return list(
+    keys = _bytes(column["key"])
+    rows = list(
         zip(
             _strings(column["map"]),
-            _bytes(column["key"]),
+            keys,
             _strings(column["key_class"]),
             values,
             _strings(column["value_class"]),
@@ -119,6 +123,13 @@ def to_rows(batch: Any) -> list[Row]:
             strict=True,
         )
     )
+    if b"" not in keys:
+        return rows
+    return [_as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row for row in rows]
+
+
+def _as_clear(row: Row) -> Row:
+    return clear_of(row[MAP], row[PARTITION], row[PARTITION_COUNT], row[TIMESTAMP_MS], row[ORDER])
 
 
 def to_positions(batch: Any) -> list[Position]:
@@ -241,7 +252,9 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
     placed = positions or below >= piece.first or (piece.until is not None and piece.until < piece.last) or void[0] != void[1]
     columns = [field.name for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA) if field.name != "node"]
     for batch in batches(store, piece.path, columns, checksum=piece.checksum, records=piece.records):
-        rows, places = to_rows(batch), to_positions(batch) if placed else None
+        rows = to_rows(batch)
+        clears = _has_clears(rows)
+        places = to_positions(batch) if placed else None
         first, last = piece.first, piece.last
         if places is not None:
             first, last = places[0], places[-1]
@@ -254,18 +267,23 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
         elif void[0]:
             rows = [row for row in rows if row[9][0] >= void[0]]
         rows, places = without_overtaken(rows, places, piece.overtaken)
-        yield Changes(piece.node, rows, first, last, batch.nbytes, places if positions else None)
+        yield Changes(piece.node, rows, first, last, batch.nbytes, places if positions else None, clears=clears)
 
 
 def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
     """The rows of a snapshot's file, apart by the node that wrote them."""
     for batch in batches(store, piece.path, checksum=piece.checksum, records=piece.records):
         rows, nodes = to_rows(batch), nodes_of(batch)
+        clears = _has_clears(rows)
         found: dict[str, list[Row]] = {}
         for row, node in zip(rows, nodes, strict=True):
             found.setdefault(node, []).append(row)
         for node, own in found.items():
-            yield Changes(node, own, START, START, batch.nbytes * len(own) // len(rows))
+            yield Changes(node, own, START, START, batch.nbytes * len(own) // len(rows), clears=clears)
+
+
+def _has_clears(rows: Sequence[Row]) -> bool:
+    return any(row[KEY] is None for row in rows)
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
@@ -373,10 +391,12 @@ class Summary:
     requests: dict[int, int] = field(default_factory=dict)
     metadata: dict[Metadata, None] = field(default_factory=dict)
     end: Position = START
+    clears: bool = False
 
     def add(self, changes: Changes) -> None:
         """Take note of a batch, read with positions."""
         self.end = max(self.end, changes.last)
+        self.clears |= changes.clears
         for item in changes.metadata:
             self.metadata.setdefault(to_manifest(item))
         maps, requests = self.maps, self.requests
@@ -399,14 +419,16 @@ def carried(manifest: NodeManifest, archived: tuple[int, int], summaries: Iterab
     """The manifest without the segments up to `archived`, with what must outlive them."""
     requests = dict(manifest.requests)
     metadata = list(manifest.metadata)
-    end = manifest.checkpoint
+    end, clears = manifest.checkpoint, manifest.clears
     for summary in summaries:
+        clears |= summary.clears
         for session, request in summary.requests.items():
             requests[session] = max(request, requests.get(session, 0))
         metadata += summary.metadata
         end = max(end, summary.end)
     requests = manifest.known_requests(requests)
-    return replace(manifest, archived=max(manifest.archived, archived), requests=requests, metadata=_carry(metadata), checkpoint=end)
+    archived = max(manifest.archived, archived)
+    return replace(manifest, archived=archived, requests=requests, metadata=_carry(metadata), checkpoint=end, clears=clears)
 
 
 class _MapFile:

@@ -6,7 +6,8 @@ import heapq
 import threading
 from collections.abc import Container, Iterable, Sequence
 
-from imap_wal.entry import pack, pack_upserts
+from imap_wal.entry import clear_of, pack, pack_upserts
+from imap_wal.format import CLEARS, ENTRIES
 from imap_wal.serializer import Serializer
 
 HEAP_SPARE = 64
@@ -111,6 +112,8 @@ class Changes:
     """Serialised changes of one map, in order; grown by whoever makes them, then left alone. Value None: a deletion. `expires`: index → expires_at_ms, of those that do."""
 
     __slots__ = ("expires", "keys", "state", "values")
+    kind = ENTRIES
+    """Of the frame that takes them."""
 
     def __init__(self, state: MapState, keys: list[bytes], values: list[bytes | None], expires: dict[int, int] | None = None) -> None:
         self.state, self.keys, self.values = state, keys, values
@@ -152,6 +155,22 @@ class Changes:
             pack((name, key, label, value, label, value is None, timestamp_ms, self.expires.get(index, 0), 0, (*order, request + index)))
             for index, (key, value) in rows
         ]
+
+
+class Clear(Changes):
+    """All keys of a map are deleted: one entry in the log. `keys` are those that memory may have."""
+
+    __slots__ = ()
+    kind = CLEARS
+
+    def __init__(self, state: MapState, keys: list[bytes]) -> None:
+        super().__init__(state, keys, [None] * len(keys))
+
+    def __len__(self) -> int:
+        return 1
+
+    def pack(self, timestamp_ms: int, incarnation: int, session: int, request: int) -> list[bytes]:
+        return [pack(clear_of(self.state.name, 0, 1, timestamp_ms, (incarnation, 0, session, request)))]
 
 
 def split(runs: Sequence[Changes], count: int) -> tuple[list[Changes], list[Changes]]:

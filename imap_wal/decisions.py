@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from imap_wal.changes import Changes, MapState
+from imap_wal.changes import Changes, Clear, MapState
 
 
 class Unsettled(Exception):
@@ -127,12 +127,14 @@ def pop_last(state: MapState) -> Decision:
     return Decision(state, choose)
 
 
-def clear(state: MapState) -> Decision:
-    """Delete all keys."""
+def clear(state: MapState, *, known_only: bool = False) -> Decision:
+    """Delete all keys. `known_only`: those that this store knows; its log may have others."""
 
     def choose(outlook: Outlook) -> tuple[None, Changes | None]:
         keys = outlook.keys()
-        return None, Changes(state, keys, [None] * len(keys)) if keys else None
+        if not keys:
+            return None, None
+        return None, Changes(state, keys, [None] * len(keys)) if known_only else Clear(state, keys)
 
     return Decision(state, choose)
 

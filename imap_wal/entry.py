@@ -7,7 +7,7 @@ indices below name its fields. `DataEntry` is the same tuple with names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import msgpack
 
@@ -24,10 +24,15 @@ TIMESTAMP_MS: Final = 6
 EXPIRES_AT_MS: Final = 7
 PARTITION: Final = 8
 ORDER: Final = 9
+PARTITION_COUNT: Final = EXPIRES_AT_MS
+"""Of a clear."""
 
 
 class DataEntry(NamedTuple):
-    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix time, 0 for never."""
+    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix time, 0 for never.
+
+    Or a *clear*, which deletes all keys of one partition: its `key` is None, and `expires_at_ms` is
+    the number of partitions (`imap_wal.clears`)."""
 
     map: str
     key: bytes
@@ -43,6 +48,20 @@ class DataEntry(NamedTuple):
 
 Row: TypeAlias = tuple[str, bytes, str, bytes | None, str, bool, int, int, int, Order]
 """A DataEntry as msgpack gives it back: a plain tuple."""
+
+
+def clear_of(map_name: str, partition: int, partition_count: int, timestamp_ms: int, order: Order) -> Row:
+    """A clear: it deletes all entries of one of so many partitions that have a lower order."""
+    return cast(Row, (map_name, None, "", None, "", True, timestamp_ms, partition_count, partition, order))
+
+
+def is_clear(row: Row | DataEntry) -> bool:
+    return row[KEY] is None
+
+
+def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
+    """What a row is about: a map and a key, or a map and a partition of so many."""
+    return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
 
 
 def pack(entry: Row | DataEntry) -> bytes:

@@ -34,8 +34,13 @@ from imap_wal.errors import CorruptLog, ShortLog, TooLarge, UnsupportedVersion
 MAGIC = b"IMAPWAL\0"
 VERSION = 1
 
-ENTRIES, METADATA, CLEAN_SHUTDOWN, LOW_WATER_MARK = 1, 2, 3, 4
-TYPES = {ENTRIES: "entries", METADATA: "metadata", CLEAN_SHUTDOWN: "clean shutdown", LOW_WATER_MARK: "low-water mark"}
+ENTRIES, METADATA, CLEAN_SHUTDOWN, LOW_WATER_MARK, CLEARS = 1, 2, 3, 4, 5
+TYPES = {
+    ENTRIES: "entries", METADATA: "metadata", CLEAN_SHUTDOWN: "clean shutdown", LOW_WATER_MARK: "low-water mark",
+    CLEARS: "entries, clears among them",
+}  # fmt: skip
+OF_ENTRIES = frozenset((ENTRIES, CLEARS))
+"""Frames of entries. A version that does not know clears refuses the second type."""
 
 FRAME_HEADER = struct.Struct("<III")
 FRAME_HEADER_BYTES = 12

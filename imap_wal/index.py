@@ -8,7 +8,8 @@
 A row names its node at its end, unless it is the first node of the map. When several nodes claim
 the same (incarnation, partition version) for a key, the newest row of each is kept until a newer
 row is found (`rivals`). So the winner is the same whichever was merged first. Everything is read in
-pages of `page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md.
+pages of `page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md. What was
+cleared (`clears`) is left out when it is read, and when runs are merged.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from imap_wal import runs
+from imap_wal.clears import Cleared
 from imap_wal.entry import Order, Row
 from imap_wal.errors import StorageUnavailable
 from imap_wal.rivals import Claim, Conflict, conflict, joined
@@ -131,12 +133,16 @@ class NewestIndex:
         self._next_run = 0
         self._window_bytes = min(max(memory_bytes // 2048, 4096), _WINDOW_BYTES_MAX)
         self._labels = _Labels()
+        self._cleared = Cleared()
         self._version = 0
         """Grows with everything that changes what a pass over the index would find, or where."""
         self._met: list[Callable[[], Conflict | None]] = []
 
-    def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None) -> None:
-        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the caller knows it."""
+    def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None, *, clears: bool = False) -> None:
+        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the caller knows it.
+        `clears`: there may be clears among them."""
+        if clears:
+            rows = self._cleared.take(node, rows)
         name: str | None = None
         table = Table(node)
         known_rows = table.rows
@@ -171,8 +177,13 @@ class NewestIndex:
             self._tighten()
 
     def maps(self) -> list[str]:
-        """Names of all maps that have a row, tombstones too."""
-        return sorted({name for name, table in self._tables.items() if table.rows}.union(*(run.sections for run in self._runs.values())))
+        """Names of all maps that have a row, tombstones and clears too."""
+        in_memory = {name for name, table in self._tables.items() if table.rows}
+        return sorted(in_memory.union(self._cleared.maps(), *(run.sections for run in self._runs.values())))
+
+    def clears(self, name: str) -> list[Claim]:
+        """The newest clear of each partition of a map, and who wrote it."""
+        return self._cleared.claims(name)
 
     def get(self, name: str, keys: Sequence[bytes], bytes_max: int | None = None) -> list[Row | None]:
         """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only
@@ -245,7 +256,7 @@ class NewestIndex:
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
         """What a merge elsewhere must know: all contenders of every key."""
         if self._runs:
-            for entries in self._contenders(self._sources(name, None)):
+            for entries in self._contenders(name, self._sources(name, None)):
                 yield from self._pages_of(name, entries, rows_max, dict(self._runs))
             return
         table = self._tables.get(name)
@@ -271,6 +282,7 @@ class NewestIndex:
     def remove(self, name: str) -> None:
         """Forget a map."""
         self._version += 1
+        self._cleared.remove(name)
         self._tables.pop(name, None)
         for run in self._runs.values():
             run.sections.pop(name, None)
@@ -280,10 +292,11 @@ class NewestIndex:
     def forget(self) -> None:
         """Forget everything. Listings under way continue with what is added from now on."""
         self.clear()
+        self._cleared.forget()
         self._runs = {}
 
     def clear(self) -> None:
-        """Forget what is in memory."""
+        """Forget the rows in memory."""
         self._version += 1
         self._tables.clear()
         self._grown, self._room, self.full = 0, self._memory_bytes, False
@@ -310,16 +323,33 @@ class NewestIndex:
             now = self._tables.get(name)
             if now is not None:
                 self._meet(name, now, some)
-                yield now, [row for row in map(now.rows.get, some) if row is not None]
+                yield now, [row for row in self._winners(name, now, some) if row is not None]
 
     def _rows_of(self, name: str, table: Table, keys: Sequence[bytes]) -> Iterator[Row | None]:
         self._meet(name, table, keys)
-        for row in map(table.rows.get, keys):
+        for row in self._winners(name, table, keys):
             yield None if row is None else cast(Row, row[:_OWN_FIELDS])
+
+    def _winners(self, name: str, table: Table, keys: Sequence[bytes]) -> list[_Owned | None]:
+        """The newest row of each key that was not cleared."""
+        found = list(map(table.rows.get, keys))
+        if name in self._cleared:
+            there = [(index, row) for index, row in enumerate(found) if row is not None]
+            for each in self._cleared.hidden(name, [row[1] for _, row in there], [row[9] for _, row in there]):
+                index, row = there[each]
+                found[index] = next(iter(self._contenders_of(name, table, row[1])), None)
+        return found
+
+    def _contenders_of(self, name: str, table: Table, key: bytes) -> list[_Owned]:
+        """Those that were not cleared, the winner first."""
+        found = table.of(key)
+        hidden = self._cleared.hidden(name, [key] * len(found), [row[9] for row in found])
+        return [row for index, row in enumerate(found) if index not in hidden]
 
     def _meet(self, name: str, table: Table, keys: Sequence[bytes]) -> None:
         if table.rivals:
-            self._met += [partial(conflict, name, key, list(map(table.claim, table.of(key)))) for key in keys if key in table.rivals]
+            found = [self._contenders_of(name, table, key) for key in keys if key in table.rivals]
+            self._met += [partial(conflict, name, rows[0][1], list(map(table.claim, rows))) for rows in found if rows]
 
     @staticmethod
     def _split(table: Table, page: list[_Owned]) -> tuple[list[Row], list[str]]:
@@ -328,8 +358,9 @@ class NewestIndex:
         return [cast(Row, row[:own]) for row in page], [row[own] if len(row) > own else node for row in page]
 
     def _tighten(self) -> None:
-        """Count exactly. When little room is left, make equal strings one; when that is not enough,
-        give all to scratch."""
+        """Drop what was cleared, and count exactly. When little room is left, make equal strings one;
+        when that is not enough, give all to scratch."""
+        self._purge()
         tables = list(self._tables.values())
         rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
         held = chain(rivals, *(table.rows.values() for table in tables))
@@ -349,6 +380,15 @@ class NewestIndex:
             else:
                 self.full = True
         self._grown, self._room = 0, self._memory_bytes - used
+
+    def _purge(self) -> None:
+        """Nothing that a listing would find."""
+        for name, table in self._tables.items():
+            keys = list(table.rows) if name in self._cleared else []
+            for index in self._cleared.hidden(name, keys, [table.rows[key][9] for key in keys]):
+                if not self._contenders_of(name, table, keys[index]):
+                    del table.rows[keys[index]]
+                    table.rivals.pop(keys[index], None)
 
     @staticmethod
     def _share_strings(table: Table) -> None:
@@ -414,7 +454,7 @@ class NewestIndex:
             for name in sorted(set().union(*(run.sections for run in merging))):
                 values = Values(by_number, self._window_bytes)
                 sources = [run.windows(name, None, self._window_bytes) for run in merging]
-                contenders = self._contenders(sources)
+                contenders = self._contenders(name, sources)
                 columns = ((list(zip(*entries, strict=True)), entries) for entries in contenders)
                 writer.write(name, ((some[: runs.RUN], some[runs.LENGTH], values.each(entries)) for some, entries in columns))
             run = writer.finish()
@@ -422,13 +462,21 @@ class NewestIndex:
         self._runs[run.number] = run
         self._version += 1
 
-    def _contenders(self, sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
+    def _contenders(self, name: str, sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
         """All contenders of each key, the winner first."""
         for entries in runs.merged(sources):
-            winners, rivals = runs.newest(entries, self._labels.words)
+            winners, rivals = self._newest(name, entries)
             if rivals:
                 winners = [each for entry in winners for each in (entry, *rivals.get(entry[KEY], ()))]
-            yield winners
+            if winners:
+                yield winners
+
+    def _newest(self, name: str, entries: list[Entry]) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+        """`runs.newest` of what was not cleared."""
+        if name in self._cleared:
+            hidden = self._cleared.hidden(name, [entry[KEY] for entry in entries], [entry[runs.ORDER] for entry in entries])
+            entries = [entry for index, entry in enumerate(entries) if index not in hidden]
+        return runs.newest(entries, self._labels.words)
 
     def _writer(self, entries: int) -> RunWriter:
         self._next_run += 1
@@ -460,7 +508,7 @@ class NewestIndex:
         if table is not None and table.rows:
             found += [self._entry(table, row) for key in wanted if key in table.rows for row in table.of(key)]
         found.sort(key=runs.key_of)
-        winners, rivals = runs.newest(found, self._labels.words)
+        winners, rivals = self._newest(name, found)
         self._meet_stored(name, winners, rivals, dict(self._runs))
         return winners
 
@@ -494,7 +542,7 @@ class NewestIndex:
                 return [own + sum(sizes(others)) for own, others in found]
 
             for entries in self._ended(runs.merged(self._sources(name, after))):
-                winners, others = runs.newest(entries, self._labels.words)
+                winners, others = self._newest(name, entries)
                 rivals.update(others)
                 held += winners
                 size += sum(weighed(winners))

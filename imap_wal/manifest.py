@@ -28,6 +28,8 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 FORMAT = 1
 FORMAT_PACKED = 2
+FORMAT_CLEARS = 3
+"""Archives or snapshots may have rows without a key (`imap_wal.clears`)."""
 """Format of a manifest with a packed list: see `ArchiveList` and `SnapshotTable`."""
 PACKED_FROM = 256
 """A list of this many archives, or of snapshots of this many maps, or more is packed."""
@@ -319,7 +321,7 @@ class NodeManifest:
     """What the owner of a node's log knows. Which segments exist is told by listing `wal/`, those at or below `archived` apart, whose
     entries are in `archives` and whose files are about to go."""
 
-    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED)
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
 
     directory: str = ""
     """UUID of this log directory; a new disk under an old node name has another."""
@@ -367,6 +369,8 @@ class NodeManifest:
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used beside it."""
+    clears: bool = False
+    """An archive has, or had, clears."""
 
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
@@ -394,6 +398,8 @@ class NodeManifest:
             document |= {"format": FORMAT_PACKED, "archives": self.archives.text}
         else:
             document["archives"] = [archive.to_json() for archive in self.archives]
+        if self.clears:
+            document["format"] = FORMAT_CLEARS
         document["cluster"] = _fields(self.cluster)
         for name in ("requests", "former"):
             document[name] = {str(session): request for session, request in document[name].items()}
@@ -426,11 +432,12 @@ class NodeManifest:
             embedded=data.get("embedded", False),
             former={int(session): request for session, request in data.get("former", {}).items()},
             cluster=Seen(**data.get("cluster", {})),
+            clears=data.get("clears", False),
         )
 
 
 _NO_NODE = NodeManifest()
-_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "former", "cluster")
+_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "former", "cluster", "clears")
 """Written only when they are set."""
 
 
@@ -642,7 +649,7 @@ class Lifetime:
 class ClusterManifest:
     """What all nodes of a cluster share."""
 
-    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED)
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
 
     incarnation: int = 0
     """The last incarnation given, to a cluster lifetime or an embedded open."""
@@ -664,6 +671,8 @@ class ClusterManifest:
     """Log directories of nodes that were forgotten: they are not taken in again."""
     embedded: int = 0
     """The last incarnation given to an embedded open."""
+    clears: bool = False
+    """A snapshot has, or had, clears."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -681,7 +690,9 @@ class ClusterManifest:
             document |= {"format": FORMAT_PACKED, "snapshots": self.snapshots.text, "covered": covered, "marks": {}}
         else:
             document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
-        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded"))
+        if self.clears:
+            document["format"] = FORMAT_CLEARS
+        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -702,6 +713,7 @@ class ClusterManifest:
             versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
             forgotten=tuple(data.get("forgotten", ())),
             embedded=data.get("embedded", 0),
+            clears=data.get("clears", False),
         )
 
     def covered(self, node: str) -> tuple[Mark, ...]:

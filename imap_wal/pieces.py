@@ -47,7 +47,8 @@ Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 @dataclass(frozen=True, slots=True)
 class Changes:
     """A batch of entries of one node, in log order, from position `first` to `last` (entries that do not count included; START of a snapshot). `bytes`
-    is what they took on storage, unpacked. `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment goes on."""
+    is what they took on storage, unpacked. `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment goes on.
+    `clears`: some of the rows may be clears, which have no key (`imap_wal.clears`)."""
 
     node: str
     rows: list[Row]
@@ -57,6 +58,7 @@ class Changes:
     positions: list[Position] | None = None
     metadata: tuple[Metadata, ...] = ()
     next_offset: int = 0
+    clears: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class _SegmentPass:
                     yield from self._flush()
                     while border is not None and frame.offset > border:
                         border = borders.pop() if borders else None
-                if frame.kind == format.ENTRIES:
+                if frame.kind in format.OF_ENTRIES:
                     self._frames.append(frame)
                     self._bytes += frame.end - frame.offset
                     self._records += frame.count
@@ -227,7 +229,8 @@ class _SegmentPass:
             places = [Position(epoch, number, frame.offset, index) for frame in frames for index in range(frame.count)]
         rows, places = select(rows, places, self._maps, {name for name, mark in piece.covered.items() if last <= mark}, void_below(piece.cuts, last))
         rows, places = without_overtaken(rows, places, piece.overtaken)
-        changes = Changes(piece.node, rows, first, last, self._bytes, places, (), frames[-1].end)
+        clears = format.CLEARS in {frame.kind for frame in frames}
+        changes = Changes(piece.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears)
         self._frames = []
         self._bytes = self._records = 0
         yield changes

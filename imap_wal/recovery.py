@@ -218,7 +218,7 @@ class Recoverer:
             if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
                 self._checksum = frame.checksum
                 continue  # already known
-            if frame.kind == format.ENTRIES:
+            if frame.kind in format.OF_ENTRIES:
                 try:
                     self._note_requests(frame)
                 except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
@@ -373,7 +373,7 @@ class Recoverer:
             try:
                 for frame in SegmentReader(self._store, file.path).frames():
                     frames += 1
-                    records += frame.count if frame.kind == format.ENTRIES else 0
+                    records += frame.count if frame.kind in format.OF_ENTRIES else 0
                     last = Position(file.epoch, file.number, frame.offset, 0)
             except LogError:
                 continue

@@ -641,8 +641,12 @@ class LiveView:
         for name, known in state.nodes.items():
             manifest = known.manifest
             wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
-            if [each.path for each in wal.segments] != [each.path for each in known.segments] or (not manifest.lives_in(wal.logs)):
+            # Where no segment was known, one may have been written and archived since.
+            same = known.segments and [each.path for each in wal.segments] == [each.path for each in known.segments]
+            if not same or not manifest.lives_in(wal.logs):
                 found = log.node(name)
+                if found == known:
+                    continue
                 if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
                     return None
                 if mark_beyond(name, found.manifest, found.last, state.manifest):
@@ -716,7 +720,7 @@ class LiveView:
                 if self._closed:
                     raise Closed("this view was closed while it merged the logs")
                 if changes.rows:
-                    self._index.add(changes.node, changes.rows, changes.bytes)
+                    self._index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
                     self._records += len(changes.rows)
                 for item in changes.metadata:
                     self._metadata.setdefault(item)

@@ -58,7 +58,7 @@ class SegmentWriter:
         chunks, _, checksum = format.encode_frame(self._seed, offset, kind, count, self.synced, payload)
         self._appender.append(*chunks)
         self.checksum = checksum
-        self.records += count if kind == format.ENTRIES else 0
+        self.records += count if kind in format.OF_ENTRIES else 0
         return offset
 
     def sync(self) -> None:
@@ -154,7 +154,7 @@ class SegmentReader:
         data = self._store.read(self.path, self.end, size - self.end)
         found = list(FrameSearch(self._seed, data, self.end).after(self.end + 1))
         synced = max([self.synced, *(frame.synced for frame in found)])
-        records = sum(frame.count for frame in found if frame.kind == format.ENTRIES)
+        records = sum(frame.count for frame in found if frame.kind in format.OF_ENTRIES)
         last_after = found[-1].offset if found else 0
         return Tail("corrupt" if synced > self.end else "torn-tail", self.end, size, len(found), records, last_after)
 

@@ -25,7 +25,7 @@ from imap_wal.committer import Batch, CommitStatistics, Committer
 from imap_wal.decisions import Decision, Outlook, Unsettled, clear, made, pop, pop_last, set_default
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
-from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX
+from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
 from imap_wal.keeper import Keeper
 from imap_wal.manifest import ClusterManifest, claim_manifests, current_cluster
 from imap_wal.progress import Progress
@@ -60,8 +60,17 @@ class Store:
     """An open log and its maps. Made by `imap_wal.open`; a context manager; safe for many threads."""
 
     def __init__(
-        self, log: NodeLog, cluster: ClusterLog, settings: Settings, incarnation: int, serializer: Serializer, wal_filter: WalFilter | None = None
+        self,
+        log: NodeLog,
+        cluster: ClusterLog,
+        settings: Settings,
+        incarnation: int,
+        serializer: Serializer,
+        wal_filter: WalFilter | None = None,
+        shared: bool = False,
     ) -> None:
+        self.knows_all = not shared and wal_filter is None
+        """The log has no keys that this store does not know."""
         self._log, self._settings, self._incarnation, self._serializer = log, settings, incarnation, serializer
         self._clock: Clock = log.clock
         self.max_value_bytes = settings.max_value_bytes
@@ -273,7 +282,8 @@ class Store:
         for run in runs:
             payload += run.pack(now, self._incarnation, self._session, request + 1)
             request += len(run)
-        batch = Batch(payload, count, lambda: apply(runs), session=self._session, request=request, content=runs)
+        kind = CLEARS if any(run.kind == CLEARS for run in runs) else ENTRIES
+        batch = Batch(payload, count, lambda: apply(runs), kind, session=self._session, request=request, content=runs)
         if batch.size > PAYLOAD_BYTES_MAX:
             raise TooLarge(f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update")
         self._request = request
@@ -437,8 +447,13 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
             self._store.change([changes])
 
     def clear(self) -> None:
-        """Delete all keys, in one commit."""
-        self._store.settle([clear(self._state)])
+        """Delete all keys, in one commit. It is one entry in the log, unless the store was opened
+        with `shared` or `wal_filter`: then keys that it does not know are kept."""
+        self._store.settle([self.clearing()])
+
+    def clearing(self) -> Decision:
+        """The change that deletes all keys."""
+        return clear(self._state, known_only=not self._store.knows_all)
 
     def __repr__(self) -> str:
         return f"<DurableMap {self.name!r} {'closed' if self._store.closed else f'of {len(self)}'}>"
@@ -510,7 +525,7 @@ def open(  # the public name: imap_wal.open
                 # After the claim of an incarnation: a store that is opened at the same moment and
                 # claims a later one shuts this one out.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
-            return Store(log, all_logs, chosen, incarnation, serializer or MsgpackSerializer(), wal_filter)
+            return Store(log, all_logs, chosen, incarnation, serializer or MsgpackSerializer(), wal_filter, shared)
         except BaseException:
             log.close(clean=False)
             raise

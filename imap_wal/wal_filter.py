@@ -12,7 +12,8 @@ from contextlib import closing
 from enum import Enum
 from typing import Final, TypeAlias
 
-from imap_wal.entry import DataEntry
+from imap_wal.clears import Cleared
+from imap_wal.entry import DataEntry, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
 from imap_wal.index import Table
@@ -32,12 +33,14 @@ class Verdict(Enum):
 STOP: Final = Verdict.STOP
 
 WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Verdict | None"]
-"""The entry itself keeps it, another DataEntry takes its place (its order stays), None skips it; STOP leaves out this entry and all that come after it."""
+"""The entry itself keeps it, another DataEntry takes its place (its order stays), None skips it; STOP leaves out this entry and all that come after it.
+A map that was cleared has one entry for that, whose key is None: it can be kept or skipped."""
 
 
 def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> dict[str, dict[bytes, DataEntry]]:
     """The newest entry of every key that passed, by map and key; tombstones too. In memory: as much as the maps themselves. `InvalidSetting` for an answer that is none."""
     newest: dict[str, Table] = {}
+    cleared = Cleared()
     for node, entry in _entries(log, policy):
         answer = wal_filter(entry)
         if answer is None:
@@ -46,10 +49,19 @@ def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> 
             break
         if not isinstance(answer, DataEntry):
             raise InvalidSetting(f"wal_filter answered {answer!r}; it takes the entry, another DataEntry, None or STOP")
+        if is_clear(answer) is not is_clear(entry):
+            raise InvalidSetting("wal_filter gave an entry without a key a key, or took one away; the entry that clears a map can be kept or skipped")
         answer = answer._replace(order=entry.order, deleted=answer.value is None)
+        if is_clear(answer):
+            cleared.take(node, [answer])
+            continue
         newest.setdefault(answer.map, Table()).offer(answer.key, (*answer, node))
     noted = Noted()
     for name, table in newest.items():
+        keys = list(table.rows)
+        for index in cleared.hidden(name, keys, [table.rows[key][9] for key in keys]):
+            del table.rows[keys[index]]
+            table.rivals.pop(keys[index], None)
         noted.note(found for key in table.rivals if (found := table.conflict(name, key)) is not None)
     return {name: {key: DataEntry(*table.claim(row)[0]) for key, row in table.rows.items()} for name, table in newest.items()}
 

@@ -108,7 +108,7 @@ def find(
         for changes in _changes(log, maps, state, until, check):
             rows = [row for row in changes.rows if row[PARTITION] in claimed]
             if rows:
-                index.add(changes.node, rows)
+                index.add(changes.node, rows, clears=changes.clears)
         for name in index.maps():
             for _, _, conflicts in index.batches_with_rivals(name):
                 check()

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import msgpack
 
-from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row
+from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row, is_clear
 
 _HASH_BYTES = 4
 _SCHEMA_HEADER_BYTES = 8 + 1 + 4 + 4
@@ -51,7 +51,8 @@ class Decoder:
             self._data = None
 
     def key(self, row: Row) -> Any:
-        return self._decode(row[KEY], row[KEY_CLASS], row[ORDER][1])
+        """None for a clear."""
+        return None if is_clear(row) else self._decode(row[KEY], row[KEY_CLASS], row[ORDER][1])
 
     def value(self, row: Row) -> Any:
         """None for a tombstone."""

@@ -90,7 +90,7 @@ def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, t
     metadata: dict[tuple[Any, ...], None] = {}
     records = 0
     for changes in log.changes(maps=scope.maps or None, policy=settings.recovery_policy):
-        index.add(changes.node, [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms])
+        index.add(changes.node, [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms], clears=changes.clears)
         metadata.update(dict.fromkeys(changes.metadata))
         records += len(changes.rows)
         tell(f"{view}: {records:,} records")

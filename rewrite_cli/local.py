@@ -6,19 +6,19 @@ Logs first, snapshots after: of a map that nobody touched since its snapshot, th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from imap_wal.archive import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.entry import Row
+from imap_wal.entry import Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.index import NewestIndex, in_pages
 from imap_wal.pieces import SEGMENT, read_piece
 from imap_wal.restore import ClusterLog, MergeProgress, no_garbage_collection, snapshot_pieces
-from imap_wal.rivals import Conflict, Noted
+from imap_wal.rivals import Claim, Conflict, Noted
 from imap_wal.settings import Settings
-from rewrite_cli.rewriter import GONE, Job, Merged, Part, Result, Tally, latest_expiry, worth_reading
+from rewrite_cli.rewriter import GONE, Job, Merged, Part, Result, Subject, Tally, latest_expiry, worth_reading
 from storage_backends import SegmentStore
 
 NO_CONFLICTS: Mapping[bytes, Conflict] = {}
@@ -55,7 +55,7 @@ class LocalEngine:
             for changes in log.read_on(piece, job.maps):
                 if changes.rows:
                     tally.add(changes, count_bytes=piece.kind == SEGMENT)
-                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes, clears=changes.clears)
                     records += len(changes.rows)
             done += piece.bytes
             if self._progress is not None:
@@ -72,11 +72,12 @@ class LocalEngine:
             for piece in snapshot_pieces(name, snapshot):
                 for changes in read_piece(log.store, piece):
                     tally.add(changes, count_bytes=False, settled=True)
-                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes, clears=changes.clears)
             touched.add(name)
         for name in sorted(touched):
             with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True) as folder:
                 writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
+                writer.add_clears(index.clears(name), tally.late)
                 for rows, nodes, conflicts in index.batches_with_rivals(name):
                     noted.note(conflicts.values())
                     writer.add(rows, nodes, tally.late, conflicts)
@@ -96,27 +97,33 @@ class PartWriter:
         self._randomness = randomness or SystemRandomness()
         self._file: ParquetFile | None = None
         self._rows = self._bytes = self._conflicts = 0
+        self._clears = False
         self._expiry_ms: list[int] = []
         self._parts: list[Part] = []
 
-    def add(self, rows: list[Row], nodes: list[str], late: set[tuple[str, bytes]], conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS) -> None:
+    def add_clears(self, claims: Sequence[Claim], late: set[Subject]) -> None:
+        """The newest clears, before all rows."""
+        if claims:
+            self.add([row for row, _ in claims], [node for _, node in claims], late)
+
+    def add(self, rows: list[Row], nodes: list[str], late: set[Subject], conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS) -> None:
         """The newest rows of the next keys, and who wrote them. Of keys in `conflicts`, all claims
         are kept."""
-        fate, name = self._job.rule.fate, self._name
+        fate = self._job.rule.fate
         claims = list(zip(rows, nodes, strict=True))
         dead = [row[5] or row[7] for row in rows]
         if any(dead):
             claims = [
                 (row, node)
                 for (row, node), maybe in zip(claims, dead, strict=True)
-                if not maybe or row[1] in conflicts or fate(row, node, bool(late) and (name, row[1]) in late) != GONE
+                if not maybe or row[1] in conflicts or fate(row, node, bool(late) and subject(row) in late) != GONE
             ]
         if conflicts:
             claims = [each for row, node in claims for each in (conflicts[row[1]].claims if row[1] in conflicts else ((row, node),))]
             self._conflicts += len(conflicts)
         losers = {id(row) for each in conflicts.values() for row, _ in each.claims[1:]}
         # By bytes, whatever the caller holds: a column of a batch ends at 2 GiB.
-        for page in in_pages(claims, [len(row[1]) + len(row[3] or b"") for row, _ in claims], GROUP_BYTES_MAX):
+        for page in in_pages(claims, [len(row[1] or b"") + len(row[3] or b"") for row, _ in claims], GROUP_BYTES_MAX):
             self._write([row for row, _ in page], [node for _, node in page], losers)
 
     def _write(self, rows: list[Row], nodes: list[str], losers: set[int]) -> None:
@@ -126,7 +133,9 @@ class PartWriter:
         self._file.write(batch, sum(row[5] or id(row) in losers for row in rows) if losers else sum(row[5] for row in rows))
         self._rows += len(rows)
         self._bytes += batch.nbytes
-        self._expiry_ms = [latest_expiry((*self._expiry_ms, *(row[7] for row in rows)))]
+        clears = is_clear(rows[0])  # they come first
+        self._clears |= clears
+        self._expiry_ms = [latest_expiry((*self._expiry_ms, *(0 if clears and is_clear(row) else row[7] for row in rows)))]
         if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
             self._finish()
 
@@ -144,6 +153,7 @@ class PartWriter:
         size, checksum = file.discard() if self._job.dry_run else file.publish(self._store, path)
         expiry = latest_expiry(self._expiry_ms)
         live = file.records - file.tombstones
-        self._parts.append(Part(path, live, file.tombstones, size, checksum, self._partition, number, expiry, self._conflicts))
+        self._parts.append(Part(path, live, file.tombstones, size, checksum, self._partition, number, expiry, self._conflicts, self._clears))
         self._rows = self._bytes = self._conflicts = 0
+        self._clears = False
         self._expiry_ms = []

@@ -117,7 +117,7 @@ def _classes(store: SegmentStore, node: NodeView) -> Iterator[str]:
     for segment in node.wal.segments:
         try:
             for frame in SegmentReader(store, segment.path).frames():
-                if frame.kind == format.ENTRIES:
+                if frame.kind in format.OF_ENTRIES:
                     yield from (row[KEY_CLASS] for row in rows(frame.payload))
         except LogError:
             continue

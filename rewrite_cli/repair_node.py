@@ -495,7 +495,7 @@ class NodeRepair:
                 scan = scan_segment(self.store, segment.path, self.view.names(self.node))
                 data = self.store.read(segment.path)
                 for place in scan.frames:
-                    if place.kind == format.ENTRIES:
+                    if place.kind in format.OF_ENTRIES:
                         for row in entry.rows(data[place.offset + format.FRAME_HEADER_BYTES + format.SYNCED_BYTES : place.end]):
                             found = found.with_row(row)
         self.highest = found

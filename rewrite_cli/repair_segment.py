@@ -110,7 +110,7 @@ def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, st
     places: list[Place] = []
 
     def visit(frame: Frame) -> None:
-        entries = frame.count if frame.kind == format.ENTRIES else 0
+        entries = frame.count if frame.kind in format.OF_ENTRIES else 0
         places.append(Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
 
     place = verdict.Place(segment.path, segment.epoch, segment.number, not newest, manifest.checkpoint, manifest.newest)

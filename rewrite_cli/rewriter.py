@@ -11,7 +11,8 @@ does not cover. It is dropped when there can be none:
   - What is appended later and is older has a lower (incarnation, partition version), or comes from the same node and session and is refused as a resend.
     The snapshot carries the highest pair of each partition up to `settled`, and readers void what is lower above its marks (`PartitionVersions`).
   - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
-Otherwise it is kept, and a later rewrite decides again. Expired entries follow the same rule, some
+Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.clears`) is a tombstone
+in this; what it hides is dropped, whether it is kept or not. Expired entries follow the same rule, some
 minutes after they expired: the clock of this machine may differ from the storage's by so much.
 
 Keys that several nodes claim (`imap_wal.rivals`) keep all their claims in the snapshot, tombstones
@@ -25,11 +26,11 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from imap_wal import layout
 from imap_wal.archive import batches
-from imap_wal.entry import Row
+from imap_wal.entry import Row, subject
 from imap_wal.errors import InvalidSetting, LogError, LostRace, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
@@ -45,6 +46,9 @@ from storage_backends import NotFound, StorageError
 ATTEMPTS = 3
 
 LIVE, KEPT, GONE = "live", "kept", "gone"
+
+Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
+"""A key of a map, or one of its partitions (`imap_wal.entry.subject`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ class Part:
     conflicts: int = 0
     """Keys that several nodes claim, without a decision: the claims that lost are kept too, and count as
     tombstones."""
+    clears: bool = False
+    """There are clears in it; they count as tombstones."""
 
     @property
     def rows(self) -> int:
@@ -171,7 +177,7 @@ class Tally:
     def __init__(self, job: Job) -> None:
         self._settled, self._pairs_wanted = job.settled, job.versions is not None
         self.maps: dict[str, Totals] = {}
-        self.late: set[tuple[str, bytes]] = set()
+        self.late: set[Subject] = set()
         self.pairs: dict[int, tuple[int, int]] = {}
 
     def add(self, changes: Changes, *, count_bytes: bool, settled: bool = False) -> None:
@@ -187,7 +193,7 @@ class Tally:
             # A tombstone that an earlier rewrite kept may be dropped now, and is no longer in a log.
             self._learn([row for row in rows if row[5] or row[7]])
         elif changes.last > self._settled.get(changes.node, START):
-            self.late.update((row[0], row[1]) for row in rows if row[5] or row[7])
+            self.late.update(subject(row) for row in rows if row[5] or row[7])
         else:
             self._learn(rows)
 
@@ -436,7 +442,8 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
             raise LostRace("nodes joined or left the log while this rewrite read; run it again")
         demand_former(manifest, job, snapshots)
         left = {**manifest.snapshots, **snapshots}
-        return replace(manifest, snapshots=left, versions=versions).without_unused_tables()
+        clears = manifest.clears or any(part.clears for item in result.maps for part in item.parts)
+        return replace(manifest, snapshots=left, versions=versions, clears=clears).without_unused_tables()
 
     return log.manifests.update(change)
 

@@ -89,7 +89,7 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
         if isinstance(frame, Frame):
             if frame.kind not in format.TYPES:
                 raise UnsupportedVersion(path, offset, f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it")
-            entries = frame.count if frame.kind == format.ENTRIES else 0
+            entries = frame.count if frame.kind in format.OF_ENTRIES else 0
             frames.append(Place(offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
             offset = frame.end
             continue
@@ -113,9 +113,11 @@ def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:
 def _gap(data: bytes, start: int, end: int) -> Gap:
     records = 0
     for frames, (offset, kind, count, end_of_frame) in enumerate(_chain(data, start), 1):
-        if end_of_frame > end or (kind == format.ENTRIES and not _believable(data[offset + FRAME_HEADER_BYTES + SYNCED_BYTES : end_of_frame], count)):
+        if end_of_frame > end or (
+            kind in format.OF_ENTRIES and not _believable(data[offset + FRAME_HEADER_BYTES + SYNCED_BYTES : end_of_frame], count)
+        ):
             break
-        records += count if kind == format.ENTRIES else 0
+        records += count if kind in format.OF_ENTRIES else 0
         if end_of_frame == end:
             return Gap(start, end, frames, records, (offset, max(count - 1, 0)))
     return Gap(start, end)
@@ -134,7 +136,7 @@ def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
     while offset + FRAME_HEADER_BYTES + SYNCED_BYTES <= len(data):
         length, _, type_count = FRAME_HEADER.unpack_from(data, offset)
         kind, count = type_count & 0xFF, type_count >> 8
-        least = SYNCED_BYTES + (count * _ENTRY_BYTES_MIN if kind == format.ENTRIES else 0)
+        least = SYNCED_BYTES + (count * _ENTRY_BYTES_MIN if kind in format.OF_ENTRIES else 0)
         end = offset + FRAME_HEADER_BYTES + length
         if kind not in format.TYPES or length < least or end > len(data):
             return

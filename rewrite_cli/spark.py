@@ -16,8 +16,9 @@ import pickle
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from imap_wal import archive
+from imap_wal.clears import Cleared
 from imap_wal.clock import SystemRandomness
-from imap_wal.entry import Row
+from imap_wal.entry import Row, is_clear, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.format import Position
 from imap_wal.index import NewestIndex, Table
 from imap_wal.manifest import NO_VERSIONS, PartitionVersions
 from imap_wal.pieces import SEGMENT, SNAPSHOT, Piece, read_piece
 from imap_wal.restore import ClusterLog, live, no_garbage_collection, snapshot_pieces
-from imap_wal.rivals import Conflict, Noted
+from imap_wal.rivals import Claim, Conflict, Noted
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.local import PartWriter
-from rewrite_cli.rewriter import Job, Merged, Part, Result, Tally, Totals, worth_reading
+from rewrite_cli.rewriter import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
 from storage_backends import SegmentStore, StorageError, open_store
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
@@ -229,8 +231,8 @@ class ImapWalReader(DataSourceReader):
                     for changes in read_piece(store, piece, options.maps or None):
                         rows = changes.rows
                         if options.buckets > 1:
-                            rows = [row for row in rows if zlib.crc32(row[1]) % options.buckets == partition.bucket]
-                        index.add(changes.node, rows)
+                            rows = [row for row in rows if is_clear(row) or zlib.crc32(row[1]) % options.buckets == partition.bucket]
+                        index.add(changes.node, rows, clears=changes.clears)
             noted = Noted()
             for name in index.maps():
                 for rows, nodes in index.batches_with_nodes(name):
@@ -306,6 +308,7 @@ _EXTRA = [
 ]
 _ENTRY_FIELDS = _FIELDS.removeprefix("namespace string, cluster string, ")
 _COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string, pairs string"
+_A_CLEAR = "length(key) = 0 and deleted and expires_at_ms > 0"
 _PART_TEXTS = ("map", "path", "attempt", "error")
 _PART_NUMBERS = (
     "live", "tombstones", "bytes", "checksum", "partition", "number", "last_expiry_ms", "conflicts",
@@ -360,16 +363,19 @@ class SparkEngine:
                 versions = versions.raised(_read(snapshots)[1].pairs.items())
                 everything = combined.unionAll(snapshots)
             pairs = tuple(versions.pairs.items())
+            cleared, late = _cleared(held)
             ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))
             # By ranges, not by hash: part files are then in key order, as the local engine writes them.
-            ordered = everything.repartitionByRange(ranges, "map", "key").sortWithinPartitions("map", "key")
-            found = ordered.mapInArrow(_write(job), _PART_FIELDS).collect()
+            rows = everything.where(f"not ({_A_CLEAR})")
+            ordered = rows.repartitionByRange(ranges, "map", "key").sortWithinPartitions("map", "key")
+            found = ordered.mapInArrow(_write(job, cleared), _PART_FIELDS).collect()
         finally:
             for frame in held:
                 frame.unpersist()
         parts = taken(found)
         for name, each in sorted(read.items()):
-            merged.append(Merged(name, each.records, each.bytes, parts.get(name, ())))
+            clears = clears_part(log, job, name, cleared.claims(name), late, ranges)
+            merged.append(Merged(name, each.records, each.bytes, (*clears, *parts.get(name, ()))))
         return Result(tuple(merged), pairs)
 
     def _combine(self, spark: SparkSession, job: Job, pieces: list[Piece], tasks: int) -> DataFrame:
@@ -408,6 +414,27 @@ def _read(combined: DataFrame) -> tuple[dict[str, _Read], PartitionVersions]:
     return found, versions
 
 
+def clears_part(log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], late: set[Subject], number: int) -> tuple[Part, ...]:
+    """The clears of a map that are kept: few rows, which all ranges of keys had to know, so the
+    driver writes them. `number`: of no range."""
+    with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", ignore_cleanup_errors=True) as folder:
+        writer = PartWriter(log.store, job, name, Path(folder), number, log.randomness)
+        writer.add_clears(claims, late)
+        return writer.close()
+
+
+def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:
+    """All clears that the tasks met, and of which partitions one came late."""
+    cleared, late = Cleared(), set[Subject]()
+    for frame in frames:
+        for batch in frame.where(_A_CLEAR).toArrow().to_batches():
+            rows, lates = archive.to_rows(batch), batch.column(batch.schema.get_field_index("late")).to_pylist()
+            late.update(subject(row) for row, is_late in zip(rows, lates, strict=True) if is_late)
+            for row, node in zip(rows, archive.nodes_of(batch), strict=True):
+                cleared.take(node, [row])
+    return cleared, late
+
+
 def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
     """Map → parts in key order, from the answers of the last step: exactly one attempt of every
     range of keys counts, whatever others wrote. `LostRace` when an answer is missing."""
@@ -442,7 +469,7 @@ def _combine(job: Job) -> ArrowMap:
                                 if changes.rows:
                                     tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
                                     counting = job.decisions.counting(changes.node, changes.rows)
-                                    index.add(changes.node, counting, changes.bytes)
+                                    index.add(changes.node, counting, changes.bytes, clears=changes.clears)
                                 if index.full:
                                     yield from _newest_so_far(index, tally)
                 yield from _newest_so_far(index, tally)
@@ -458,9 +485,11 @@ def _combine(job: Job) -> ArrowMap:
 def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
     """All rows of the index, which is then empty; what was read of each map stands in the first of them."""
     for name in index.maps():
-        for rows, nodes in index.every(name):
+        claims = index.clears(name)
+        clears = [([row for row, _ in claims], [node for _, node in claims])] if claims else []
+        for rows, nodes in chain(clears, index.every(name)):
             totals = tally.maps.pop(name, Totals())
-            late: list[Any] = [bool(tally.late) and (name, row[1]) in tally.late for row in rows]
+            late: list[Any] = [bool(tally.late) and subject(row) in tally.late for row in rows]
             zeros: list[Any] = [0] * (len(rows) - 1)
             nothing: list[Any] = [None] * len(rows)
             pairs = [PartitionVersions(tally.pairs).encode() if tally.pairs else None, *nothing[1:]]
@@ -470,7 +499,7 @@ def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
     index.clear()
 
 
-def _write(job: Job) -> ArrowMap:
+def _write(job: Job, cleared: Cleared) -> ArrowMap:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
@@ -483,7 +512,7 @@ def _write(job: Job) -> ArrowMap:
             with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-") as folder:
                 writer: PartWriter | None = None
                 current = ""
-                for name, rows, nodes, late, conflicts in newest_of_sorted(batches):
+                for name, rows, nodes, late, conflicts in newest_of_sorted(batches, cleared):
                     if writer is None or name != current:
                         if writer is not None:
                             found[current] = writer.close()
@@ -505,7 +534,7 @@ def _write(job: Job) -> ArrowMap:
     return write
 
 
-Page = tuple[str, list[Row], list[str], set[tuple[str, bytes]], dict[bytes, Conflict]]
+Page = tuple[str, list[Row], list[str], set[Subject], dict[bytes, Conflict]]
 """(map, newest rows, their nodes, keys that came late, keys in conflict)."""
 
 
@@ -513,7 +542,7 @@ class _Held:
     """Rows of some keys of a map, until all rows of these keys are there."""
 
     def __init__(self, name: str) -> None:
-        self.name, self._table, self.late = name, Table(), set[tuple[str, bytes]]()
+        self.name, self._table, self.late = name, Table(), set[Subject]()
         self._size = 0
 
     def add(self, row: Row, node: str, late: bool) -> None:
@@ -533,14 +562,15 @@ class _Held:
         return name, [row for row, _ in claims], [node for _, node in claims], self.late, conflicts
 
 
-def newest_of_sorted(batches: Iterator[Any]) -> Iterator[Page]:
-    """From record batches sorted by map and key, every key once."""
+def newest_of_sorted(batches: Iterator[Any], cleared: Cleared | None = None) -> Iterator[Page]:
+    """From record batches sorted by map and key, every key once that was not cleared."""
     held: _Held | None = None
     last = b""
     for batch in batches:
         nodes = archive.nodes_of(batch)
         lates = batch.column(batch.schema.get_field_index("late")).to_pylist()
-        for row, node, late in zip(archive.to_rows(batch), nodes, lates, strict=True):
+        placed = list(zip(archive.to_rows(batch), nodes, lates, strict=True))
+        for row, node, late in placed if cleared is None else _left(placed, cleared):
             if held is None or held.name != row[0] or (held.full and row[1] != last):
                 if held is not None:
                     yield held.page()
@@ -549,6 +579,14 @@ def newest_of_sorted(batches: Iterator[Any]) -> Iterator[Page]:
             last = row[1]
     if held is not None:
         yield held.page()
+
+
+def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tuple[Row, str, bool]]:
+    """Those that were not cleared."""
+    for name, group in groupby(placed, key=lambda each: each[0][0]):
+        some = list(group)
+        hidden = cleared.hidden(name, [row[1] for row, _, _ in some], [row[9] for row, _, _ in some])
+        yield from (each for index, each in enumerate(some) if index not in hidden)
 
 
 def balanced(pieces: list[Piece], count: int) -> list[list[Piece]]:

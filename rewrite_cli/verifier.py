@@ -26,7 +26,7 @@ from imap_wal import verdict as verdicts
 from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
 from imap_wal.errors import LogError, UnsupportedVersion
-from imap_wal.format import ENTRIES, START, Frame, Position
+from imap_wal.format import OF_ENTRIES, START, Frame, Position
 from imap_wal.manifest import cluster_manifests, node_manifests
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
 from imap_wal.segments import SegmentFile
@@ -234,7 +234,7 @@ def _segment(
     def visit(frame: Frame) -> None:
         nonlocal records
         deadline.check()
-        records += frame.count if frame.kind == ENTRIES else 0
+        records += frame.count if frame.kind in OF_ENTRIES else 0
 
     try:
         while True:

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 from imap_wal import format
 from imap_wal.archive import archive_sealed
 from imap_wal.clock import SeededRandomness
-from imap_wal.entry import Row, pack
+from imap_wal.entry import Order, Row, clear_of, is_clear, pack
 from imap_wal.manifest import Lifetime
 from imap_wal.restore import ClusterLog, LiveView, pin_cuts
 from imap_wal.settings import Settings
@@ -27,12 +27,14 @@ from tests.support import FakeClock
 
 NODES = ("n1", "n2")
 MAPS = ("orders", "../a b")
-KEYS = tuple(b"k%d" % number for number in range(2))
+PARTITIONS = 2
+KEYS = tuple(bytes((0, 0, 0, 2 + number)) + b"data k%d" % number for number in range(3))
+"""With the partition hash first, as Hazelcast writes it."""
 SKEW_MS = {"n1": 0, "n2": 600_000}
 STEP_S = 1200
 
 KINDS = (
-    "nothing", *("put",) * 5, *("delete",) * 4, "ttl", *("hold",) * 4, *("arrive",) * 3, *("move",) * 4, "rotate", "rotate", "archive", "rewrite", "rewrite",
+    "nothing", *("put",) * 6, *("delete",) * 3, "ttl", *("hold",) * 4, "clear", "clear", "hold_clear", *("arrive",) * 3, *("move",) * 4, "rotate", "rotate", "archive", "rewrite", "rewrite",
     "rewrite_one", "prune", "prune", "crash", "restart", "close_all", "lifetime", "wait", "drop", "catch_up", "catch_up",
 )  # fmt: skip
 
@@ -41,6 +43,10 @@ steps = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, 1), st.sampled_from((0, 0, 1)), st.integers(0, len(KEYS) - 1)), min_size=40, max_size=120
 )  # fmt: skip
 """(what, node, map, key) of each step."""
+
+
+def partition_of(key: bytes) -> int:
+    return key[3] % PARTITIONS
 
 
 @dataclass
@@ -67,8 +73,8 @@ class Cluster:
         self.sessions: dict[str, int] = {}
         self.requests = itertools.count(1)
         self.values = itertools.count(1)
-        self.owner = dict.fromkeys(KEYS, 0)
-        self.version = dict.fromkeys(KEYS, 1)
+        self.owner = [0] * PARTITIONS
+        self.version = [1] * PARTITIONS
         self.held: dict[str, list[Held]] = {node: [] for node in NODES}
         self.reference: dict[tuple[str, bytes], Row] = {}
         self.incarnation = 0
@@ -104,24 +110,33 @@ class Cluster:
         self.log.manifests.update(
             lambda manifest: replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(f"id-{incarnation}", incarnation, cuts)))
         )
-        self.version = dict.fromkeys(KEYS, 1)
+        self.version = [1] * PARTITIONS
 
     def change(self, key: bytes, name: str, value: bytes | None, ttl_ms: int = 0) -> tuple[str, Row]:
-        node = NODES[self.owner[key]]
-        self.running(node)
-        now = self.clock.now_ms() + SKEW_MS[node]
-        order = (self.incarnation, self.version[key], self.sessions[node], next(self.requests))
+        node, now, order = self.stamp(partition_of(key))
         expires = self.clock.now_ms() + ttl_ms if ttl_ms else 0
-        return node, (name, key, "K", value, "V", value is None, now, expires, KEYS.index(key), order)
+        return node, (name, key, "K", value, "V", value is None, now, expires, partition_of(key), order)
+
+    def clearing(self, partition: int, name: str) -> tuple[str, Row]:
+        node, now, order = self.stamp(partition)
+        return node, clear_of(name, partition, PARTITIONS, now, order)
+
+    def stamp(self, partition: int) -> tuple[str, int, Order]:
+        """The owner, its time, and the order of its next change."""
+        node = NODES[self.owner[partition]]
+        self.running(node)
+        order = (self.incarnation, self.version[partition], self.sessions[node], next(self.requests))
+        return node, self.clock.now_ms() + SKEW_MS[node], order
 
     def append(self, node: str, *rows: Row) -> None:
         log = self.running(node)
-        log.write(format.ENTRIES, len(rows), [pack(row) for row in rows])
+        log.write(format.CLEARS if any(map(is_clear, rows)) else format.ENTRIES, len(rows), [pack(row) for row in rows])
         log.sync()
         for row in rows:
-            known = self.reference.get((row[0], row[1]))
-            if row[9][0] == self.incarnation and (known is None or known[9] < row[9]):
-                self.reference[row[0], row[1]] = row
+            for key in [key for key in KEYS if partition_of(key) == row[8]] if is_clear(row) else [row[1]]:
+                known = self.reference.get((row[0], key))
+                if row[9][0] == self.incarnation and (known is None or known[9] < row[9]):
+                    self.reference[row[0], key] = row
 
     def arrive(self, node: str) -> None:
         held, self.held[node] = self.held[node], []
@@ -134,7 +149,10 @@ class Cluster:
         """A change whose partition has a new owner by the time it is in the log is not
         acknowledged: Hazelcast repeats it there."""
         incarnation, version = row[9][:2]
-        if incarnation == self.incarnation and version < self.version[row[1]]:
+        if incarnation == self.incarnation and version < self.version[row[8]]:
+            if is_clear(row):
+                self.append(*self.clearing(row[8], row[0]))
+                return
             node, again = self.change(row[1], row[0], row[3])
             self.append(node, (*again[:7], row[7], *again[8:]))
 
@@ -151,16 +169,14 @@ class Cluster:
             case "put" | "delete" | "ttl" | "hold":
                 value = None if kind == "delete" else b"v%d" % next(self.values)
                 writer, row = self.change(key, name, value, 2 * STEP_S * 1000 if kind == "ttl" else 0)
-                if kind == "hold":
-                    self.held[writer].append(Held(row))
-                else:
-                    self.arrive(writer)  # a node appends in the order of its requests
-                    self.append(writer, row)
+                self.send(writer, row, held=kind == "hold")
+            case "clear" | "hold_clear":
+                self.send(*self.clearing(partition_of(key), name), held=kind == "hold_clear")
             case "arrive":
                 self.arrive(node)
             case "move":
-                self.owner[key] = 1 - self.owner[key]
-                self.version[key] += 1
+                self.owner[partition_of(key)] = 1 - self.owner[partition_of(key)]
+                self.version[partition_of(key)] += 1
             case "rotate":
                 self.running(node).rotate()
             case "archive":
@@ -188,6 +204,13 @@ class Cluster:
             case "catch_up":
                 self.view.catch_up()
                 assert live_of(self.view) == self.expected(), "the view that follows the log"
+
+    def send(self, node: str, row: Row, *, held: bool) -> None:
+        if held:
+            self.held[node].append(Held(row))
+        else:
+            self.arrive(node)  # a node appends in the order of its requests
+            self.append(node, row)
 
     def archive(self, node: str) -> None:
         log = self.running(node)

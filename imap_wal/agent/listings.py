@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imap_wal.agent.partitions import in_partitions
 from imap_wal.clock import Randomness
 from imap_wal.errors import ImapWalError
+from imap_wal.partitions import partition_ids
 from imap_wal.restore import LiveView
 
 LISTINGS_MAX = 64
@@ -136,7 +136,8 @@ class Listings:
 
 def _those_in(batches: Iterator[list[bytes]], partitions: Partitions) -> Iterator[list[bytes]]:
     for batch in batches:
-        yield in_partitions(batch, partitions.wanted, partitions.count)
+        ids = partition_ids(batch, partitions.count)
+        yield [key for key, each in zip(batch, ids, strict=True) if each in partitions.wanted]
 
 
 def _parsed(cursor: object) -> tuple[str, int]:

@@ -26,8 +26,9 @@ from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
+from imap_wal.entry import PARTITION, PARTITION_COUNT
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable, TooLarge
-from imap_wal.format import BODY_BYTES_MAX, FRAME_OVERHEAD_BYTES, METADATA
+from imap_wal.format import BODY_BYTES_MAX, CLEARS, ENTRIES, FRAME_OVERHEAD_BYTES, METADATA
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.settings import Durability
 from imap_wal.worker import Worker
@@ -285,12 +286,14 @@ class Agent:
                 self._duplicates += count
                 pending.append(Pending(message.sender, number, first, count))
                 return
-            _check_entries(message.payload, count, (self._sessions.session(session).incarnation, session, first), self.config.log.max_value_bytes)
+            clears = _check_entries(
+                message.payload, count, (self._sessions.session(session).incarnation, session, first), self.config.log.max_value_bytes
+            )
             payload, entries = message.payload, count
             if first <= known:  # the front of it is in the log already
                 payload, entries = _without_front(payload, known - first + 1), last - known
                 self._duplicates += count - entries
-            batch = Batch([payload], entries, session=session, request=last)
+            batch = Batch([payload], entries, kind=CLEARS if clears else ENTRIES, session=session, request=last)
         self._committer.submit(batch)
         self._appends += count
         pending.append(Pending(message.sender, number, first, count, batch))
@@ -382,13 +385,18 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
         raise ValueError(f"{count} values announced, the payload holds more")
 
 
-def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int) -> None:
-    """Every value is a DataEntry, of this incarnation and session, numbered from the request on: what is in the log must be readable for ever."""
+def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int) -> bool:
+    """Every value is a DataEntry, of this incarnation and session, numbered from the request on: what is in the log must be readable for ever.
+    Returns whether there is a clear among them."""
     incarnation, session, request = first
-    name = ""
+    name, clears = "", False
     for entry in _values(payload, count):
         kinds = tuple(map(type, entry))  # in one go: this is done for every entry of every commit
-        if (kinds != _UPSERT and kinds != _TOMBSTONE) or entry[5] is not (entry[3] is None) or not entry[0]:
+        if kinds != _UPSERT and kinds != _TOMBSTONE:
+            if kinds != _CLEAR or not 0 <= entry[PARTITION] < entry[PARTITION_COUNT] < 2**31:
+                raise ValueError(f"request {request} is not a DataEntry")
+            clears = True
+        if entry[5] is not (entry[3] is None) or not entry[0]:
             raise ValueError(f"request {request} is not a DataEntry")
         if entry[0] != name:
             name = entry[0]
@@ -399,10 +407,12 @@ def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], valu
         if kinds == _UPSERT and len(entry[1]) + len(entry[3]) > value_bytes_max:
             raise TooLarge(f"map {entry[0]!r}: key and value take {len(entry[1]) + len(entry[3])} bytes, max_value_bytes is {value_bytes_max}")
         request += 1
+    return clears
 
 
 _UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
 _TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
+_CLEAR = (str, NoneType, str, NoneType, str, bool, int, int, int, tuple)
 
 
 def _check_metadata(payload: bytes, count: int) -> None:

@@ -11,7 +11,21 @@ from typing import Any, NamedTuple
 import click
 import msgpack
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, MAP, ORDER, PARTITION, TIMESTAMP_MS, VALUE, VALUE_CLASS, Row
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    KEY,
+    KEY_CLASS,
+    MAP,
+    ORDER,
+    PARTITION,
+    PARTITION_COUNT,
+    TIMESTAMP_MS,
+    VALUE,
+    VALUE_CLASS,
+    Row,
+    is_clear,
+)
 from imap_wal.format import START, Position
 from imap_wal.restore import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
@@ -67,7 +81,13 @@ class KeyType(click.ParamType[str | bytes]):
 
 @click.command()
 @scope_options()
-@click.option("--key", "keys", multiple=True, type=KeyType(), help="Only this key, as dump prints it, or its bytes as hex:…; may be repeated.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    type=KeyType(),
+    help="Only this key, as dump prints it, or its bytes as hex:…, and what cleared the map; may be repeated.",
+)
 @click.option("--since", type=Moment(), help="Only entries from this time on: 2026-11-21T10:00, or 15m for the last 15 minutes.")
 @click.option("--until", type=Moment(), help="Only entries before this time.")
 @click.option(
@@ -113,7 +133,7 @@ def command(
                 and (start is None or (line.position is not None and line.position >= start))
                 and (stop is None or (line.position is not None and line.position <= stop))
                 and (row[DELETED] or not deleted)
-                and (not keys or row[KEY] in keys or text(line.decoder.key(row)) in keys)
+                and (not keys or is_clear(row) or row[KEY] in keys or text(line.decoder.key(row)) in keys)
             )
 
         lines = filter(wanted, lines)
@@ -134,7 +154,7 @@ def by_time(lines: Iterable[Line]) -> Iterator[Line]:
     size = 0
     for line in lines:
         held.append(line)
-        size += LINE_BYTES + len(line.row[KEY]) + len(line.row[VALUE] or b"")
+        size += LINE_BYTES + len(line.row[KEY] or b"") + len(line.row[VALUE] or b"")
         if size >= SORT_BYTES:
             held.sort(key=_time_of)
             runs.append(_spilled(held))
@@ -213,12 +233,13 @@ def _json(line: Line) -> dict[str, Any]:
         "position": str(line.position) if line.position is not None else None,
         "map": row[MAP],
         "key": plain(line.decoder.key(row)),
-        "key_bytes": f"hex:{row[KEY].hex()}",
+        "key_bytes": None if is_clear(row) else f"hex:{row[KEY].hex()}",
         "value": plain(line.decoder.value(row)),
         "deleted": row[DELETED],
         "time": iso(row[TIMESTAMP_MS]),
         "timestamp_ms": row[TIMESTAMP_MS],
-        "expires_at_ms": row[EXPIRES_AT_MS],
+        "expires_at_ms": 0 if is_clear(row) else row[EXPIRES_AT_MS],
+        "cleared": [row[PARTITION], row[PARTITION_COUNT]] if is_clear(row) else None,
         "key_class": row[KEY_CLASS],
         "value_class": row[VALUE_CLASS],
         "partition": row[PARTITION],
@@ -228,7 +249,16 @@ def _json(line: Line) -> dict[str, Any]:
 
 def _text(line: Line) -> str:
     row = line.row
+    if is_clear(row):
+        return _clear_text(line)
     what = "deleted" if row[DELETED] else f"= {text(line.decoder.value(row))}"
     place = "snapshot" if line.position is None else str(line.position)
     expiry = f"  (expires {iso(row[EXPIRES_AT_MS])})" if row[EXPIRES_AT_MS] else ""
     return f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  {row[MAP]}[{text(line.decoder.key(row))}] {what}{expiry}"
+
+
+def _clear_text(line: Line) -> str:
+    row = line.row
+    place = "snapshot" if line.position is None else str(line.position)
+    what = f"cleared (partition {row[PARTITION]} of {row[PARTITION_COUNT]})"
+    return f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  {row[MAP]} {what}"

@@ -80,7 +80,7 @@ def count_cluster(
     log = ClusterLog(store, view.namespace, view.cluster)
     try:
         for changes in log.changes(maps=maps or None, policy=RecoveryPolicy.PARTIAL):
-            index.add(changes.node, changes.rows)
+            index.add(changes.node, changes.rows, clears=changes.clears)
             for row in changes.rows:
                 count = _of(counts, view, row[MAP], changes.node)
                 count.records += 1
@@ -118,7 +118,7 @@ def _of(counts: dict[tuple[str, str], Count], view: ClusterView, name: str, node
 
 
 def _size(row: Row) -> int:
-    return len(row[KEY]) + len(row[VALUE] or b"")
+    return len(row[KEY] or b"") + len(row[VALUE] or b"")
 
 
 @click.command()

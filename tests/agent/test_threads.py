@@ -84,8 +84,8 @@ def test_a_restore_at_start_that_failed_is_tried_again_by_itself(settings: Agent
 def test_after_an_error_in_the_middle_of_a_merge_the_next_read_has_every_key(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     add = NewestIndex.add
 
-    def half(index: NewestIndex, node: str, rows: Any, *arguments: Any) -> None:
-        add(index, node, rows[: len(rows) // 2], *arguments)
+    def half(index: NewestIndex, node: str, rows: Any, *arguments: Any, **named: Any) -> None:
+        add(index, node, rows[: len(rows) // 2], *arguments, **named)
         full()
 
     with serving(settings) as agent, plugin(settings) as member:

@@ -1,5 +1,5 @@
-"""An agent that does not answer the first append with a word like `unanswered-1`: the change is durable,
-but the member does not learn it. Run as a program, with a configuration file."""
+"""An agent that does not answer the first append with a word like `unanswered-1`, nor a clear of the map
+`unheard`: the change is durable, but the member does not learn it. Run as a program, with a configuration file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent, Pending, run
+from imap_wal.format import CLEARS
 
 _WORD = re.compile(rb"unanswered-\d+")
 _answer = Agent._answer
@@ -18,6 +19,8 @@ def answer(agent: Agent, pending: list[Pending]) -> None:
     loud = []
     for each in pending:
         words = {word for piece in (each.batch.payload if each.batch is not None else ()) for word in _WORD.findall(piece)}
+        if each.batch is not None and each.batch.kind == CLEARS:
+            words |= {piece for piece in each.batch.payload if b"unheard" in piece}
         if words <= _seen:
             loud.append(each)
         _seen.update(words)

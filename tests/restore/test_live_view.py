@@ -367,6 +367,18 @@ def test_files_that_go_while_they_are_read_begin_the_pass_anew(memory: MemorySto
         assert {row[1].decode() for changes in reading for row in changes.rows} == set(expected)
 
 
+def test_the_view_finds_what_was_written_and_archived_since_there_was_no_segment(memory: MemoryStore) -> None:
+    log = node(memory)
+    made = view(memory)
+    for value in ("1", "2"):
+        append(log, put("a", value, (1, 1, 1, int(value))))
+        log.rotate()
+        archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+        assert segments(memory) == []
+        made.catch_up()
+        assert values(made) == {"a": value}
+
+
 def test_changes_go_on_in_the_archive_when_a_segment_is_archived_under_them(memory: MemoryStore) -> None:
     log = node(memory)
     rows = [put(f"k{number}", "x", (1, 1, 1, number)) for number in range(6)]

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 from greenlet import getcurrent
 
+from imap_wal.clears import Cleared
 from imap_wal.clock import SeededRandomness
 from imap_wal.index import NewestIndex
 from imap_wal.pieces import SEGMENT, read_piece
@@ -37,7 +38,7 @@ class TwoAttempts:
             for changes in log.read_on(piece, job.maps):
                 if changes.rows:
                     tally.add(changes, count_bytes=piece.kind == SEGMENT)
-                    index.add(changes.node, changes.rows, changes.bytes)
+                    index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
         merged: list[Merged] = []
         touched = set(tally.maps)
         for name, snapshot in sorted(job.state.manifest.snapshots.items()):
@@ -47,7 +48,7 @@ class TwoAttempts:
             for piece in snapshot_pieces(name, snapshot):
                 for changes in read_piece(log.store, piece):
                     tally.add(changes, count_bytes=False, settled=True)
-                    index.add(changes.node, changes.rows, changes.bytes)
+                    index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
             touched.add(name)
         batches = []
         for name in sorted(touched):
@@ -60,7 +61,9 @@ class TwoAttempts:
         parts = spark.taken(self._write(job, batches))
         for name in sorted(touched):
             totals = tally.maps[name]
-            merged.append(Merged(name, totals.records, totals.bytes, parts.get(name, ())))
+            clears = spark.clears_part(log, job, name, index.clears(name), tally.late, 99)
+            written = (*clears, *parts.get(name, ()))
+            merged.append(Merged(name, totals.records, totals.bytes, written))
         return Result(tuple(merged), tuple(tally.pairs.items()))
 
     def _write(self, job: Job, batches: list[Any]) -> list[dict[str, Any]]:
@@ -76,7 +79,7 @@ class TwoAttempts:
                 actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
             )
             try:
-                answer = next(iter(spark._write(job)(iter(batches))))
+                answer = next(iter(spark._write(job, Cleared())(iter(batches))))
                 rows = answer.to_pylist()
                 errors = [row["error"] for row in rows if row["error"]]
                 if errors:

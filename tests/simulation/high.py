@@ -19,6 +19,7 @@ from greenlet import getcurrent
 
 from imap_wal import archive, layout, pieces, restore
 from imap_wal.agent import claims, reads
+from imap_wal.clears import Cleared
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest import NO_VERSIONS
@@ -109,7 +110,7 @@ class TwoRanges(TwoAttempts):
 
         def task(number: int) -> None:
             mine = [batch.slice(2 * number, None if number else 2) for batch in batches]
-            answers[number] = next(iter(spark._write(job)(iter(mine)))).to_pylist()
+            answers[number] = next(iter(spark._write(job, Cleared())(iter(mine)))).to_pylist()
             if len(answers) == 2:
                 done.set()
 
@@ -155,11 +156,11 @@ class FullAgent(AgentActor):
         index = self.agent._reads._view._index
         add, left = index.add, [times]
 
-        def fails(*arguments: Any) -> None:
+        def fails(*arguments: Any, **named: Any) -> None:
             if left[0]:
                 left[0] -= 1
                 raise OSError(errno.ENOSPC, "No space left on device", "the scratch file")
-            add(*arguments)
+            add(*arguments, **named)
 
         index.add = fails  # type: ignore[method-assign]
 

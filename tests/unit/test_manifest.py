@@ -214,10 +214,10 @@ def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> Non
 
 
 def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(memory: MemoryStore) -> None:
-    body: dict[str, Any] = {"format": 3, "number": 1, "something": "new"}
+    body: dict[str, Any] = {"format": 4, "number": 1, "something": "new"}
     body["checksum"] = f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
-    with pytest.raises(UnsupportedVersion, match="format 3; this imap-wal reads 1 and 2"):
+    with pytest.raises(UnsupportedVersion, match="format 4; this imap-wal reads 1 and 2 and 3"):
         log(memory).update(count)
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 

@@ -8,8 +8,8 @@ import pytest
 from hazelcast.hash import hash_to_index
 from hazelcast.serialization.data import Data
 
-from imap_wal.agent import partitions
-from imap_wal.agent.partitions import in_partitions, partition_id
+from imap_wal import partitions
+from imap_wal.partitions import partition_id, partition_ids
 
 LOWEST = -(2**31)
 
@@ -34,15 +34,13 @@ def test_a_partition_is_the_one_that_hazelcast_computes(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 271])
 @pytest.mark.parametrize("columns_from", [1, 64, 10**9])
-def test_keys_are_chosen_by_partition_in_columns_as_one_by_one(count: int, columns_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_are_computed_in_columns_as_one_by_one(count: int, columns_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "COLUMNS_FROM", columns_from)
     keys = some_keys(Random(columns_from))
-    for wanted in (set(), {0}, {count - 1, count // 2}, set(range(count))):
-        assert sorted(in_partitions(keys, wanted, count)) == sorted(key for key in keys if by_the_client(key, count) in wanted)
+    assert partition_ids(keys, count) == [by_the_client(key, count) for key in keys]
 
 
 def test_what_is_no_key_of_hazelcast_is_in_some_partition() -> None:
     """An embedded store may have written into the map."""
     keys = [b"", b"a", b"abcd", b"1234567", *[b"x%03d" % number for number in range(200)]]
-    found = [in_partitions(keys, {partition}, 7) for partition in range(7)]
-    assert sorted(key for each in found for key in each) == sorted(keys)
+    assert all(0 <= each < 7 for each in partition_ids(keys, 7))

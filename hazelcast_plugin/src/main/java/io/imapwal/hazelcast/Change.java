@@ -2,6 +2,8 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.internal.serialization.Data;
 
+import java.nio.charset.StandardCharsets;
+
 /**
  * One change on its way to the log: a DataEntry whose order lacks only what the sending thread knows.
  *
@@ -9,9 +11,12 @@ import com.hazelcast.internal.serialization.Data;
  * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order]
  * head       everything up to order, as msgpack           order = [incarnation, version, session, request]
  * </pre>
+ *
+ * Or a clear of a partition, which has no key, and the number of partitions in place of an expiry.
  */
 final class Change {
     final String map;
+    /** Null: of a clear. */
     final Data key;
     final byte[] head;
     final OrderGuard.Stamp stamp;
@@ -25,6 +30,15 @@ final class Change {
         this.key = key;
         this.head = head;
         this.stamp = stamp;
+    }
+
+    /** All keys of a partition are deleted. */
+    static Change clear(String map, OrderGuard.Stamp stamp, int partitionCount) {
+        byte[] name = map.getBytes(StandardCharsets.UTF_8);
+        MsgpackWriter to = new MsgpackWriter(64 + name.length);
+        to.array(10).string(name).nil().string("").nil().string("").bool(true).integer(System.currentTimeMillis())
+                .integer(partitionCount).integer(stamp.partition());
+        return new Change(map, null, to.toByteArray(), stamp);
     }
 
     static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value, byte[] valueClass, long timestampMs, long expiresAtMs,

@@ -1,7 +1,6 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.cluster.Member;
-import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
@@ -10,32 +9,22 @@ import com.hazelcast.spi.impl.proxyservice.impl.ProxyServiceImpl;
 import com.hazelcast.spi.impl.proxyservice.impl.operations.DistributedObjectDestroyOperation;
 
 import java.io.IOException;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.Deque;
-import java.util.HashMap;
 import java.util.List;
-import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
- * Logs that a map was destroyed: the owners of the partitions append a tombstone for each key that
- * the log has. One member starts and checks all of it, so that errors reach the caller: Hazelcast
- * only logs it when another member cannot destroy its part.
+ * Logs that a map was destroyed: the owner of each partition appends that it was cleared. One member
+ * starts and checks all of it, so that errors reach the caller: Hazelcast only logs it when another
+ * member cannot destroy its part.
  */
 final class Destruction {
-    private static final int PART_KEYS = 1000;
-    private static final int LISTINGS_MAX = 8;
-    private static final int UNDER_WAY = 64;
-
     private final WalPlugin plugin;
     private final String map;
     private final AgentSettings settings;
-    private final Map<Integer, List<Data>> waiting = new HashMap<>();
-    private final Deque<Future<?>> sent = new ArrayDeque<>();
 
     Destruction(WalPlugin plugin, String map, AgentSettings settings) {
         this.plugin = plugin;
@@ -76,18 +65,21 @@ final class Destruction {
     /** @throws LogUnavailable some of it is not in the log; destroying the map again logs the rest */
     void run() {
         try {
-            for (int begun = 1; !list(); begun++) {
-                if (begun == LISTINGS_MAX) {
-                    throw new IOException("its keys could not be listed");
-                }
+            if (isEmpty()) {
+                return;
             }
-            List<Integer> partitions = new ArrayList<>(waiting.keySet());
-            partitions.forEach(this::send);
-            await(0);
+            List<Future<?>> sent = new ArrayList<>();
+            for (int partition = 0; partition < plugin.partitionCount(); partition++) {
+                sent.add(plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
+                        new ForgetOperation(map), partition));
+            }
+            for (Future<?> each : sent) {
+                each.get();
+            }
         } catch (IOException | ExecutionException | RuntimeException e) {
             Throwable cause = ExceptionUtil.peel(e);
-            throw new LogUnavailable("map \"" + map + "\" was destroyed in memory, but some of its keys could not be deleted in its log: "
-                    + AgentLink.reason(cause) + ". They come back with the map; destroy it again", cause);
+            throw new LogUnavailable("map \"" + map + "\" was destroyed in memory, but some of it could not be deleted in its log: "
+                    + AgentLink.reason(cause) + ". That comes back with the map; destroy it again", cause);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new LogUnavailable("map \"" + map + "\": interrupted while it was destroyed; destroy it again", e);
@@ -117,35 +109,10 @@ final class Destruction {
         }
     }
 
-    /** Whether the listing was complete. */
-    private boolean list() throws IOException, InterruptedException, ExecutionException {
+    /** Whether the log has none of its keys: maps that were never written are destroyed without a trace. */
+    private boolean isEmpty() throws IOException {
         try (AgentReader reader = plugin.newReader(settings)) {
-            KeyListing listing = new KeyListing(reader, map, settings.restoreChunk());
-            while (!listing.ended()) {
-                for (Data key : listing.next()) {
-                    int partition = plugin.nodeEngine().getPartitionService().getPartitionId(key);
-                    List<Data> keys = waiting.computeIfAbsent(partition, id -> new ArrayList<>());
-                    keys.add(key);
-                    if (keys.size() == PART_KEYS) {
-                        send(partition);
-                    }
-                }
-                await(UNDER_WAY);
-            }
-            return true;
-        } catch (ListingGone e) {
-            return false;
-        }
-    }
-
-    private void send(int partition) {
-        sent.add(plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
-                new ForgetOperation(map, waiting.remove(partition)), partition));
-    }
-
-    private void await(int left) throws InterruptedException, ExecutionException {
-        while (sent.size() > left) {
-            sent.poll().get();
+            return reader.keys(map, null, 1).keys().isEmpty();
         }
     }
 }

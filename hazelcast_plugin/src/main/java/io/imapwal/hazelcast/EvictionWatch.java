@@ -54,7 +54,8 @@ final class EvictionWatch implements MutationObserver<Record> {
         }
     }
 
-    private static Field field(Class<?> type, String name) {
+    /** A field of a class, or of one that it extends; null if it cannot be reached. */
+    static Field field(Class<?> type, String name) {
         for (Class<?> declaring = type; declaring != null; declaring = declaring.getSuperclass()) {
             try {
                 Field field = declaring.getDeclaredField(name);

@@ -7,6 +7,7 @@ import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
+import com.hazelcast.map.impl.MapStoreWrapper;
 import com.hazelcast.map.impl.operation.TriggerLoadIfNeededOperation;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
@@ -178,6 +179,12 @@ final class MapState {
         }
     }
 
+    /** Keys of the partition that are locked. */
+    int locked(int partition) {
+        RecordStore<?> store = store(partition);
+        return store == null ? 0 : store.getLockedEntryCount();
+    }
+
     /** Entries in memory. */
     int size(int partition) {
         RecordStore<?> store = store(partition);
@@ -194,11 +201,17 @@ final class MapState {
         }
     }
 
-    /** Makes evictions in this partition noticed. Called before an entry gets into it. */
+    /** Makes evictions in this partition noticed, and clears of it. Called before an entry gets into it. */
     void watch(int partition) {
         RecordStore<?> store = store(partition);
-        if (store != null && watched.get(partition) != store && EvictionWatch.possible()) {
-            EvictionWatch.watch(store, wholeness, partition);
+        if (store != null && watched.get(partition) != store) {
+            if (EvictionWatch.possible()) {
+                EvictionWatch.watch(store, wholeness, partition);
+            }
+            MapStoreWrapper wrapper = store.getMapContainer().getMapStoreContext().getMapStoreWrapper();
+            if (wrapper != null && wrapper.getImpl() instanceof WalMapStore mapStore) {
+                LoggedClear.place(store, mapStore, partition);
+            }
             watched.set(partition, store);
         }
     }

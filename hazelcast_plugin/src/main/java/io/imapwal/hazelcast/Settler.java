@@ -3,6 +3,7 @@ package io.imapwal.hazelcast;
 import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.MapService;
 
 import java.io.IOException;
 import java.util.ArrayList;
@@ -20,8 +21,8 @@ import java.util.concurrent.TimeoutException;
  * Makes memory say what the log says, for keys whose last change had an unknown outcome.
  *
  * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a request above its
- * last one is certainly not in the log, so memory is right already. For the rest a {@link SettleProcessor} runs where the key lives. It
- * is tried until it works. The thread lives only while there is something to settle.
+ * last one is certainly not in the log, so memory is right already. For the rest a {@link SettleProcessor} runs where the key lives. If it
+ * is a clear, the partition is compared with the log as a whole. It is tried until it works. The thread lives only while there is something to settle.
  *
  * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of an absent key without a change to log:
  * whoever finds a key absent asks {@link #inDoubt} first.
@@ -38,7 +39,8 @@ final class Settler {
     private volatile Thread thread;
     private boolean closed;
 
-    private record Key(String map, Data key) {
+    /** @param key null: the partition was cleared, or not */
+    private record Key(String map, Data key, int partition) {
     }
 
     /** @param welcomes how many welcomes the link had heard then; -1: the log is known to hold it */
@@ -54,12 +56,12 @@ final class Settler {
     }
 
     synchronized void add(AgentLink link, Change change, long welcomes, long session) {
-        add(link, new Key(change.map, change.key), change.request, welcomes, session);
+        add(link, new Key(change.map, change.key, change.stamp.partition()), change.request, welcomes, session);
     }
 
     /** The former owner of the key's partition knows that the log may be newer than memory. */
     synchronized void add(AgentLink link, String map, Data key) {
-        add(link, new Key(map, key), 0, -1, 0);
+        add(link, new Key(map, key, partition(key)), 0, -1, 0);
     }
 
     private void add(AgentLink link, Key key, long request, long welcomes, long session) {
@@ -108,7 +110,7 @@ final class Settler {
         }
         Doubt doubt;
         synchronized (this) {
-            doubt = doubts.get(new Key(map, key));
+            doubt = doubts.get(new Key(map, key, partition(key)));
         }
         if (doubt == null) {
             return false;
@@ -133,11 +135,11 @@ final class Settler {
         return doubts.size();
     }
 
-    /** The maps with a change in this partition that may still come into the log. */
+    /** The maps with a change in this partition that may still come into the log, or with a clear that is to be settled. */
     synchronized Set<String> maps(int partition) {
         Set<String> maps = new HashSet<>();
         doubts.forEach((key, doubt) -> {
-            if (doubt.welcomes >= 0 && partition(key) == partition) {
+            if (key.partition == partition && (doubt.welcomes >= 0 || key.key == null)) {
                 maps.add(key.map);
             }
         });
@@ -148,15 +150,15 @@ final class Settler {
     synchronized Map<String, List<Data>> changed(int partition) {
         Map<String, List<Data>> changed = new HashMap<>();
         doubts.forEach((key, doubt) -> {
-            if (doubt.welcomes < 0 && partition(key) == partition) {
+            if (key.partition == partition && doubt.welcomes < 0 && key.key != null) {
                 changed.computeIfAbsent(key.map, map -> new ArrayList<>()).add(key.key);
             }
         });
         return changed;
     }
 
-    private int partition(Key key) {
-        return plugin.nodeEngine().getPartitionService().getPartitionId(key.key);
+    private int partition(Data key) {
+        return plugin.nodeEngine().getPartitionService().getPartitionId(key);
     }
 
     /**
@@ -267,6 +269,9 @@ final class Settler {
         Welcome welcome = doubt.link.welcome();
         if (doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
             return CompletableFuture.completedFuture(null);
+        }
+        if (key.key == null) {
+            return plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME, new DoubtOperation(key.map), key.partition);
         }
         // The agent may have to merge logs first: here, where nobody waits, not on the partition's thread.
         AgentSettings settings = doubt.link.settings();

@@ -100,6 +100,10 @@ final class WalPlugin {
         return logger;
     }
 
+    int partitionCount() {
+        return nodeEngine.getPartitionService().getPartitionCount();
+    }
+
     OrderGuard guard() {
         return guard;
     }

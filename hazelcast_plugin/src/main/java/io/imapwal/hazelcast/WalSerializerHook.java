@@ -15,6 +15,7 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int LOOK = 21;
     static final int FORGET = 22;
     static final int DESTROYED = 23;
+    static final int DOUBT = 24;
     static final int CARRIED_STATE = 6;
     static final int CORRECTION_BACKUP = 7;
 
@@ -35,6 +36,7 @@ public final class WalSerializerHook implements DataSerializerHook {
             case LOOK -> new LookOperation();
             case FORGET -> new ForgetOperation();
             case DESTROYED -> new DestroyedOperation();
+            case DOUBT -> new DoubtOperation();
             case CARRIED_STATE -> new CarriedState();
             case CORRECTION_BACKUP -> new CorrectionBackup();
             default -> null;

@@ -130,6 +130,14 @@ final class FakeAgent implements Closeable {
                     (a, b) -> Arrays.compare(longs(a), longs(b)) <= 0 ? b : a);
         }
 
+        /** All keys of a partition are deleted: in this table, a tombstone for each. */
+        synchronized void clear(String map, Record clear) {
+            appended.add(clear);
+            maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).replaceAll((key, known) ->
+                    known.partition == clear.partition && Arrays.compare(longs(known), longs(clear)) < 0
+                            ? new Record(key, "", null, "", true, 0, clear.partition, clear.order) : known);
+        }
+
         synchronized List<Record> appended() {
             return new ArrayList<>(appended);
         }
@@ -577,7 +585,7 @@ final class FakeAgent implements Closeable {
                         violations.add("an entry that is not ten fields");
                     }
                     String map = stream.string();
-                    byte[] key = stream.binary();
+                    byte[] key = stream.nil() ? null : stream.binary();
                     String keyClass = stream.string();
                     byte[] value = stream.nil() ? null : stream.binary();
                     String valueClass = stream.string();
@@ -592,7 +600,12 @@ final class FakeAgent implements Closeable {
                         violations.add("entry " + i + " of message " + first + ": order " + order + " session " + session);
                     }
                     if (order.get(3) > last) {
-                        log.put(map, new Record(key, keyClass, value, valueClass, deleted, expires, partition, order));
+                        Record record = new Record(key, keyClass, value, valueClass, deleted, expires, partition, order);
+                        if (key == null) {
+                            log.clear(map, record);
+                        } else {
+                            log.put(map, record);
+                        }
                     }
                 }
                 if (stream.hasMore()) {

@@ -8,8 +8,7 @@ writer computed, perhaps with another number of partitions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import compress
+from collections.abc import Sequence
 
 SEED, C1, C2, ADDED, MIX1, MIX2 = 0x01000193, 0xCC9E2D51, 0x1B873593, 0xE6546B64, 0x85EBCA6B, 0xC2B2AE35
 """Constants of MurmurHash3_x86_32, and Hazelcast's seed."""
@@ -25,26 +24,29 @@ LOWEST = 0x80000000
 _32 = 0xFFFFFFFF
 
 
-def in_partitions(keys: Sequence[bytes], wanted: Collection[int], count: int) -> list[bytes]:
-    """Those keys that are in the partitions `wanted`, where there are `count`; in any order."""
-    of_length: dict[int, list[bytes]] = {}
-    for length in set(map(len, keys)):
-        of_length[length] = []
-    for key in keys:
-        of_length[len(key)].append(key)
-    found: list[bytes] = []
-    for length, some in of_length.items():
+def partition_ids(keys: Sequence[bytes], count: int) -> list[int]:
+    """The partition of each key, of so many."""
+    if count == 1:
+        return [0] * len(keys)
+    of_length: dict[int, list[int]] = {}
+    for index, key in enumerate(keys):
+        of_length.setdefault(len(key), []).append(index)
+    found = [0] * len(keys)
+    for length, places in of_length.items():
+        some = [keys[index] for index in places]
         if len(some) >= COLUMNS_FROM and DATA <= length <= COLUMNS_BYTES_MAX:
-            found += compress(some, _in_columns(some, wanted, count))
+            ids = _in_columns(some, count)
         else:
-            found += [key for key in some if partition_id(key, count) in wanted]
+            ids = [partition_id(key, count) for key in some]
+        for index, each in zip(places, ids, strict=True):
+            found[index] = each
     return found
 
 
-def _in_columns(keys: list[bytes], wanted: Collection[int], count: int) -> list[bool]:
-    from imap_wal.agent.partition_columns import are_in  # pyarrow is loaded only where it is used
+def _in_columns(keys: list[bytes], count: int) -> list[int]:
+    from imap_wal.partition_columns import ids  # pyarrow is loaded only where it is used
 
-    return are_in(keys, wanted, count)
+    return ids(keys, count)
 
 
 def partition_id(key: bytes, count: int) -> int:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from imap_wal.agent.partitions import ADDED, C1, C2, DATA, LOWEST, MIX1, MIX2, SEED
+from imap_wal.partitions import ADDED, C1, C2, DATA, LOWEST, MIX1, MIX2, SEED
 
 
-def are_in(keys: Sequence[bytes], wanted: Collection[int], count: int) -> list[bool]:
-    """Of each key, all of one length, whether it is in one of the partitions `wanted` of `count`."""
+def ids(keys: Sequence[bytes], count: int) -> list[int]:
+    """The partition of each key, all of one length."""
     hashes = _hashes(keys)
     positive = pc.if_else(pc.less(hashes, _number(LOWEST)), hashes, pc.subtract(_number(0), hashes))
     rest = pc.subtract(positive, pc.multiply(pc.divide(positive, _number(count)), _number(count)))
-    partitions = pc.if_else(pc.equal(hashes, _number(LOWEST)), _number(0), rest)
-    found: list[bool] = pc.is_in(partitions, value_set=pa.array(sorted(wanted), pa.uint32())).to_pylist()
+    found: list[int] = pc.if_else(pc.equal(hashes, _number(LOWEST)), _number(0), rest).to_pylist()
     return found
 
 

@@ -1,0 +1,95 @@
+"""What was cleared: which entries a *clear* deletes, and which clears a snapshot must keep.
+
+A clear is an entry without a key. It names a map, and one of so many partitions, and deletes all
+entries of that partition that have a lower order. So `IMap.clear` is one entry for each partition,
+whatever the number of keys. An embedded map has one partition.
+
+    floor    the newest clear of a partition
+    hidden   a change of a key below the floor of the key's partition; it is as if it did not exist
+
+Only order decides, so what is hidden does not depend on what is read first. The partition of a key
+is computed from its bytes with the clear's own number of partitions: the writer of an older entry
+may have had another number. A clear may be dropped when a tombstone in its place may be
+(docs/decisions/0017). See docs/decisions/0026-one-record-for-a-clear.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imap_wal.entry import ORDER, PARTITION, PARTITION_COUNT, Order, Row, is_clear
+from imap_wal.partitions import partition_ids
+from imap_wal.rivals import Claim
+
+NONE: frozenset[int] = frozenset()
+
+
+class Floors:
+    """The newest clears of one map."""
+
+    __slots__ = ("_newest", "_top")
+
+    def __init__(self) -> None:
+        self._newest: dict[int, dict[int, Claim]] = {}
+        """Number of partitions → partition → newest clear."""
+        self._top: Order = (-1, -1, -1, -1)
+
+    def add(self, row: Row, node: str) -> None:
+        newest = self._newest.setdefault(row[PARTITION_COUNT], {})
+        known = newest.get(row[PARTITION])
+        if known is None or (known[0][ORDER], known[1]) < (row[ORDER], node):
+            newest[row[PARTITION]] = row, node
+        self._top = max(self._top, row[ORDER])
+
+    def claims(self) -> list[Claim]:
+        """Those clears, and who wrote them."""
+        return [newest[partition] for _, newest in sorted(self._newest.items()) for partition in sorted(newest)]
+
+    def hidden(self, keys: Sequence[bytes], orders: Sequence[Order]) -> set[int]:
+        """Which of these changes are hidden, by index."""
+        top = self._top
+        below = [index for index, order in enumerate(orders) if order < top]
+        found: set[int] = set()
+        if below:
+            some = [keys[index] for index in below]
+            for count, newest in self._newest.items():
+                for index, partition in zip(below, partition_ids(some, count), strict=True):
+                    if partition in newest and orders[index] < newest[partition][0][ORDER]:
+                        found.add(index)
+        return found
+
+
+class Cleared:
+    """The floors of all maps. A map without clears costs one look into a dict."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, Floors] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._maps
+
+    def take(self, node: str, rows: Sequence[Row]) -> list[Row]:
+        """Note the clears among the rows of one node; returns the other rows."""
+        for row in rows:
+            if is_clear(row):
+                self._maps.setdefault(row[0], Floors()).add(row, node)
+        return [row for row in rows if not is_clear(row)]
+
+    def maps(self) -> list[str]:
+        return list(self._maps)
+
+    def claims(self, name: str) -> list[Claim]:
+        """The newest clear of each partition of a map, and who wrote it."""
+        floors = self._maps.get(name)
+        return [] if floors is None else floors.claims()
+
+    def hidden(self, name: str, keys: Sequence[bytes], orders: Sequence[Order]) -> set[int] | frozenset[int]:
+        """Which of these changes of a map are hidden, by index."""
+        floors = self._maps.get(name)
+        return NONE if floors is None else floors.hidden(keys, orders)
+
+    def remove(self, name: str) -> None:
+        self._maps.pop(name, None)
+
+    def forget(self) -> None:
+        self._maps.clear()

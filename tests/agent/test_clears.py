@@ -1,0 +1,96 @@
+"""A member clears partitions: one entry each, for listings, loads, resends and restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from imap_wal import format
+from imap_wal.agent.config import AgentConfig
+from imap_wal.partitions import partition_id
+from imap_wal.segment import SegmentReader
+from storage_backends import open_store
+from tests.agent.harness import Plugin, config, plugin, serving
+from tests.support import segments
+
+HEAD = "\0" * 8
+"""Of a Hazelcast key: no partition hash, no serializer."""
+COUNT = 271
+KEYS = [f"{HEAD}k{number}" for number in range(2000)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    return config(tmp_path)
+
+
+def partition_of(key: str) -> int:
+    return partition_id(key.encode(), COUNT)
+
+
+def clear(member: Plugin, request: int, *partitions: int, count: int = COUNT, **changed: Any) -> list[Any]:
+    """The answer to an append of clears."""
+    fields = {"key": None, "deleted": True, "value": None, **changed}
+    rows = [
+        [
+            "orders",
+            fields["key"],
+            "",
+            fields["value"],
+            "",
+            fields["deleted"],
+            1_763_720_000_000,
+            count,
+            partition,
+            list(member.order(request + index)),
+        ]
+        for index, partition in enumerate(partitions)
+    ]
+    header, _ = member.client.ask("append", member.session, request, len(rows), payload=b"".join(map(msgpack.packb, rows)))
+    return [header[0], *header[2:]]
+
+
+def test_a_clear_deletes_a_partition_in_listings_and_loads_and_after_a_restart(settings: AgentConfig) -> None:
+    cleared = {0, 7, 100}
+    left = {key for key in KEYS if partition_of(key) not in cleared}
+    with serving(settings), plugin(settings) as member:
+        member.send(1, dict.fromkeys(KEYS, "v"))
+        assert sorted(member.keys(limit=100)) == sorted(KEYS)
+        assert clear(member, 2001, *cleared) == ["ack", 2001, 3]
+        assert sorted(member.keys(limit=100)) == sorted(left)
+        assert set(member.load(*KEYS)) == left
+        assert clear(member, 2001, *cleared) == ["ack", 2001, 3], "sent again"
+        back = next(key for key in KEYS if partition_of(key) == 7)
+        member.send(2004, {back: "again"})
+        header, payload = member.client.ask("keys", "orders", None, 100, [7, 8])
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(payload)
+        assert header[0] == "keys" and {key.decode() for key in unpacker} == {key for key in left if partition_of(key) == 8} | {back}
+    with serving(settings), plugin(settings) as member:
+        assert (member.session, member.request) == (1, 2004)
+        assert set(member.keys()) == left | {back}
+        assert clear(member, 2005, *range(COUNT)) == ["ack", 2005, COUNT]
+        assert member.keys() == []
+    store = open_store(settings.url)
+    frames = [frame for path in segments(store) for frame in SegmentReader(store, path).frames() if frame.kind == format.CLEARS]
+    assert [frame.count for frame in frames] == [3, COUNT]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition": -1}, {"partition": COUNT}, {"count": 0}, {"count": 2**31, "partition": 5}, {"deleted": False}, {"value": b"v"},
+        {"partition": "7"}, {"count": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_clear_of_no_partition_is_refused(settings: AgentConfig, wrong: dict[str, Any]) -> None:
+    with serving(settings), plugin(settings) as member:
+        member.put(a="1")
+        answer = clear(member, 2, wrong.pop("partition", 7), **wrong)
+        assert answer[:2] == ["error", "bad-request"]
+        assert member.hello()["last_request"] == 1
+        assert member.values() == {"a": "1"}
