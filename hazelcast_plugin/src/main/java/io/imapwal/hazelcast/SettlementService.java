@@ -70,7 +70,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     @Override
     public void init(NodeEngine engine, Properties properties) {
-        // the constructor has got all that is needed
+        LoggedTransactions.install(engine);
     }
 
     /**
@@ -170,6 +170,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         WalPlugin plugin = plugin();
         if (plugin != null) {
             plugin.settlements().watch();
+            plugin.settleTransactionsOf(event.getMember().getUuid());
         }
     }
 
@@ -211,6 +212,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                 if (state.wholeness().partial(partition)) {
                     partial.add(state.map());
                 }
+            }
+            if (plugin.placements().in(partition)) {
+                throw new RetryableHazelcastException("partition " + partition
+                        + " is migrated when a transaction that changes it is over");
             }
             doubted = plugin.settler().maps(partition);
             if (!doubted.isEmpty() && !plugin.leaving()) {

@@ -12,6 +12,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -41,8 +42,13 @@ final class Settler {
     private record Key(String map, Data key) {
     }
 
-    /** @param welcomes how many welcomes the link had heard then; -1: the log is known to hold it */
-    private record Doubt(AgentLink link, long welcomes, long session, long request) {
+    /**
+     * @param welcomes    how many welcomes the link had heard then; -1: the log is known to hold it
+     * @param transaction that the change is a part of; or null
+     * @param lost        a lost member was to log it
+     */
+    private record Doubt(AgentLink link, long welcomes, long session, long request, UUID transaction,
+                         boolean lost) {
     }
 
     /** A processor that was sent to a key for a doubt. */
@@ -54,6 +60,15 @@ final class Settler {
     }
 
     synchronized void add(AgentLink link, Change change, long welcomes, long session) {
+        add(link, change, welcomes, session, false);
+    }
+
+    /** The change is a part of a transaction that a lost member was to log. */
+    synchronized void addLost(AgentLink link, Change change) {
+        add(link, change, -1, 0, true);
+    }
+
+    private void add(AgentLink link, Change change, long welcomes, long session, boolean lost) {
         Key key = new Key(change.map, change.key);
         if (closed) {
             return;
@@ -66,7 +81,9 @@ final class Settler {
         Doubt former = doubts.get(key);
         // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at or below the last one.
         doubts.put(key, new Doubt(link, former == null ? welcomes : Math.max(welcomes, former.welcomes), session,
-                former == null ? change.request : 0));
+                former == null ? change.request : 0,
+                change.transaction == null && former != null ? former.transaction : change.transaction,
+                lost || former != null && former.lost));
         if (thread == null) {
             Thread started = new Thread(this::run, "imap-wal-settler");
             started.setDaemon(true);
@@ -119,6 +136,11 @@ final class Settler {
         if (doubt.link.welcomes() <= doubt.welcomes) {
             doubt.link.connect();
         }
+    }
+
+    /** Whether the outcome of this key's last change is still unknown. Waits for nothing. */
+    boolean isDoubted(String map, Data key) {
+        return !idle() && doubts(new Key(map, key));
     }
 
     synchronized int size() {
@@ -244,14 +266,18 @@ final class Settler {
     /** Begins it; what it returns is done when memory says what the log says. */
     private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException {
         shutOut(doubt);
+        if (doubt.lost) {
+            // From then on nothing comes into the log that the lost member has sent.
+            doubt.link.viewWithout(plugin.partitions().departed());
+        }
         Welcome welcome = doubt.link.welcome();
-        if (doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
+        if (doubt.transaction == null && doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
             return CompletableFuture.completedFuture(null);
         }
         // The agent may have to merge logs first: here, where nobody waits, not on the partition's thread.
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
-        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key)).toCompletableFuture();
+        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key, doubt.transaction)).toCompletableFuture();
     }
 }

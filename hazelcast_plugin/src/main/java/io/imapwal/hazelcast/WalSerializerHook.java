@@ -14,6 +14,10 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int VIEW = 20;
     static final int LOOK = 21;
     static final int FORGET = 22;
+    static final int PLACE = 23;
+    static final int RELEASE = 24;
+    static final int LOGGED_SET = 25;
+    static final int LOGGED_DELETE = 26;
     static final int CARRIED_STATE = 6;
     static final int CORRECTION_BACKUP = 7;
 
@@ -33,6 +37,10 @@ public final class WalSerializerHook implements DataSerializerHook {
             case VIEW -> new ViewOperation();
             case LOOK -> new LookOperation();
             case FORGET -> new ForgetOperation();
+            case PLACE -> new PlaceOperation();
+            case RELEASE -> new ReleaseOperation();
+            case LOGGED_SET -> new LoggedSetOperation();
+            case LOGGED_DELETE -> new LoggedDeleteOperation();
             case CARRIED_STATE -> new CarriedState();
             case CORRECTION_BACKUP -> new CorrectionBackup();
             default -> null;
