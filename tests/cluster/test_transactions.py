@@ -1,5 +1,5 @@
-"""A transaction of several changes is in effect as a whole or not at all, on live maps and after a restart,
-whoever fails in the middle of its commit."""
+"""A transaction of several changes is in effect as a whole or not at all, on live maps and after a
+restart, whoever fails in the middle of its commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.cluster.test_faults import small_disk
 SILENT = "tests.cluster.silent_agent"
 BEFORE = {f"k{number}": "old" for number in range(60)}
 AFTER = dict.fromkeys(list(BEFORE)[:50], "new") | {"more": "unanswered-1"}
-"""Fifty keys are set, ten are removed, one is added. A silent agent does not answer to its value."""
+"""Fifty keys are set, ten are removed, one is added. To its value, a silent agent does not answer."""
 
 
 class Scene:
@@ -33,7 +33,8 @@ class Scene:
     def __init__(self, folder: Path, classpath: str, **properties: str) -> None:
         def maps(endpoint: str) -> Mapping[str, Any]:
             patient = {"settle-timeout-ms": "60000", "timeout-ms": "5000", **properties}
-            return {"default": logged_map(endpoint, patient), "stock": logged_map(endpoint, patient, store={"offload": True})}
+            offloading = logged_map(endpoint, patient, store={"offload": True})
+            return {"default": logged_map(endpoint, patient), "stock": offloading}
 
         self.cluster = Cluster(folder, classpath, maps)
 
@@ -48,21 +49,24 @@ class Scene:
 
     def map(self, name: str) -> BlockingMap:
         """By a client of the last member, which no test kills."""
-        client = connect([self.cluster.members[2].address], self.cluster.name, smart_routing=False, invocation_timeout=60)
+        return self._client(2).get_map(name).blocking()
+
+    def _client(self, member: int) -> hazelcast.HazelcastClient:
+        """Of this member alone."""
+        address = self.cluster.members[member].address
+        client = connect([address], self.cluster.name, smart_routing=False, invocation_timeout=60)
         self.cluster._clients.append(client)
-        return client.get_map(name).blocking()
+        return client
 
     def contents(self, name: str) -> dict[Any, Any]:
         return dict(self.map(name).entry_set())
 
     def commit(self, name: str, kind: int = TWO_PHASE, to: Mapping[str, str] = AFTER) -> None:
         """The whole transaction, by the first member."""
-        client = connect([self.cluster.members[0].address], self.cluster.name, smart_routing=False, invocation_timeout=60)
-        self.cluster._clients.append(client)
-        _commit(client, name, kind, to)
+        _commit(self._client(0), name, kind, to)
 
     def placed(self) -> int:
-        """Keys with a change that has a place in the order, and an outcome that their owner does not know."""
+        """Keys whose change has a place in the order, and an outcome that the owner does not know."""
         return sum(member.ask("placed") for member in self.cluster.running)
 
     def restarted(self, name: str) -> dict[Any, Any]:

@@ -231,7 +231,8 @@ def test_a_transaction_that_is_logged_after_later_turns_of_the_same_owner_counts
     append(first, put("b", "later turn", (1, 5 * TURNS + 2, 1, 1)))
     run(memory)
     prune(cluster(memory))
-    append(second, put("a", "of the transaction", (1, 5 * TURNS + 1, 1, 1)), put("c", "of a former owner", (1, 4 * TURNS + 9, 1, 2)))
+    append(second, put("a", "of the transaction", (1, 5 * TURNS + 1, 1, 1)))
+    append(second, put("c", "of a former owner", (1, 4 * TURNS + 9, 1, 2)))
     assert values(view(memory)) == {"a": "of the transaction", "b": "later turn"}
     append(first, put("a", "later turn", (1, 5 * TURNS + 2, 1, 2)))
     assert values(view(memory)) == {"a": "later turn", "b": "later turn"}
