@@ -170,7 +170,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         WalPlugin plugin = plugin();
         if (plugin != null) {
             plugin.settlements().watch();
-            plugin.settleTransactionsOf(event.getMember().getUuid());
+            plugin.settleTransactionsOf(removed);
         }
     }
 
