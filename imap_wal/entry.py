@@ -13,6 +13,8 @@ import msgpack
 
 Order: TypeAlias = tuple[int, int, int, int]
 """(incarnation, partition_version, session, request). The greater tuple is the newer change. No clock takes part."""
+TURNS: Final = 2**32
+"""Of a member's entry, `partition_version` is Hazelcast's own times this, plus a turn (docs/protocol.md)."""
 
 MAP: Final = 0
 KEY: Final = 1

@@ -22,6 +22,7 @@ import google_crc32c
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness
+from imap_wal.entry import TURNS
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import START, Position
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
@@ -447,6 +448,13 @@ Pair: TypeAlias = tuple[int, int]
 """(incarnation, partition version): the front of an entry's order."""
 
 
+def without_turn(pair: Pair) -> Pair:
+    """A transaction has its turn from the partition's owner, and another member logs it: the owner's
+    later turns may be in the log before it."""
+    incarnation, version = pair
+    return incarnation, version - version % TURNS if version >= TURNS else version
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionVersions:
     """Partition → the highest pair that was in the logs at some moment. An owner that holds a lower
@@ -475,9 +483,10 @@ class PartitionVersions:
         return cls(pairs)
 
     def raised(self, pairs: Iterable[tuple[int, Pair]]) -> Self:
-        """With these pairs where they are higher."""
+        """With these pairs, without turns, where they are higher."""
         found = dict(self.pairs)
-        for partition, pair in pairs:
+        for partition, given in pairs:
+            pair = without_turn(given)
             if found.get(partition, ()) < pair:
                 found[partition] = pair
         return replace(self, pairs=found)

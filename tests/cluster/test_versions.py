@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.harness import ROOT, Cluster, logged_map, until
+from tests.cluster.harness import ROOT, Cluster, connect, logged_map, until
 
 OLDER = ROOT / "hazelcast_plugin/target/older"
 NAME = "versions"
@@ -33,6 +33,19 @@ def contents(cluster: Cluster) -> dict[Any, Any]:
     return dict(until("the map is there", lambda: entries.entry_set() or None))
 
 
+def committed_by_the_first_member(cluster: Cluster) -> dict[str, str]:
+    """A transaction that changes keys of both members, while only the first one has an agent."""
+    changed = {f"t{number}": "committed" for number in range(20)}
+    client = connect([cluster.members[0].address], cluster.name, smart_routing=False)
+    try:
+        with client.new_transaction() as transaction:
+            for key, value in changed.items():
+                transaction.get_map(NAME).set(key, value)
+    finally:
+        client.shutdown()
+    return changed
+
+
 def test_an_older_member_keeps_its_map_over_a_migration_a_lost_member_and_a_kill_of_everything(classpath_of: str, tmp_path: Path) -> None:
     expected: dict[Any, Any] = {}
     with Cluster(tmp_path, classpath_of, maps, offsets_ms=(0, 0)) as cluster:
@@ -48,6 +61,9 @@ def test_an_older_member_keeps_its_map_over_a_migration_a_lost_member_and_a_kill
         expected["long"] = "lived"
         assert entries.replace_if_same("k1", "first 1", "second")
         expected["k1"] = "second"
+        cluster.agents[1].kill()
+        expected |= committed_by_the_first_member(cluster)
+        cluster.agents[1].start()
 
         cluster.members[1].kill()
         cluster.wait_safe(1)

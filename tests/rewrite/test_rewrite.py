@@ -15,7 +15,7 @@ import pytest
 from imap_wal import entry, pieces
 from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock
-from imap_wal.entry import Row
+from imap_wal.entry import TURNS, Row
 from imap_wal.errors import (
     CorruptLog,
     ImapWalError,
@@ -221,6 +221,23 @@ def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_old
     append(first, put("a", "late", (1, 1, 1, 2)))
     assert values(view(memory)) == {"c": "of another"}
     assert len(cluster(memory).manifest().versions) <= 2, "old tables go"
+
+
+def test_a_transaction_that_is_logged_after_later_turns_of_the_same_owner_counts(memory: MemoryStore) -> None:
+    """The owner, n1, gave a transaction its turn (1) in the partition's version 5. n2 logs the
+    transaction, after a rewrite that has read n1's later turn (2) of another key."""
+    first, second = node(memory), node(memory, "n2")
+    members(memory)
+    append(first, put("b", "later turn", (1, 5 * TURNS + 2, 1, 1)))
+    run(memory)
+    prune(cluster(memory))
+    append(second, put("a", "of the transaction", (1, 5 * TURNS + 1, 1, 1)))
+    append(second, put("c", "of a former owner", (1, 4 * TURNS + 9, 1, 2)))
+    assert values(view(memory)) == {"a": "of the transaction", "b": "later turn"}
+    append(first, put("a", "later turn", (1, 5 * TURNS + 2, 1, 2)))
+    assert values(view(memory)) == {"a": "later turn", "b": "later turn"}
+    run(memory)
+    assert values(view(memory)) == {"a": "later turn", "b": "later turn"}
 
 
 @pytest.mark.parametrize("kept_because", ["a node is missing", "as of a time", "it came late"])

@@ -66,6 +66,7 @@ public final class TestMember {
             case "owned" -> Json.value(member.getPartitionService().getPartitions().stream()
                     .filter(each -> each.getOwner() != null && each.getOwner().localMember()).count());
             case "owned-entries" -> Json.value(member.getMap(question[1]).getLocalMapStats().getOwnedEntryCount());
+            case "placed" -> Json.value(placed(member));
             case "leave" -> {
                 member.shutdown();
                 yield Json.value(true);
@@ -77,6 +78,19 @@ public final class TestMember {
             case "read" -> read(member);
             default -> throw new IllegalArgumentException("unknown question " + question[0]);
         };
+    }
+
+    /** Keys of this member's partitions that transactions are changing. */
+    private static int placed(HazelcastInstance member) throws Exception {
+        Class<?> plugin = Class.forName("io.imapwal.hazelcast.WalPlugin");
+        var of = plugin.getDeclaredMethod("of", HazelcastInstance.class);
+        var placements = plugin.getDeclaredField("placements");
+        of.setAccessible(true);
+        placements.setAccessible(true);
+        Object held = placements.get(of.invoke(null, member));
+        var size = held.getClass().getDeclaredMethod("size");
+        size.setAccessible(true);
+        return (int) size.invoke(held);
     }
 
     // ---- what only Java can do ----

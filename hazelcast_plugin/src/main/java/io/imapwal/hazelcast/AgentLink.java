@@ -173,7 +173,7 @@ final class AgentLink {
     }
 
     private void appendPending(List<Change> changes) {
-        Ticket ticket = new Ticket(changes);
+        Ticket ticket = new Ticket(changes, false);
         run(ticket);
         RuntimeException failure = ticket.failure();
         if (failure == null) {
@@ -223,6 +223,21 @@ final class AgentLink {
         return true;
     }
 
+    /**
+     * Appends the changes of a transaction in one message; the owners of their partitions gave their
+     * places. The agent writes a message in one frame, which is in the log whole or not at all.
+     *
+     * @throws NotAppended    none of them happened
+     * @throws OutcomeUnknown all may have happened, or none; the settler has their keys
+     */
+    void appendWhole(List<Change> changes) {
+        Ticket ticket = new Ticket(changes, true);
+        run(ticket);
+        if (ticket.failure() != null) {
+            throw ticket.failure();
+        }
+    }
+
     /** Whether this member was left out of a view since, or has joined another cluster. */
     private boolean displaced(OrderGuard.Stamp stamp) {
         return isLeftOut() || !stamp.member().equals(guard.member()) || !stamp.clusterId().equals(guard.clusterId());
@@ -230,7 +245,7 @@ final class AgentLink {
 
     /** Returns when a connection is greeted under the present cluster id. @throws LogUnavailable when there is none */
     Welcome connect() {
-        Ticket ticket = new Ticket(List.of());
+        Ticket ticket = new Ticket(List.of(), false);
         run(ticket);
         if (ticket.failure() != null) {
             throw ticket.failure();
@@ -541,9 +556,14 @@ final class AgentLink {
                 queue.poll();
                 continue;
             }
+            if (ticket.whole && !message.changes.isEmpty()
+                    && (message.changes.size() + ticket.changes.size() > MAX_MESSAGE_ENTRIES
+                        || message.bytes + ticket.queuedBytes() > MAX_MESSAGE_BYTES)) {
+                return;
+            }
             while (ticket.taken < ticket.changes.size()) {
                 Change change = ticket.changes.get(ticket.taken);
-                if (!message.changes.isEmpty()
+                if (!ticket.whole && !message.changes.isEmpty()
                         && (message.changes.size() == MAX_MESSAGE_ENTRIES || message.bytes + change.head.length > MAX_MESSAGE_BYTES)) {
                     return;
                 }
@@ -572,10 +592,19 @@ final class AgentLink {
             greeting.unpark();
         }
         List<Change> numbered = new ArrayList<>(message.changes.size());
+        Ticket looked = null;
+        boolean holds = false;
         for (Change change : message.changes) {
+            if (failure == null && (change.ticket != looked || !change.ticket.whole)) {
+                looked = change.ticket;
+                List<Change> together = looked.whole ? looked.changes : List.of(change);
+                Welcome now = connection.welcome();
+                holds = together.stream()
+                        .allMatch(each -> guard.holds(each.stamp) && ours(each, now));
+            }
             if (failure != null) {
                 change.ticket.fail(change, notAppended(map(change), failure));
-            } else if (!guard.holds(change.stamp) || !ours(change, connection.welcome())) {
+            } else if (!holds) {
                 change.ticket.fail(change, OrderGuard.moved(change.stamp.partition()));
             } else {
                 change.request = ++lastRequest;
@@ -740,7 +769,9 @@ final class AgentLink {
     }
 
     private static boolean ours(Change change, Welcome now) {
-        return change.stamp.clusterId().equals(now.clusterId()) && change.stamp.member().equals(now.member());
+        OrderGuard.Stamp stamp = change.stamp;
+        return stamp.clusterId().equals(now.clusterId()) && stamp.member().equals(now.member())
+                && (stamp.incarnation() == 0 || stamp.incarnation() == now.incarnation());
     }
 
     private void encode(List<Change> message, Welcome session) {

@@ -3,13 +3,15 @@ package io.imapwal.hazelcast;
 import com.hazelcast.internal.serialization.Data;
 
 import java.nio.charset.StandardCharsets;
+import java.util.UUID;
 
 /**
  * One change on its way to the log: a DataEntry whose order lacks only what the sending thread knows.
  *
  * <pre>
  * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order]
- * head       everything up to order, as msgpack           order = [incarnation, version, session, request]
+ * head       everything up to order, as msgpack
+ * order      [incarnation, version and turn, session, request]
  * </pre>
  *
  * Or a clear of a partition, which has no key, and the number of partitions in place of an expiry.
@@ -20,16 +22,23 @@ final class Change {
     final Data key;
     final byte[] head;
     final OrderGuard.Stamp stamp;
+    /** The transaction that it is a part of; null: none. */
+    final UUID transaction;
     Ticket ticket;
     long request;
     /** It has its outcome; the ticket's. */
     boolean over;
 
     Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp) {
+        this(map, key, head, stamp, null);
+    }
+
+    Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp, UUID transaction) {
         this.map = map;
         this.key = key;
         this.head = head;
         this.stamp = stamp;
+        this.transaction = transaction;
     }
 
     /** All keys of a partition are deleted. */
@@ -56,6 +65,7 @@ final class Change {
     }
 
     void write(MsgpackWriter to, long incarnation, long session) {
-        to.raw(head, 0, head.length).array(4).integer(incarnation).integer(stamp.version()).integer(session).integer(request);
+        to.raw(head, 0, head.length).array(4).integer(incarnation).integer(stamp.order());
+        to.integer(session).integer(request);
     }
 }

@@ -8,9 +8,11 @@ import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
 import com.hazelcast.spi.impl.operationservice.BackupOperation;
+import com.hazelcast.transaction.TransactionException;
 
 import java.util.Set;
 import java.util.UUID;
+import java.util.concurrent.atomic.AtomicLongArray;
 import java.util.stream.Collectors;
 
 /**
@@ -24,16 +26,31 @@ import java.util.stream.Collectors;
  * its way back to memory and repeated on the new owner.
  */
 final class OrderGuard {
+    private static final int TURN_BITS = 32;
+    private static final long MAX_TURN = (1L << TURN_BITS) - 3;
+
     private final InternalPartitionService partitions;
     private final ClusterService cluster;
+    /** For each partition, how many places were taken in the order since this member started. */
+    private final AtomicLongArray turns;
 
     OrderGuard(NodeEngine nodeEngine) {
         this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
         this.cluster = nodeEngine.getClusterService();
+        this.turns = new AtomicLongArray(partitions.getPartitionCount());
     }
 
-    /** Where and when a change was made. @param member its UUID then: a member that has merged starts anew */
-    record Stamp(UUID clusterId, UUID member, int partition, int version) {
+    /**
+     * Where and when a change was made.
+     *
+     * @param member      that sends it; its UUID then: a member that has merged starts anew
+     * @param version     the partition's, as Hazelcast counts it
+     * @param order       the second number of the change's order: version and turn
+     * @param incarnation the only one in which it may be sent, where another member gave the place;
+     *                    0: any
+     */
+    record Stamp(UUID clusterId, UUID member, int partition, int version, long order,
+                 long incarnation) {
     }
 
     /** @throws RetryableHazelcastException when this member does not own the partition undisturbed: nothing was appended, Hazelcast repeats the operation */
@@ -45,10 +62,38 @@ final class OrderGuard {
         if (clusterId == null || !partition.isLocal() || partition.isMigrating() || partition.version() != version) {
             throw moved(partitionId);
         }
-        return new Stamp(clusterId, member, partitionId, version);
+        long order = order(version, turns.get(partitionId));
+        return new Stamp(clusterId, member, partitionId, version, order, 0);
+    }
+
+    /**
+     * A place in the order for changes that another member may log: after all changes stamped
+     * before, and before all stamped later. Its pair (incarnation, order) is its own, so that no two
+     * nodes hold changes with the same pair.
+     *
+     * @throws RetryableHazelcastException as {@link #take}
+     */
+    Stamp place(int partitionId) {
+        Stamp now = take(partitionId);
+        long turn = turns.addAndGet(partitionId, 2) - 1;
+        if (turn > MAX_TURN) {
+            throw new TransactionException("partition " + partitionId + " has had " + turn / 2 + " transactions"
+                    + " on this member, the most it can count. Restart the member");
+        }
+        long order = order(now.version, turn);
+        return new Stamp(now.clusterId, now.member, partitionId, now.version, order, 0);
+    }
+
+    private static long order(int version, long turn) {
+        return (long) version << TURN_BITS | turn;
     }
 
     boolean holds(Stamp stamp) {
+        if (stamp.incarnation != 0) {
+            // The owner keeps the partition until it knows the outcome. If the owner is lost, there is
+            // another incarnation.
+            return stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
+        }
         InternalPartition partition = partitions.getPartition(stamp.partition, false);
         return partition.isLocal() && !partition.isMigrating() && partition.version() == stamp.version
                 && stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());

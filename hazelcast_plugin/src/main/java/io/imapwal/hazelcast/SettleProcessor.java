@@ -4,6 +4,7 @@ import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.HazelcastInstanceAware;
 import com.hazelcast.internal.nio.IOUtil;
 import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.util.UUIDSerializationUtil;
 import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.ExtendedMapEntry;
 import com.hazelcast.map.impl.MapService;
@@ -13,6 +14,7 @@ import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
 
 import java.io.IOException;
 import java.util.Map;
+import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
@@ -26,6 +28,8 @@ public final class SettleProcessor
         implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware, IdentifiedDataSerializable {
     private String map;
     private Data key;
+    /** The transaction that the change in doubt is a part of; or null. */
+    private UUID transaction;
     private transient HazelcastInstance instance;
     private transient OnBackup backup;
 
@@ -33,14 +37,19 @@ public final class SettleProcessor
     public SettleProcessor() {
     }
 
-    SettleProcessor(String map, Data key) {
+    SettleProcessor(String map, Data key, UUID transaction) {
         this.map = map;
         this.key = key;
+        this.transaction = transaction;
     }
 
     @Override
     public Object process(Map.Entry<Object, Object> entry) {
         WalPlugin plugin = WalPlugin.of(instance);
+        if (transaction != null) {
+            plugin.placements().remove(map, key, transaction);
+        }
+        plugin.placements().check(map, key, null);
         MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
         WalMapStore store = (WalMapStore) service.getMapServiceContext().getMapContainer(map).getMapStoreContext()
                 .getMapStoreWrapper().getImpl();
@@ -72,12 +81,17 @@ public final class SettleProcessor
     public void writeData(ObjectDataOutput out) throws IOException {
         out.writeString(map);
         IOUtil.writeData(out, key);
+        out.writeBoolean(transaction != null);
+        if (transaction != null) {
+            UUIDSerializationUtil.writeUUID(out, transaction);
+        }
     }
 
     @Override
     public void readData(ObjectDataInput in) throws IOException {
         map = in.readString();
         key = IOUtil.readData(in);
+        transaction = in.readBoolean() ? UUIDSerializationUtil.readUUID(in) : null;
     }
 
     @Override

@@ -74,7 +74,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     @Override
     public void init(NodeEngine engine, Properties properties) {
-        // the constructor has got all that is needed
+        LoggedTransactions.install(engine);
     }
 
     /**
@@ -178,6 +178,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         WalPlugin plugin = plugin();
         if (plugin != null) {
             plugin.settlements().watch();
+            plugin.settleTransactionsOf(removed);
         }
     }
 
@@ -220,6 +221,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                 if (state.wholeness().partial(partition)) {
                     partial.add(state.map());
                 }
+            }
+            if (plugin.placements().in(partition)) {
+                throw new RetryableHazelcastException("partition " + partition
+                        + " is migrated when a transaction that changes it is over");
             }
             List<AgentLink> slow = plugin.links().stream().filter(link -> !link.awaitOutcomes(partition)).toList();
             doubted = plugin.settler().maps(partition);

@@ -13,6 +13,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -43,8 +44,13 @@ final class Settler {
     private record Key(String map, Data key, int partition) {
     }
 
-    /** @param welcomes how many welcomes the link had heard then; -1: the log is known to hold it */
-    private record Doubt(AgentLink link, long welcomes, long session, long request) {
+    /**
+     * @param welcomes    how many welcomes the link had heard then; -1: the log is known to hold it
+     * @param transaction that the change is a part of; or null
+     * @param lost        a lost member was to log it
+     */
+    private record Doubt(AgentLink link, long welcomes, long session, long request, UUID transaction,
+                         boolean lost) {
     }
 
     /** A processor that was sent to a key for a doubt. */
@@ -56,15 +62,22 @@ final class Settler {
     }
 
     synchronized void add(AgentLink link, Change change, long welcomes, long session) {
-        add(link, new Key(change.map, change.key, change.stamp.partition()), change.request, welcomes, session);
+        add(link, new Key(change.map, change.key, change.stamp.partition()),
+                new Doubt(link, welcomes, session, change.request, change.transaction, false));
+    }
+
+    /** The change is a part of a transaction that a lost member was to log. */
+    synchronized void addLost(AgentLink link, Change change) {
+        add(link, new Key(change.map, change.key, change.stamp.partition()),
+                new Doubt(link, -1, 0, change.request, change.transaction, true));
     }
 
     /** The former owner of the key's partition knows that the log may be newer than memory. */
     synchronized void add(AgentLink link, String map, Data key) {
-        add(link, new Key(map, key, partition(key)), 0, -1, 0);
+        add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, null, false));
     }
 
-    private void add(AgentLink link, Key key, long request, long welcomes, long session) {
+    private void add(AgentLink link, Key key, Doubt doubt) {
         if (closed) {
             return;
         }
@@ -75,8 +88,8 @@ final class Settler {
         }
         Doubt former = doubts.get(key);
         // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at or below the last one.
-        doubts.put(key, new Doubt(link, former == null ? welcomes : Math.max(welcomes, former.welcomes), session,
-                former == null ? request : 0));
+        doubts.put(key, former == null ? doubt : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
+                doubt.transaction == null ? former.transaction : doubt.transaction, doubt.lost || former.lost));
         if (thread == null) {
             Thread started = new Thread(this::run, "imap-wal-settler");
             started.setDaemon(true);
@@ -129,6 +142,11 @@ final class Settler {
         if (doubt.link.welcomes() <= doubt.welcomes) {
             doubt.link.connect();
         }
+    }
+
+    /** Whether the outcome of this key's last change is still unknown. Waits for nothing. */
+    boolean isDoubted(String map, Data key) {
+        return !idle() && doubts(new Key(map, key, partition(key)));
     }
 
     synchronized int size() {
@@ -266,8 +284,12 @@ final class Settler {
     /** Begins it; what it returns is done when memory says what the log says. */
     private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException {
         shutOut(doubt);
+        if (doubt.lost) {
+            // From then on nothing comes into the log that the lost member has sent.
+            doubt.link.viewWithout(plugin.partitions().departed());
+        }
         Welcome welcome = doubt.link.welcome();
-        if (doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
+        if (doubt.transaction == null && doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
             return CompletableFuture.completedFuture(null);
         }
         if (key.key == null) {
@@ -277,6 +299,6 @@ final class Settler {
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
-        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key)).toCompletableFuture();
+        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key, doubt.transaction)).toCompletableFuture();
     }
 }

@@ -6,6 +6,8 @@ import java.util.concurrent.locks.LockSupport;
 /** One caller of {@link AgentLink} and what it waits for. Without changes it waits for a greeted connection only. */
 final class Ticket {
     final List<Change> changes;
+    /** All of its changes go into one message, or none does. */
+    final boolean whole;
     final Thread caller = Thread.currentThread();
     /** How many of the changes were taken from the queue already; with the link's lock held. */
     int taken;
@@ -17,8 +19,9 @@ final class Ticket {
     private volatile boolean leads;
     private volatile boolean done;
 
-    Ticket(List<Change> changes) {
+    Ticket(List<Change> changes, boolean whole) {
         this.changes = changes;
+        this.whole = whole;
         this.open = changes.size();
         for (Change change : changes) {
             change.ticket = this;

@@ -33,7 +33,7 @@ import java.util.concurrent.ConcurrentHashMap;
  * keeps every byte.
  */
 public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderLifecycleSupport {
-    private static final byte[] NO_NAME = {};
+    static final byte[] NO_NAME = {};
     private static final ClassValue<byte[]> CLASS_NAMES = new ClassValue<>() {
         @Override
         protected byte[] computeValue(Class<?> type) {
@@ -101,6 +101,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         } finally {
             state.close();
             plugin.settler().forget(map);
+            plugin.placements().forget(map);
             if (destruction != null) {
                 destruction.tell(complete);
             }
@@ -111,7 +112,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     public void store(Object key, MetadataAwareValue<Object> value) {
         try {
             state.requireRestored();
-            link.append(List.of(upsert(key, value)));
+            if (!isLogged(key, value.getValue())) {
+                link.append(List.of(upsert(key, value)));
+            }
         } catch (RetryableHazelcastException e) {
             if (!plugin.guard().onBackup(partition(keyData(key)))) {
                 throw e;
@@ -123,14 +126,20 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     public void storeAll(Map<Object, MetadataAwareValue<Object>> entries) {
         state.requireRestored();
         List<Change> changes = new ArrayList<>(entries.size());
-        entries.forEach((key, value) -> changes.add(upsert(key, value)));
+        entries.forEach((key, value) -> {
+            if (!isLogged(key, value.getValue())) {
+                changes.add(upsert(key, value));
+            }
+        });
         link.append(changes);
     }
 
     @Override
     public void delete(Object key) {
         state.requireRestored();
-        link.append(List.of(tombstone(key)));
+        if (!isLogged(key, null)) {
+            link.append(List.of(tombstone(key)));
+        }
     }
 
     /**
@@ -181,6 +190,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private void clear(int partition) {
         state.requireSettled(partition);
+        plugin.placements().clear(map, partition);
         link.append(List.of(Change.clear(map, plugin.guard().take(partition), plugin.partitionCount())));
     }
 
@@ -191,8 +201,18 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
                     + " it cannot be cleared while keys are locked. Nothing was changed in it", null);
         }
         List<Change> changes = new ArrayList<>(keys.size());
-        keys.forEach(key -> changes.add(tombstone(key)));
+        keys.forEach(key -> {
+            if (!isLogged(key, null)) {
+                changes.add(tombstone(key));
+            }
+        });
         link.append(changes);
+    }
+
+    /** Whether a transaction has logged this very change. */
+    private boolean isLogged(Object key, Object value) {
+        Placements placements = plugin.placements();
+        return !placements.none() && placements.isLogged(map, keyData(key), serialization.toData(value));
     }
 
     /**
@@ -333,7 +353,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         return strategy;
     }
 
-    private static byte[] className(Object object) {
+    static byte[] className(Object object) {
         if (object instanceof CompactGenericRecord record) {
             return compactName(record);
         }

@@ -4,6 +4,7 @@ import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.instance.impl.HazelcastInstanceImpl;
 import com.hazelcast.instance.impl.HazelcastInstanceProxy;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.InternalSerializationService;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.spi.impl.NodeEngine;
@@ -34,6 +35,7 @@ final class WalPlugin {
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
+    private final Placements placements = new Placements();
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
     private volatile boolean merging;
@@ -116,6 +118,11 @@ final class WalPlugin {
         return settler;
     }
 
+    /** The keys that transactions are changing. */
+    Placements placements() {
+        return placements;
+    }
+
     /** What compares partitions with the log. */
     SettlementWorker settlements() {
         return settlements;
@@ -166,6 +173,25 @@ final class WalPlugin {
                 ? link(AgentSettings.of(map, config.getProperties())) : null;
     }
 
+    /** Sets a key in memory to what the log says of it, which has a change of that transaction. */
+    void settle(String map, Data key, UUID transaction) {
+        AgentLink link = linkOf(map);
+        if (link != null) {
+            settler.add(link, new Change(map, key, new byte[0], null, transaction), -1, 0);
+        }
+    }
+
+    /** Sets the keys of transactions that the lost member was to log to what the log says. */
+    void settleTransactionsOf(UUID lost) {
+        for (Placements.Left left : placements.of(lost)) {
+            AgentLink link = linkOf(left.map());
+            if (link != null) {
+                Change change = new Change(left.map(), left.key(), new byte[0], null, left.transaction());
+                settler.addLost(link, change);
+            }
+        }
+    }
+
     /** The newest view of that log that another member knows; 0: none. Waits for them. */
     long askForView(AgentLink link) {
         for (String map : maps.keySet()) {
@@ -179,6 +205,7 @@ final class WalPlugin {
     /** Drops all maps, because Hazelcast merges what it finds in memory. The log has their entries. */
     private void dropAll() {
         merging = true;
+        placements.clear();
         localMaps.names().forEach(localMaps::drop);
         // Also of maps that are not in memory here: what is known of them is of this cluster.
         maps.values().forEach(MapState::close);

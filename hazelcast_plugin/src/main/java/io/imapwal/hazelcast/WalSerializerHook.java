@@ -16,6 +16,10 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int FORGET = 22;
     static final int DESTROYED = 23;
     static final int DOUBT = 24;
+    static final int PLACE = 25;
+    static final int RELEASE = 26;
+    static final int LOGGED_SET = 27;
+    static final int LOGGED_DELETE = 28;
     static final int CARRIED_STATE = 6;
     static final int CORRECTION_BACKUP = 7;
 
@@ -37,6 +41,10 @@ public final class WalSerializerHook implements DataSerializerHook {
             case FORGET -> new ForgetOperation();
             case DESTROYED -> new DestroyedOperation();
             case DOUBT -> new DoubtOperation();
+            case PLACE -> new PlaceOperation();
+            case RELEASE -> new ReleaseOperation();
+            case LOGGED_SET -> new LoggedSetOperation();
+            case LOGGED_DELETE -> new LoggedDeleteOperation();
             case CARRIED_STATE -> new CarriedState();
             case CORRECTION_BACKUP -> new CorrectionBackup();
             default -> null;

@@ -78,7 +78,7 @@ class SettlementTest {
         int partition = member.getPartitionService().getPartition(key).getPartitionId();
         log.put("orders", new FakeAgent.Record(data.toByteArray(), "",
                 value == null ? null : WalPlugin.of(member).nodeEngine().toData(value).toByteArray(), "", value == null,
-                expiresAtMs, partition, List.of(1L, 1_000_000L, 1L, 1L)));
+                expiresAtMs, partition, List.of(1L, 1_000_000L << 32, 1L, 1L)));
     }
 
     private static List<Integer> owned(HazelcastInstance member, int count) {

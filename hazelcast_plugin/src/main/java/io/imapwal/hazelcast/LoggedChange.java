@@ -1,0 +1,34 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.impl.record.Record;
+import com.hazelcast.spi.impl.NodeEngine;
+import com.hazelcast.transaction.TransactionException;
+
+import java.util.UUID;
+
+/** What both operations do that bring a logged change of a transaction into memory. */
+final class LoggedChange {
+
+    private LoggedChange() {
+    }
+
+    /** @throws TransactionException something happened since: memory must be set from the log */
+    static void begin(NodeEngine nodeEngine, String map, Data key, UUID transaction, Data value) {
+        if (!WalPlugin.of(nodeEngine).placements().setLogged(map, key, transaction, value)) {
+            throw new TransactionException("map \"" + map
+                    + "\": the key has another owner, or was changed since");
+        }
+    }
+
+    /** @param stored what memory has now */
+    static void end(NodeEngine nodeEngine, String map, Data key, UUID transaction, Record<?> stored,
+                    Data value) {
+        WalPlugin plugin = WalPlugin.of(nodeEngine);
+        boolean unstored = plugin.placements().remove(map, key, transaction);
+        if (unstored && (value != null || stored != null)) {
+            // Evicted and loaded again since: Hazelcast leaves a key alone that has another version.
+            plugin.settle(map, key, transaction);
+        }
+    }
+}

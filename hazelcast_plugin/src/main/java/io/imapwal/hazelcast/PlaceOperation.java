@@ -1,0 +1,138 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.nio.IOUtil;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.util.UUIDSerializationUtil;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.record.Record;
+import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.nio.ObjectDataInput;
+import com.hazelcast.nio.ObjectDataOutput;
+import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.spi.impl.operationservice.Operation;
+import com.hazelcast.transaction.TransactionException;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.UUID;
+
+/**
+ * Gives the changes that a transaction makes in one partition their place in the order. Runs on the
+ * partition's owner, which lets no other change of these keys pass until it knows what became of the
+ * transaction. Returns the place.
+ */
+public final class PlaceOperation extends Operation implements IdentifiedDataSerializable {
+    private UUID transaction;
+    private UUID lockOwner;
+    private UUID coordinator;
+    private List<Item> items;
+    private long order;
+
+    /**
+     * @param thread  that holds the lock
+     * @param version of the entry in memory when it was locked
+     */
+    record Item(String map, Data key, long thread, long version) {
+    }
+
+    /** For deserialisation. */
+    public PlaceOperation() {
+    }
+
+    PlaceOperation(UUID transaction, UUID lockOwner, UUID coordinator, List<Item> items) {
+        this.transaction = transaction;
+        this.lockOwner = lockOwner;
+        this.coordinator = coordinator;
+        this.items = items;
+    }
+
+    @Override
+    public String getServiceName() {
+        return MapService.SERVICE_NAME;
+    }
+
+    @Override
+    public void run() {
+        WalPlugin plugin = WalPlugin.of(getNodeEngine());
+        Placements placements = plugin.placements();
+        items.forEach(item -> check(item, plugin));
+        order = plugin.guard().place(getPartitionId()).order();
+        for (Item item : items) {
+            placements.place(item.map, item.key, transaction, coordinator, getPartitionId());
+        }
+        if (plugin.nodeEngine().getClusterService().getMember(coordinator) == null) {
+            placements.removeAll(transaction);
+            throw new TransactionException("the transaction's member has left the cluster");
+        }
+    }
+
+    private void check(Item item, WalPlugin plugin) {
+        MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
+        RecordStore<?> store = service.getMapServiceContext().getRecordStore(getPartitionId(), item.map);
+        MapState state = plugin.state(item.map);
+        state.requireRestored();
+        state.requireSettled(getPartitionId());
+        plugin.placements().check(item.map, item.key, transaction);
+        if (plugin.settler().isDoubted(item.map, item.key)) {
+            throw new RetryableHazelcastException("map \"" + item.map
+                    + "\": an earlier change of the key is being settled");
+        }
+        Record<?> record = store.getRecord(item.key);
+        boolean unchanged = record == null || record.getVersion() == item.version;
+        if (!unchanged || !store.isLockedBy(item.key, lockOwner, item.thread)) {
+            throw new TransactionException("map \"" + item.map + "\": the transaction took so long that"
+                    + " its lock of a key has expired, or the key's owner was lost");
+        }
+    }
+
+    @Override
+    public Object getResponse() {
+        return order;
+    }
+
+    @Override
+    public void logError(Throwable e) {
+        if (!(e instanceof TransactionException)) {
+            super.logError(e);
+        }
+    }
+
+    @Override
+    protected void writeInternal(ObjectDataOutput out) throws IOException {
+        super.writeInternal(out);
+        UUIDSerializationUtil.writeUUID(out, transaction);
+        UUIDSerializationUtil.writeUUID(out, lockOwner);
+        UUIDSerializationUtil.writeUUID(out, coordinator);
+        out.writeInt(items.size());
+        for (Item item : items) {
+            out.writeString(item.map);
+            IOUtil.writeData(out, item.key);
+            out.writeLong(item.thread);
+            out.writeLong(item.version);
+        }
+    }
+
+    @Override
+    protected void readInternal(ObjectDataInput in) throws IOException {
+        super.readInternal(in);
+        transaction = UUIDSerializationUtil.readUUID(in);
+        lockOwner = UUIDSerializationUtil.readUUID(in);
+        coordinator = UUIDSerializationUtil.readUUID(in);
+        items = new ArrayList<>();
+        for (int left = in.readInt(); left > 0; left--) {
+            items.add(new Item(in.readString(), IOUtil.readData(in), in.readLong(), in.readLong()));
+        }
+    }
+
+    @Override
+    public int getFactoryId() {
+        return WalSerializerHook.FACTORY_ID;
+    }
+
+    @Override
+    public int getClassId() {
+        return WalSerializerHook.PLACE;
+    }
+}

@@ -1,0 +1,155 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentMap;
+
+/**
+ * The keys of this member's partitions that transactions are changing now, and how far each one is.
+ *
+ * <pre>
+ *            PlaceOperation          the coordinator has logged the transaction
+ *  nothing ───────────────▶ placed ─────────────────────────────────────────────▶ logged
+ *     ▲                       │  other changes of the key wait                      │
+ *     │                       │  not logged: ReleaseOperation                       │ memory
+ *     │                       │  not known, or coordinator lost: SettleProcessor    │ is changed
+ *     └───────────────────────┴─────────────────────────────────────────────────────┘
+ * </pre>
+ *
+ * A partition with such keys is not migrated. If its owner is lost, the next owner settles it from
+ * the log.
+ */
+final class Placements {
+    private final ConcurrentMap<Key, Placement> placements = new ConcurrentHashMap<>();
+
+    private record Key(String map, Data key) {
+    }
+
+    /**
+     * @param coordinator the member that logs the transaction
+     * @param value       in the log; null: a tombstone
+     */
+    private record Placement(UUID transaction, UUID coordinator, int partition, boolean logged,
+                             Data value) {
+
+        Placement loggedAs(Data now) {
+            return new Placement(transaction, coordinator, partition, true, now);
+        }
+    }
+
+    /** A key that a transaction was changing. */
+    record Left(String map, Data key, UUID transaction) {
+    }
+
+    /** @throws RetryableHazelcastException another transaction is changing the key */
+    void check(String map, Data key, UUID transaction) {
+        Placement other = placements.get(new Key(map, key));
+        if (other != null && !other.transaction.equals(transaction)) {
+            throw busy(map);
+        }
+    }
+
+    void place(String map, Data key, UUID transaction, UUID coordinator, int partition) {
+        Placement placed = new Placement(transaction, coordinator, partition, false, null);
+        placements.put(new Key(map, key), placed);
+    }
+
+    /** @return false: the key was changed or settled since, or had another owner then */
+    boolean setLogged(String map, Data key, UUID transaction, Data value) {
+        Placement now = placements.computeIfPresent(new Key(map, key),
+                (each, known) -> known.transaction.equals(transaction) ? known.loggedAs(value) : known);
+        return now != null && now.transaction.equals(transaction);
+    }
+
+    /**
+     * Whether the change that the map store is asked to log is in the log already, as a part of a
+     * transaction.
+     *
+     * @throws RetryableHazelcastException it is another change, and the outcome of the transaction is
+     *                                     not known yet
+     */
+    boolean isLogged(String map, Data key, Data value) {
+        Key each = new Key(map, key);
+        Placement known = placements.get(each);
+        if (known == null) {
+            return false;
+        }
+        if (!known.logged) {
+            throw busy(map);
+        }
+        // A later change, or what an interceptor made of this one: logged with a later order.
+        placements.remove(each, known);
+        return value == null ? known.value == null : value.equals(known.value);
+    }
+
+    /** @return whether it was there: memory was not set through the map store */
+    boolean remove(String map, Data key, UUID transaction) {
+        Key each = new Key(map, key);
+        Placement known = placements.get(each);
+        return known != null && known.transaction.equals(transaction)
+                && placements.remove(each, known);
+    }
+
+    void removeAll(UUID transaction) {
+        placements.values().removeIf(each -> each.transaction.equals(transaction));
+    }
+
+    /**
+     * All keys of a partition are about to be deleted, after what transactions have logged.
+     *
+     * @throws RetryableHazelcastException the outcome of a transaction is not known yet
+     */
+    void clear(String map, int partition) {
+        if (placements.isEmpty()) {
+            return;
+        }
+        placements.forEach((key, each) -> {
+            if (key.map.equals(map) && each.partition == partition && !each.logged) {
+                throw busy(map);
+            }
+        });
+        placements.entrySet().removeIf(each -> each.getKey().map.equals(map)
+                && each.getValue().partition == partition);
+    }
+
+    void forget(String map) {
+        placements.keySet().removeIf(each -> each.map.equals(map));
+    }
+
+    void clear() {
+        placements.clear();
+    }
+
+    boolean none() {
+        return placements.isEmpty();
+    }
+
+    int size() {
+        return placements.size();
+    }
+
+    boolean in(int partition) {
+        return placements.values().stream().anyMatch(each -> each.partition == partition);
+    }
+
+    /** The keys whose transaction that member was to log. */
+    List<Left> of(UUID coordinator) {
+        List<Left> left = new ArrayList<>();
+        placements.forEach((key, each) -> {
+            if (each.coordinator.equals(coordinator)) {
+                left.add(new Left(key.map, key.key, each.transaction));
+            }
+        });
+        return left;
+    }
+
+    private static RetryableHazelcastException busy(String map) {
+        return new RetryableHazelcastException("map \"" + map
+                + "\": a transaction changes the key, and its outcome is not known yet");
+    }
+}

@@ -1,0 +1,258 @@
+"""A transaction of several changes is in effect as a whole or not at all, on live maps and after a
+restart, whoever fails in the middle of its commit."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hazelcast
+import pytest
+from hazelcast.errors import HazelcastError
+from hazelcast.proxy.map import BlockingMap
+from hazelcast.transaction import ONE_PHASE, TWO_PHASE
+
+from imap_wal.errors import NotAppended, OutcomeUnknown
+from imap_wal.hazelcast import error_of
+from tests.cluster.harness import Cluster, connect, logged_map, until
+from tests.cluster.test_faults import small_disk
+
+SILENT = "tests.cluster.silent_agent"
+BEFORE = {f"k{number}": "old" for number in range(60)}
+AFTER = dict.fromkeys(list(BEFORE)[:50], "new") | {"more": "unanswered-1"}
+"""Fifty keys are set, ten are removed, one is added. To its value, a silent agent does not answer."""
+
+
+class Scene:
+    """Three members with an agent each. The first member commits the transactions."""
+
+    def __init__(self, folder: Path, classpath: str, **properties: str) -> None:
+        def maps(endpoint: str) -> Mapping[str, Any]:
+            patient = {"settle-timeout-ms": "60000", "timeout-ms": "5000", **properties}
+            offloading = logged_map(endpoint, patient, store={"offload": True})
+            return {"default": logged_map(endpoint, patient), "stock": offloading}
+
+        self.cluster = Cluster(folder, classpath, maps)
+
+    def start(self, module: str = "") -> None:
+        self.cluster.agents[0].launch(module)
+        self.cluster.start(3)
+        self.cluster.wait_safe(3)
+
+    def fill(self, name: str) -> None:
+        self.map(name).put_all(BEFORE)
+        self.cluster.wait_safe(3)
+
+    def map(self, name: str) -> BlockingMap:
+        """By a client of the last member, which no test kills."""
+        return self._client(2).get_map(name).blocking()
+
+    def _client(self, member: int) -> hazelcast.HazelcastClient:
+        """Of this member alone."""
+        address = self.cluster.members[member].address
+        client = connect([address], self.cluster.name, smart_routing=False, invocation_timeout=60)
+        self.cluster._clients.append(client)
+        return client
+
+    def contents(self, name: str) -> dict[Any, Any]:
+        return dict(self.map(name).entry_set())
+
+    def commit(self, name: str, kind: int = TWO_PHASE, to: Mapping[str, str] = AFTER) -> None:
+        """The whole transaction, by the first member."""
+        _commit(self._client(0), name, kind, to)
+
+    def placed(self) -> int:
+        """Keys whose change has a place in the order, and an outcome that the owner does not know."""
+        return sum(member.ask("placed") for member in self.cluster.running)
+
+    def restarted(self, name: str) -> dict[Any, Any]:
+        self.cluster.kill_everything()
+        self.cluster.start(3)
+        return self.contents(name)
+
+
+def _commit(client: hazelcast.HazelcastClient, name: str, kind: int, to: Mapping[str, str]) -> None:
+    transaction = client.new_transaction(timeout=60, durability=1, type=kind)
+    transaction.begin()
+    changed = transaction.get_map(name)
+    for key in BEFORE.keys() - to.keys():
+        changed.remove(key)
+    for key, value in to.items():
+        changed.set(key, value)
+    transaction.commit()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, classpath: str) -> Iterator[Scene]:
+    scene = Scene(tmp_path, classpath)
+    with scene.cluster:
+        yield scene
+
+
+@contextlib.contextmanager
+def frozen(child: Any) -> Iterator[None]:
+    child.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        child.send(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("kind", [TWO_PHASE, ONE_PHASE], ids=["two phases", "one phase"])
+@pytest.mark.parametrize("name", ["orders", "stock"], ids=["offload off", "offload on"])
+def test_the_agent_of_one_owner_is_dead(scene: Scene, name: str, kind: int) -> None:
+    """Only the agent of the member that commits is needed."""
+    scene.start()
+    scene.fill(name)
+    scene.cluster.agents[1].kill()
+    scene.commit(name, kind)
+    assert scene.contents(name) == AFTER
+    assert scene.placed() == 0
+    scene.cluster.agents[1].start()
+    scene.map(name).set("k1", "later")
+    assert scene.restarted(name) == {**AFTER, "k1": "later"}
+
+
+@pytest.mark.parametrize("kind", [TWO_PHASE, ONE_PHASE], ids=["two phases", "one phase"])
+def test_the_agent_of_the_transactions_member_is_dead(scene: Scene, kind: int) -> None:
+    scene.start()
+    scene.fill("orders")
+    scene.cluster.agents[0].kill()
+    with pytest.raises(HazelcastError) as caught:
+        scene.commit("orders", kind)
+    assert isinstance(error_of(caught.value), NotAppended)
+    assert scene.contents("orders") == BEFORE
+    scene.cluster.agents[0].start()
+    for key in ("k0", "k55"):  # one that was to be set and one that was to be removed: neither is locked
+        scene.map("orders").set(key, "later")
+    assert scene.placed() == 0
+    assert scene.restarted("orders") == {**BEFORE, "k0": "later", "k55": "later"}
+
+
+def test_no_answer_though_it_was_logged(scene: Scene) -> None:
+    scene.start()
+    scene.fill("orders")
+    scene.cluster.agents[0].kill()
+    scene.cluster.agents[0].start(SILENT)
+    with pytest.raises(HazelcastError) as caught:
+        scene.commit("orders")
+    assert isinstance(error_of(caught.value), OutcomeUnknown)
+    scene.cluster.agents[0].kill()
+    scene.cluster.agents[0].start()
+    until("memory has the transaction", lambda: scene.contents("orders") == AFTER)
+    until("no key waits", lambda: scene.placed() == 0)
+    assert scene.restarted("orders") == AFTER
+
+
+def test_the_member_dies_after_its_agent_has_logged_the_transaction(scene: Scene) -> None:
+    scene.start()
+    scene.fill("orders")
+    agent = scene.cluster.agents[0]
+    agent.kill()
+    agent.start(SILENT)
+    before = (agent.stat(5000) or {})["appends"]
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(scene.commit, "orders")
+        until("the transaction is in the log", lambda: (agent.stat() or {}).get("appends", 0) > before)
+        assert agent.stat(5000)  # it has committed what it received before it answers this
+        scene.cluster.members[0].kill()
+        with contextlib.suppress(HazelcastError):
+            committing.result()
+    until("memory has the transaction", lambda: scene.contents("orders") == AFTER, 120)
+    scene.map("orders").set("k1", "later")
+    assert scene.restarted("orders") == {**AFTER, "k1": "later"}
+
+
+def test_the_member_dies_before_its_agent_has_logged_the_transaction(scene: Scene) -> None:
+    scene.start()
+    scene.fill("orders")
+    agent = scene.cluster.agents[0]
+    with ThreadPoolExecutor(1) as pool:
+        agent.send(signal.SIGSTOP)
+        committing = pool.submit(scene.commit, "orders")
+        until("all keys have a place", lambda: scene.placed() > 0)
+        scene.cluster.members[0].kill()
+        agent.kill()
+        with contextlib.suppress(HazelcastError):
+            committing.result()
+    until("no key waits", lambda: scene.placed() == 0, 120)
+    assert scene.contents("orders") == BEFORE
+    scene.map("orders").set("k1", "later")
+    assert scene.restarted("orders") == {**BEFORE, "k1": "later"}
+
+
+def test_an_owner_dies_while_the_transaction_is_logged(tmp_path: Path, classpath: str) -> None:
+    scene = Scene(tmp_path, classpath, **{"timeout-ms": "60000", "agent-timeout-ms": "60000"})
+    with scene.cluster, ThreadPoolExecutor(1) as pool:
+        scene.start()
+        scene.fill("orders")
+        with frozen(scene.cluster.agents[0]):
+            committing = pool.submit(scene.commit, "orders")
+            until("all keys have a place", lambda: scene.placed() == 61)
+            scene.cluster.members[1].kill()
+        with contextlib.suppress(HazelcastError):
+            committing.result()
+        until("no key waits", lambda: scene.placed() == 0, 120)
+        held = scene.contents("orders")
+        assert held in (BEFORE, AFTER)
+        assert scene.restarted("orders") == held
+
+
+def test_a_later_change_of_a_key_is_not_overwritten(scene: Scene) -> None:
+    """The agent hangs, so the outcome is not known, and the transaction's locks are gone."""
+    scene.start()
+    scene.fill("orders")
+    with ThreadPoolExecutor(2) as pool:
+        with frozen(scene.cluster.agents[0]):
+            with pytest.raises(HazelcastError) as caught:
+                pool.submit(scene.commit, "orders").result()
+            assert isinstance(error_of(caught.value), OutcomeUnknown)
+            later = [pool.submit(scene.map("orders").set, key, "later") for key in ("k1", "k55")]
+        for each in later:
+            each.result()
+    until("no key waits", lambda: scene.placed() == 0)
+    changed = {"k1": "later", "k55": "later"}
+
+    def held() -> dict[Any, Any]:
+        contents = scene.contents("orders")
+        assert contents.items() >= changed.items()
+        return contents
+
+    until("all or none", lambda: held() in ({**BEFORE, **changed}, {**AFTER, **changed}))
+    contents = held()
+    assert scene.restarted("orders") == contents
+
+
+def test_the_disk_of_the_transactions_member_is_full(tmp_path: Path, classpath: str) -> None:
+    nodes = tmp_path / "logs" / "default" / "dev" / "nodes"
+    nodes.mkdir(parents=True)
+    with small_disk(nodes / "node-1") as disk:
+        if disk is None:
+            pytest.skip("no small disk can be mounted here")
+        scene = Scene(tmp_path, classpath)
+        with scene.cluster:
+            scene.start()
+            scene.fill("orders")
+            filler = disk / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as full:
+                while full.write(bytes(4096)):
+                    pass
+            before, after, error = BEFORE, BEFORE, None
+            for number in range(100):  # until what the log had reserved is used up
+                before, after = after, dict.fromkeys(AFTER, f"{number}" * 2000)
+                try:
+                    scene.commit("orders", to=after)
+                except HazelcastError as caught:
+                    error = error_of(caught)
+                    break
+            assert isinstance(error, NotAppended | OutcomeUnknown)
+            filler.unlink()
+            scene.cluster.agents[0].wait()
+            until("no key waits", lambda: scene.placed() == 0)
+            held = scene.contents("orders")
+            assert held == before or (held == after and isinstance(error, OutcomeUnknown))
+            assert scene.restarted("orders") == held
