@@ -43,6 +43,11 @@ class Partitions:
             if type(each) is not int or not 0 <= each < self.count:
                 raise ValueError(f"there is no partition {each!r} of {self.count}")
 
+    @property
+    def all(self) -> bool:
+        """Whether no partition is missing: no key has to be examined then."""
+        return len(self.wanted) == self.count
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -62,7 +67,7 @@ class Listing:
         self.what = (name, partitions)
         self.name = name
         self._token, self._view, self._version = token, view, view.version
-        self._batches = view.keys(name, limit) if partitions is None else _those_in(view.keys(name, SCANNED_KEYS), partitions)
+        self._batches = view.keys(name, limit) if partitions is None or partitions.all else _those_in(view.keys(name, SCANNED_KEYS), partitions)
         self._left: Iterator[bytes] = iter(())
         self._number = 0
         self._last: Page | None = None

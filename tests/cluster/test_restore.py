@@ -99,7 +99,8 @@ def test_memory_never_said_less_than_was_acknowledged_while_partitions_moved(now
 def test_all_nodes_took_part_and_the_member_that_was_lost_made_a_view(now: Now) -> None:
     moves = now.written("moves")
     assert set(moves.entries_on_nodes) == {"node-1", "node-2", "node-3"}
-    assert moves.incarnations == {1, 2}, "one cluster, before and after the kill of a member"
+    # Their numbers may be greater: one that two agents reserve at the same time is left out.
+    assert len(moves.incarnations) == 2, "one cluster, before and after the kill of a member"
 
 
 def test_partitions_are_spread_over_all_members(now: Now) -> None:

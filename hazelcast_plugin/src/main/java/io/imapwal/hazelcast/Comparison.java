@@ -23,6 +23,8 @@ final class Comparison {
     final Wholeness.Unsettled reason;
     /** Keys that memory has and the log, as far as it was read, has not. */
     private Set<Data> unseen;
+    /** Whether entries were sent to the partition's thread. Used by the thread that sends them. */
+    private boolean sent;
     long set;
     long removed;
 
@@ -31,15 +33,21 @@ final class Comparison {
         this.reason = reason;
     }
 
+    boolean sent() {
+        return sent;
+    }
+
+    void send() {
+        sent = true;
+    }
+
     boolean begun() {
         return unseen != null;
     }
 
     void begin(RecordStore<?> store) {
         unseen = new HashSet<>();
-        if (store != null) {
-            store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
-        }
+        store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
     }
 
     /** Sets what differs. @return what was changed */
@@ -50,12 +58,12 @@ final class Comparison {
             if (entry.expiresAtMs() != 0 && entry.expiresAtMs() <= now) {
                 continue;
             }
-            unseen.remove(entry.key());
-            if (same(store, entry, serialization)) {
+            boolean known = unseen.remove(entry.key());
+            if (known && same(store, entry, serialization)) {
                 continue;
             }
             store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
-            if (same(store, entry, serialization)) {
+            if (known ? same(store, entry, serialization) : store.existInMemory(entry.key())) {
                 corrections.set().add(entry);
             } else if (store.getRecord(entry.key()) != null) {
                 // The map is full, so Hazelcast did not take the new value: the old one must go.

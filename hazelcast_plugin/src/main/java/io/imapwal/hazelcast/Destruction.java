@@ -87,13 +87,13 @@ final class Destruction {
     }
 
     /** Every member is told before the caller hears of it. */
-    void tell(boolean complete) {
-        plugin.state(map).destroyed(complete);
+    void tell() {
+        plugin.state(map).destroyed();
         List<Future<?>> told = new ArrayList<>();
         for (Member member : plugin.nodeEngine().getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
                 told.add(plugin.nodeEngine().getOperationService().invokeOnTarget(MapService.SERVICE_NAME,
-                        new DestroyedOperation(map, complete), member.getAddress()));
+                        new DestroyedOperation(map), member.getAddress()));
             }
         }
         for (Future<?> each : told) {

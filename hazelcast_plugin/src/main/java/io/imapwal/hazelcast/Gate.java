@@ -4,14 +4,15 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Holds operations of one map on one partition until the partition is settled. It is one of the
+ * Holds operations of one map on one partition until the partition is whole. It is one of the
  * loading futures of the partition's record store, which Hazelcast checks before each operation.
  *
  * <pre>
  *  partition    isDone   get       what Hazelcast does with an operation
- *  unsettled    false              repeats it later
+ *  not whole    false              repeats it later
  *  overdue      true     throws    fails it with that exception
- *  settled      true     returns   carries it out, and removes the gate
+ *  a backup     true     returns   carries it out
+ *  whole        true     returns   carries it out, and removes the gate
  * </pre>
  */
 final class Gate implements Future<Object> {
@@ -23,18 +24,18 @@ final class Gate implements Future<Object> {
         this.partition = partition;
     }
 
-    private boolean open() {
-        return state.wholeness().settled(partition);
-    }
-
     @Override
     public boolean isDone() {
-        return open() || state.overdue(partition);
+        if (!state.holds(partition)) {
+            return true;
+        }
+        state.demand(partition);
+        return state.overdue(partition);
     }
 
     @Override
     public Object get() {
-        if (!open()) {
+        if (state.holds(partition)) {
             RuntimeException refusal = state.refusal(partition);
             // Hazelcast logs it for each operation that fails.
             refusal.setStackTrace(new StackTraceElement[0]);
@@ -58,10 +59,13 @@ final class Gate implements Future<Object> {
         return false;
     }
 
-    /** False while it is closed, even for itself: otherwise Hazelcast would remove it from the list after it threw its exception. */
+    /**
+     * False until the partition is whole, even for itself: otherwise Hazelcast would remove it from the list after it threw its
+     * exception, or after it let a backup pass.
+     */
     @Override
     public boolean equals(Object other) {
-        return this == other && open();
+        return this == other && state.wholeness().whole(partition);
     }
 
     @Override

@@ -7,7 +7,7 @@ import java.lang.reflect.Field;
 import java.util.LinkedHashSet;
 
 /**
- * The queue of a record store's offloaded operations, closed while its partition is unsettled.
+ * The queue of a record store's offloaded operations, closed while its partition is not whole.
  * With offload, {@code containsKey} and some others look into memory without checking whether the
  * map is loaded, so {@link Gate} does not hold them. All offloaded operations go through this queue.
  */
@@ -35,7 +35,8 @@ final class OffloadGate extends LinkedHashSet<MapOperation> {
 
     @Override
     public boolean add(MapOperation operation) {
-        if (!state.wholeness().settled(partition)) {
+        if (state.holds(partition)) {
+            state.demand(partition);
             throw state.refusal(partition);
         }
         return super.add(operation);

@@ -33,32 +33,21 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         this.comparison = comparison;
         this.entries = entries;
         this.last = last;
-        // Otherwise Hazelcast would begin to load the map.
-        createRecordStoreOnDemand = false;
     }
 
     @Override
-    @SuppressWarnings("unchecked")
     protected void runInternal() {
         if (state.wholeness().unsettled(getPartitionId()) != comparison.reason) {
             throw new HazelcastException("partition " + getPartitionId() + " has another owner by now");
         }
-        if (mapContainer == null) {
-            throw new HazelcastException("map \"" + name + "\" was destroyed");
-        }
-        RecordStore<Record> store = recordStore;
+        // Also those that were added since, while some of the entries are in memory.
+        state.holdIndexes(getPartitionId());
         if (!comparison.begun()) {
-            comparison.begin(store);
+            comparison.begin(recordStore);
         }
-        if (store == null && !entries.isEmpty()) {
-            store = (RecordStore<Record>) state.newStore(getPartitionId());
-        }
-        if (store != null) {
-            state.watch(getPartitionId());
-            corrections = comparison.set(store, entries, getNodeEngine().getSerializationService(), getCallerAddress());
-            if (last) {
-                corrections.removed().addAll(comparison.removeUnseen(store).removed());
-            }
+        corrections = comparison.set(recordStore, entries, getNodeEngine().getSerializationService(), getCallerAddress());
+        if (last) {
+            corrections.removed().addAll(comparison.removeUnseen(recordStore).removed());
         }
         if (last) {
             state.settled(comparison);
@@ -76,9 +65,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         List<Data> changed = new ArrayList<>(corrections.removed());
         corrections.set().forEach(entry -> changed.add(entry.key()));
         invalidateNearCache(changed);
-        if (recordStore != null) {
-            evict(null);
-        }
+        evict(null);
         super.afterRunInternal();
     }
 

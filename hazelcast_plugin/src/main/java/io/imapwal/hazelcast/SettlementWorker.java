@@ -12,6 +12,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 
@@ -31,7 +32,8 @@ final class SettlementWorker {
     private static final int GROUP_KEYS = 500_000;
 
     private final WalPlugin plugin;
-    private final PartitionThreads threads;
+    /** What was logged last, by map, until its partitions are settled. */
+    private final Map<String, String> said = new ConcurrentHashMap<>();
     private Thread thread;
     private boolean asked;
     private long watchUntil = System.nanoTime();
@@ -39,7 +41,6 @@ final class SettlementWorker {
 
     SettlementWorker(WalPlugin plugin) {
         this.plugin = plugin;
-        this.threads = new PartitionThreads(plugin.nodeEngine());
     }
 
     /** There may be something to settle. */
@@ -72,16 +73,21 @@ final class SettlementWorker {
 
     private void run() {
         long pauseMs = MIN_PAUSE_MS;
-        Map<String, String> said = new HashMap<>();
         while (true) {
             boolean done = false;
             try {
-                plugin.partitions().findAssigned();
-                done = round(said);
+                if (isWatching()) {
+                    plugin.states().stream().filter(MapState::isOpen).forEach(MapState::demandAll);
+                }
+                done = round();
             } catch (HazelcastInstanceNotActiveException e) {
                 close();
             } catch (RuntimeException e) {
-                plugin.logger().severe("imap-wal: settling partitions failed; it is retried", e);
+                if (plugin.nodeEngine().isRunning()) {
+                    plugin.logger().severe("imap-wal: settling partitions failed; it is retried", e);
+                } else {
+                    close();
+                }
             }
             pauseMs = done ? MIN_PAUSE_MS : Math.min(MAX_PAUSE_MS, pauseMs * 2);
             if (!pause(done, pauseMs)) {
@@ -90,9 +96,13 @@ final class SettlementWorker {
         }
     }
 
+    private synchronized boolean isWatching() {
+        return watchUntil - System.nanoTime() > 0;
+    }
+
     /** False: there is nothing to do, and the thread ends. */
     private synchronized boolean pause(boolean done, long pauseMs) {
-        boolean watching = watchUntil - System.nanoTime() > 0;
+        boolean watching = isWatching();
         if (closed || done && !asked && !watching) {
             thread = null;
             return false;
@@ -109,48 +119,90 @@ final class SettlementWorker {
     }
 
     /** Settles what can be settled now. @return whether nothing is left */
-    private boolean round(Map<String, String> said) {
+    private boolean round() {
         boolean all = true;
         Map<AgentLink, String> failed = new HashMap<>();
-        for (MapState state : new ArrayList<>(plugin.states())) {
-            Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
-            if (unsettled.isEmpty() || !state.restored() || state.settings() == null) {
+        for (MapState state : plugin.states()) {
+            if (!state.isOpen() || state.isLoaded() && !state.wholeness().isAnyUnsettled()) {
                 continue;
             }
             AgentLink link = plugin.link(state.settings());
-            String why = "";
-            try {
-                threads.run(unsettled.keySet(), state::holdUnsettled, HOLD_WAIT_S);
-                if (failed.containsKey(link)) {
-                    // An agent that does not answer is asked once in a round: other agents' maps wait for this.
-                    throw new IOException(failed.get(link));
-                }
-                all &= settle(state);
-            } catch (HazelcastInstanceNotActiveException e) {
-                throw e;
-            } catch (IOException | ExecutionException | RuntimeException e) {
-                why = AgentLink.reason(ExceptionUtil.peel(e));
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-                throw new HazelcastInstanceNotActiveException("interrupted");
+            // An agent that does not answer is asked once in a round: other agents' maps wait for this.
+            String why = failed.get(link);
+            if (why == null && !state.settling().tryLock()) {
+                all = false;
+                continue;
             }
-            if (!why.isEmpty()) {
+            if (why == null) {
+                try {
+                    all &= settle(state);
+                } catch (HazelcastInstanceNotActiveException e) {
+                    throw e;
+                } catch (IOException | ExecutionException | RuntimeException e) {
+                    why = AgentLink.reason(ExceptionUtil.peel(e));
+                } catch (InterruptedException e) {
+                    Thread.currentThread().interrupt();
+                    throw new HazelcastInstanceNotActiveException("interrupted");
+                } finally {
+                    state.settling().unlock();
+                }
+            }
+            if (why != null) {
                 all = false;
                 failed.put(link, why);
-                String reason = why;
-                unsettled.values().forEach(each -> each.reason = reason);
-                if (!why.equals(said.put(state.map(), why))) {
-                    plugin.logger().warning("imap-wal: map \"" + state.map() + "\": " + unsettled.size()
-                            + " partition(s) wait to be compared with the log: " + why);
-                }
+                say(state, why);
             }
         }
         return all;
     }
 
+    private void say(MapState state, String why) {
+        Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
+        unsettled.values().forEach(each -> each.reason = why);
+        if (!why.equals(said.put(state.map(), why))) {
+            plugin.logger().warning("imap-wal: map \"" + state.map() + "\": " + unsettled.size()
+                    + " partition(s) wait to be "
+                    + (state.isLoaded() ? "compared with" : "restored from") + " the log; this is retried: " + why);
+        }
+    }
+
+    /** The first load of a map, on the caller's thread, so that maps do not wait for each other. If it fails, it is retried by this worker. */
+    void load(MapState state) {
+        state.settling().lock();
+        try {
+            settle(state);
+        } catch (IOException | ExecutionException | RuntimeException e) {
+            say(state, AgentLink.reason(ExceptionUtil.peel(e)));
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        } finally {
+            state.settling().unlock();
+        }
+        if (!state.isLoaded() || state.wholeness().isAnyUnsettled()) {
+            wake();
+        }
+    }
+
+    /** @return whether nothing is left */
     private boolean settle(MapState state) throws IOException, InterruptedException, ExecutionException {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
+        int generation = state.generation();
+        if (!state.isLoaded()) {
+            MapState.Peers peers = state.peers(plugin.guard().membership());
+            String missing = peers.missing() == null ? peers.opening() : peers.missing();
+            state.demandAll();
+            if (!peers.loaded() && missing != null) {
+                // No fault of the agent: other maps are settled.
+                state.wholeness().unsettled().values().forEach(each -> each.reason = missing);
+                return false;
+            }
+            // The first partitions of a new cluster are assigned without an event.
+            FormerCluster.scannedPartitions(plugin.nodeEngine());
+        }
+        if (state.isLoaded()) {
+            new PartitionThreads(plugin.nodeEngine()).run(state.wholeness().unsettled().keySet(), state::holdUnsettled, HOLD_WAIT_S);
+        }
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
             if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
                 // Hazelcast reports it later, on another thread.
@@ -166,15 +218,28 @@ final class SettlementWorker {
             return false;
         }
         if (now.isEmpty()) {
-            return unsettled.isEmpty();
+            return plugin.partitions().assigned() && loaded(state, generation);
         }
+        compare(state, now);
+        return loaded(state, generation) && now.size() == unsettled.size();
+    }
+
+    private static boolean loaded(MapState state, int generation) {
+        if (!state.wholeness().isAnyUnsettled()) {
+            state.setLoaded(generation);
+        }
+        return state.isLoaded();
+    }
+
+    private void compare(MapState state, Map<Integer, Wholeness.Unsettled> partitions) throws IOException, InterruptedException, ExecutionException {
         long from = System.nanoTime();
         long read = 0;
         long set = 0;
         long removed = 0;
+        AgentSettings settings = state.settings();
         try (AgentReader reader = plugin.newReader(settings)) {
             reader.schemas(plugin.schemas()::register);
-            for (Map<Integer, Wholeness.Unsettled> group : groups(state, now)) {
+            for (Map<Integer, Wholeness.Unsettled> group : groups(state, partitions)) {
                 Settlement settlement = new Settlement(plugin, state, group);
                 settlement.run(reader);
                 read += settlement.read();
@@ -182,10 +247,10 @@ final class SettlementWorker {
                 removed += settlement.removed();
             }
         }
-        plugin.logger().info(String.format("imap-wal: map \"%s\": %d partition(s) settled from %s: %,d entries compared, %,d set, "
-                        + "%,d removed, in %,d ms", state.map(), now.size(), link.agent(), read, set, removed,
-                TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
-        return now.size() == unsettled.size();
+        said.remove(state.map());
+        plugin.logger().info(String.format("imap-wal: map \"%s\": %d partition(s) %s from %s: %,d entries compared, %,d set, "
+                        + "%,d removed, in %,d ms", state.map(), partitions.size(), state.isLoaded() ? "settled" : "restored",
+                plugin.link(settings).agent(), read, set, removed, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
     }
 
     /** Those that this member owns, and whose former owners have left if that matters. */

@@ -7,9 +7,8 @@
  *          Settler ◀── keys whose outcome is unknown ──────────────┘
  *             └──▶ SettleProcessor on the key's owner: what the log says becomes what memory says
  *
- * restore  WalMapStore.init ─▶ MapState (is the log there? has the cluster the map already?)
- *          WalMapStore.loadAllKeys ─▶ Restorer ═ keys, load ═▶ agent
- *                                        └──▶ RestoreOperation on each partition's owner
+ * restore  WalMapStore.init ─▶ MapState (is the log there? have the other members opened the map?)
+ *          ─▶ SettlementWorker.load: all partitions of this member are settled; RecordStores makes their gates
  *
  * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map, Gate before its operations
  *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
