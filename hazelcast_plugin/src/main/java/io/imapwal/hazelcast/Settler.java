@@ -62,19 +62,24 @@ final class Settler {
     }
 
     synchronized void add(AgentLink link, Change change, long welcomes, long session) {
-        add(link, new Key(change.map, change.key, change.stamp.partition()),
+        add(link, key(change),
                 new Doubt(link, welcomes, session, change.request, change.transaction, false));
     }
 
     /** The change is a part of a transaction that a lost member was to log. */
     synchronized void addLost(AgentLink link, Change change) {
-        add(link, new Key(change.map, change.key, change.stamp.partition()),
+        add(link, key(change),
                 new Doubt(link, -1, 0, change.request, change.transaction, true));
     }
 
     /** The former owner of the key's partition knows that the log may be newer than memory. */
     synchronized void add(AgentLink link, String map, Data key) {
         add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, null, false));
+    }
+
+    /** A part of a transaction may have no stamp. */
+    private Key key(Change change) {
+        return new Key(change.map, change.key, change.key == null ? change.stamp.partition() : partition(change.key));
     }
 
     private void add(AgentLink link, Key key, Doubt doubt) {
