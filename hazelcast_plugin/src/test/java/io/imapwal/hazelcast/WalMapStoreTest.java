@@ -302,7 +302,7 @@ class WalMapStoreTest {
             assertTrue(e.getMessage().contains("may be in the log"), e.getMessage());
         }
         agent.mood = FakeAgent.Mood.ACK;
-        eventually(() -> WalPlugin.of(member).settler().idle() 
+        eventually(() -> WalPlugin.of(member).settler().idle()
                 && !WalPlugin.of(member).state(name).wholeness().isAnyUnsettled());
         assertEquals(inLog ? null : 1, map.get(7));
         assertEquals(inLog ? 0 : 1, log.size(name));
