@@ -25,7 +25,7 @@ def run(entries: int) -> list[dict[str, Any]]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Cluster(folder, compile_java(folder), maps, options=("-Xmx1g",), durability="os") as cluster:
+        with Cluster(folder, compile_java(folder), maps, options=("-Xmx1g",), lifetime_timeout_s=0, durability="os") as cluster:
             cluster.start(3)
             orders = cluster.client().get_map("orders").blocking()
             with ThreadPoolExecutor(4) as callers:
