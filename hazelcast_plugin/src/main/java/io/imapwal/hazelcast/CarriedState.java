@@ -41,8 +41,8 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
      * @param unsettled maps that have to be compared with the log
      * @param doubted   maps that have to be compared with the log once {@code from} has left: its agent
      *                  may still append changes whose outcome the sender does not know
-     * @param changed   for each map, keys of which the log may be newer than the copy: they were changed
-     *                  while the partition began to migrate
+     * @param changed   for each map, keys for which the log may be newer than the copy: they were
+     *                  changed while the partition began to migrate
      * @param partial   maps of which keys were evicted
      */
     CarriedState(boolean gained, Set<String> settled, Set<String> unsettled, Set<String> doubted,

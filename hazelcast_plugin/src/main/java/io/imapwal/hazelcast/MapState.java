@@ -62,7 +62,9 @@ final class MapState {
     private long startedNanos;
     private long askedNanos = System.nanoTime() - PAUSE_NANOS;
     private volatile boolean open;
-    /** As which member this one knows that the cluster has all of the map; null: it does not know. */
+    /**
+     * In which membership this member learned that the cluster has all of the map; null: in none.
+     */
     private volatile Membership restored;
     /** Grows with each close: a restore that began before does not count after it. */
     private volatile int generation;
@@ -104,8 +106,9 @@ final class MapState {
     }
 
     /**
-     * Puts a gate before operations on the partition. On its thread, a record store is made to carry the gate where memory has none:
-     * {@code size} and queries would make an empty one otherwise, and count it.
+     * Puts a gate before operations on the partition. On its thread, a record store is made to
+     * carry the gate where memory has none: otherwise {@code size} and queries would make an empty
+     * one, and count it.
      */
     private void hold(int partition) {
         boolean onItsThread = ThreadUtil.isRunningOnPartitionThread();
@@ -122,7 +125,7 @@ final class MapState {
             }
         }
         if (onItsThread) {
-            // Otherwise queries by an index would not notice the gate. Without it they scan, and wait.
+            // Queries by an index would not notice the gate. Without the index they scan, and wait.
             setIndexed(partition, false);
         }
     }
@@ -135,8 +138,9 @@ final class MapState {
     }
 
     /**
-     * On the partition's thread: memory has nothing of it any more. While others have the rest of the
-     * map, it counts as restored again as soon as it is used here.
+     * On the partition's thread: memory has nothing of it any more. If other members have the rest
+     * of the map, the map counts as restored as soon as it is used here: so the partition is
+     * compared with the log then.
      */
     void emptied(int partition) {
         if (plugin.partitions().owns(partition)) {
@@ -147,7 +151,8 @@ final class MapState {
     /**
      * The map was destroyed, in memory and in the log, or in the log only in part.
      *
-     * @param complete nothing of it is left in the log: where nothing is in memory, nothing is to be compared
+     * @param complete nothing of it is left in the log: where memory has nothing, there is nothing
+     *                 to compare
      */
     void destroyed(boolean complete) {
         if (!complete || restored()) {
@@ -201,7 +206,9 @@ final class MapState {
         }
     }
 
-    /** Makes evictions in this partition noticed, and clears of it. Called before an entry gets into it. */
+    /**
+     * Notices evictions in this partition, and clears of it. Called before an entry gets into it.
+     */
     void watch(int partition) {
         RecordStore<?> store = store(partition);
         if (store != null && watched.get(partition) != store) {
@@ -257,7 +264,7 @@ final class MapState {
         return generation;
     }
 
-    /** @param present as which member this one was told */
+    /** @param present the membership in which this member was told */
     synchronized void setRestored(int ofGeneration, Membership present) {
         if (ofGeneration == generation && plugin.guard().isPresent(present)) {
             restored = present;
@@ -348,7 +355,7 @@ final class MapState {
     record Peers(boolean restored, String missing) {
     }
 
-    /** @param present as which member this one asks */
+    /** @param present the membership in which this member asks */
     Peers peers(Membership present) {
         NodeEngineImpl nodeEngine = plugin.nodeEngine();
         List<CompletableFuture<Object>> answers = new ArrayList<>();

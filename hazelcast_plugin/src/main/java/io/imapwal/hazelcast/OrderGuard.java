@@ -31,7 +31,11 @@ final class OrderGuard {
 
     private final InternalPartitionService partitions;
     private final ClusterService cluster;
-    /** For each partition, how many places were taken in the order since this member started. */
+    /**
+     * For each partition, the turn of the changes that are stamped now, since this member started:
+     * an even number. A place for a transaction takes the odd one after it, and the next changes
+     * have the even one after that.
+     */
     private final AtomicLongArray turns;
 
     OrderGuard(NodeEngine nodeEngine) {
@@ -68,8 +72,8 @@ final class OrderGuard {
 
     /**
      * A place in the order for changes that another member may log: after all changes stamped
-     * before, and before all stamped later. Its pair (incarnation, order) is its own, so that no two
-     * nodes hold changes with the same pair.
+     * before, and before all stamped later. No other place or stamp has its pair (incarnation,
+     * order), so that no two nodes hold changes with the same pair.
      *
      * @throws RetryableHazelcastException as {@link #take}
      */
@@ -90,8 +94,8 @@ final class OrderGuard {
 
     boolean holds(Stamp stamp) {
         if (stamp.incarnation != 0) {
-            // The owner keeps the partition until it knows the outcome. If the owner is lost, there is
-            // another incarnation.
+            // The owner keeps the partition until it knows the outcome. If the owner is lost, there
+            // is another incarnation.
             return stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
         }
         InternalPartition partition = partitions.getPartition(stamp.partition, false);

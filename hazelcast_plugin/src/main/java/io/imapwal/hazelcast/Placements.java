@@ -10,7 +10,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 
 /**
- * The keys of this member's partitions that transactions are changing now, and how far each one is.
+ * The keys of this member's partitions that transactions are changing now, and the state of each.
  *
  * <pre>
  *            PlaceOperation          the coordinator has logged the transaction
@@ -70,8 +70,8 @@ final class Placements {
      * Whether the change that the map store is asked to log is in the log already, as a part of a
      * transaction.
      *
-     * @throws RetryableHazelcastException it is another change, and the outcome of the transaction is
-     *                                     not known yet
+     * @throws RetryableHazelcastException it is another change, and the outcome of the transaction
+     *                                     is not known yet
      */
     boolean isLogged(String map, Data key, Data value) {
         Key each = new Key(map, key);

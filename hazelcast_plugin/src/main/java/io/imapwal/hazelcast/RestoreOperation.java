@@ -21,7 +21,7 @@ public final class RestoreOperation extends PutFromLoadAllOperation {
     public RestoreOperation() {
     }
 
-    /** @param loader who restores. Hazelcast may repeat this in a cluster that the loader has joined since */
+    /** @param loader who restores; Hazelcast may repeat this in a cluster that both join later */
     RestoreOperation(String map, List<Data> keysValuesExpiries, Membership loader) {
         super(map, keysValuesExpiries, true);
         this.loader = loader;

@@ -13,7 +13,9 @@ public final class RestoredOperation extends NamedMapOperation {
     public RestoredOperation() {
     }
 
-    /** @param teller who says it. Hazelcast may repeat this in a cluster that the member has joined since */
+    /**
+     * @param teller who announces it; Hazelcast may repeat this in a cluster that both join later
+     */
     RestoredOperation(String map, Membership teller) {
         super(map);
         this.teller = teller;

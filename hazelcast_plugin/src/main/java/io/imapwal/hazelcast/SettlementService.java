@@ -170,7 +170,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         ClusterService cluster = ((NodeEngineImpl) nodeEngine).getClusterService();
         UUID removed = event.getMember().getUuid();
         if (!cluster.isJoined() || cluster.getMember(removed) != null) {
-            // It left the former cluster: Hazelcast delivers this on another thread, perhaps after
+            // It left the former cluster: Hazelcast reports this on another thread, perhaps after
             // reset(). Within one cluster, a UUID does not come back.
             return;
         }

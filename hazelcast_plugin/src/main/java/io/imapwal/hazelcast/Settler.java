@@ -21,9 +21,11 @@ import java.util.concurrent.TimeoutException;
 /**
  * Makes memory say what the log says, for keys whose last change had an unknown outcome.
  *
- * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a request above its
- * last one is certainly not in the log, so memory is right already. For the rest a {@link SettleProcessor} runs where the key lives. If it
- * is a clear, the partition is compared with the log as a whole. It is tried until it works. The thread lives only while there is something to settle.
+ * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a
+ * request above its last one is certainly not in the log, so memory is right already. For the rest
+ * a {@link SettleProcessor} runs at the owner of the key. After a clear, the partition is compared
+ * with the log as a whole. It is tried until it works. The thread lives only while there is
+ * something to settle.
  *
  * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of an absent key without a change to log:
  * whoever finds a key absent asks {@link #inDoubt} first.
@@ -40,7 +42,7 @@ final class Settler {
     private volatile Thread thread;
     private boolean closed;
 
-    /** @param key null: the partition was cleared, or not */
+    /** @param key null: it is not known whether the partition was cleared */
     private record Key(String map, Data key, int partition) {
     }
 
@@ -153,7 +155,10 @@ final class Settler {
         return doubts.size();
     }
 
-    /** The maps with a change in this partition that may still come into the log, or with a clear that is to be settled. */
+    /**
+     * The maps with a change in this partition that may still come into the log, or with a clear
+     * that is to be settled.
+     */
     synchronized Set<String> maps(int partition) {
         Set<String> maps = new HashSet<>();
         doubts.forEach((key, doubt) -> {
@@ -164,7 +169,10 @@ final class Settler {
         return maps;
     }
 
-    /** For each map, the keys in this partition of which the log may be newer than memory, and changes no more by itself. */
+    /**
+     * For each map, the keys in this partition for which the log may be newer than memory, while
+     * nothing more of them can come into the log.
+     */
     synchronized Map<String, List<Data>> changed(int partition) {
         Map<String, List<Data>> changed = new HashMap<>();
         doubts.forEach((key, doubt) -> {

@@ -49,7 +49,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private MapState state;
     private boolean readThrough;
     private volatile boolean destroyed;
-    /** Partitions that are cleared in the log, and whose keys Hazelcast removes from memory in several steps. */
+    /**
+     * Partitions that are cleared in the log, while Hazelcast removes their keys from memory in
+     * steps.
+     */
     private final Set<Integer> clearing = ConcurrentHashMap.newKeySet();
     private InternalSerializationService serialization;
     private volatile PartitioningStrategy<?> strategy;
@@ -143,8 +146,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Hazelcast calls this only for {@code clear}, with keys of one partition that are in memory and not locked. With offload it comes once for
-     * each 10,000 keys; nothing else changes the partition in between.
+     * Hazelcast calls this only for {@code clear}, with keys of one partition that are in memory
+     * and not locked. With offload it does so once for each 10,000 keys; nothing else changes the
+     * partition in between.
      */
     @Override
     public void deleteAll(Collection<Object> keys) {

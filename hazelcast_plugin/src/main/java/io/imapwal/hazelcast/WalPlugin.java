@@ -207,7 +207,7 @@ final class WalPlugin {
         merging = true;
         placements.clear();
         localMaps.names().forEach(localMaps::drop);
-        // Also of maps that are not in memory here: what is known of them is of this cluster.
+        // Also maps that are not in memory here: what is known of them belongs to this cluster.
         maps.values().forEach(MapState::close);
     }
 

@@ -143,7 +143,9 @@ class NewClusterTest {
         assertEquals(0, inMemory());
     }
 
-    /** Hazelcast repeats an announcement whose target has left, also in the cluster that both join next. */
+    /**
+     * Hazelcast repeats an announcement whose target has left, also in the cluster both join next.
+     */
     @Test
     void whatWasSentInTheFormerClusterDoesNotCount() throws Exception {
         Membership former = WalPlugin.of(a).guard().membership();

@@ -386,7 +386,7 @@ class SettlementTest {
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);
         keys.forEach(key -> map.set(key, key));
-        // As after an append while the partition began to migrate, if this member cannot settle it itself.
+        // As after an append while the partition began to migrate, if this member cannot settle it.
         agents.get(0).readError = "it cannot be read here";
         WalPlugin plugin = WalPlugin.of(a);
         for (int key : keys) {
@@ -429,7 +429,10 @@ class SettlementTest {
         assertTrue(indexHits(map) > hits, "the index is used again");
     }
 
-    /** The other member opens it while it is destroyed: this one says that the map is restored, and it is, as nothing is left. */
+    /**
+     * The other member opens it while it is destroyed: this one answers that the map is restored.
+     * It is, as nothing is left.
+     */
     @Test
     void aMapThatIsUsedWhileItsDestructionFailsIsReadFromTheLogAgain() throws Exception {
         HazelcastInstance a = start(0);
