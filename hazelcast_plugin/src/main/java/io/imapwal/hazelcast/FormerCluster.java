@@ -49,7 +49,7 @@ final class FormerCluster {
                     }, WAIT_S);
             if (left > 0) {
                 nodeEngine.getLogger(FormerCluster.class).warning("imap-wal: " + left + " partitions of the former cluster are not"
-                        + " forgotten yet after " + WAIT_S + " s; their threads are at work");
+                        + " forgotten yet after " + WAIT_S + " s; their threads are busy");
             }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();

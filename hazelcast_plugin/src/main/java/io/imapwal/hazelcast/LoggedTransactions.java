@@ -48,7 +48,7 @@ final class LoggedTransactions implements TransactionalService {
         if (SERVICE == null || LOG == null || !TransactionCommit.possible()) {
             nodeEngine.getLogger("io.imapwal.hazelcast").severe("imap-wal: this version of Hazelcast is"
                     + " not known: transactions are logged key by key, and one that fails in its commit"
-                    + " may leave a part of it");
+                    + " may leave some of its changes");
             return;
         }
         MapService service = nodeEngine.getService(MapService.SERVICE_NAME);

@@ -224,7 +224,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             }
             if (plugin.placements().in(partition)) {
                 throw new RetryableHazelcastException("partition " + partition
-                        + " is migrated when a transaction that changes it is over");
+                        + " is not migrated before a transaction that changes it has ended");
             }
             List<AgentLink> slow = plugin.links().stream().filter(link -> !link.awaitOutcomes(partition)).toList();
             doubted = plugin.settler().maps(partition);

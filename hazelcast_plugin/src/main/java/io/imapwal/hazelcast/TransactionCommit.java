@@ -209,7 +209,7 @@ final class TransactionCommit {
         }
         failed.forEach(part -> plugin.settle(part.map, part.key, transaction));
         unlock(failed);
-        throw new OutcomeUnknown(transaction() + ": all of it is in the log, and will be in effect. Of "
+        throw new OutcomeUnknown(transaction() + ": all of it is in the log, and will be in effect. For "
                 + failed.size() + " keys memory may have the former value until the plug-in has settled"
                 + " them from the log: " + AgentLink.reason(cause), cause);
     }
