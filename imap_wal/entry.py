@@ -14,7 +14,8 @@ import msgpack
 Order: TypeAlias = tuple[int, int, int, int]
 """(incarnation, partition_version, session, request). The greater tuple is the newer change. No clock takes part."""
 TURNS: Final = 2**32
-"""Of a member's entry, `partition_version` is Hazelcast's own times this, plus a turn (docs/protocol.md)."""
+"""In a member's entry, `partition_version` is Hazelcast's own version times this, plus a turn
+(docs/protocol.md)."""
 
 MAP: Final = 0
 KEY: Final = 1
@@ -31,7 +32,8 @@ PARTITION_COUNT: Final = EXPIRES_AT_MS
 
 
 class DataEntry(NamedTuple):
-    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix time, 0 for never.
+    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix
+    time, 0 for never.
 
     Or a *clear*, which deletes all keys of one partition: its `key` is None, and `expires_at_ms` is
     the number of partitions (`imap_wal.clears`)."""

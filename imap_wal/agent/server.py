@@ -386,8 +386,8 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
 
 
 def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int) -> bool:
-    """Every value is a DataEntry, of this incarnation and session, numbered from the request on: what is in the log must be readable for ever.
-    Returns whether there is a clear among them."""
+    """Every value is a DataEntry, of this incarnation and session, numbered from the request on:
+    what is in the log must always be readable. Returns whether there is a clear among them."""
     incarnation, session, request = first
     name, clears = "", False
     for entry in _values(payload, count):
