@@ -47,7 +47,7 @@ final class OrderGuard {
     /**
      * Where and when a change was made.
      *
-     * @param member      that sends it; its UUID then: a member that has merged starts anew
+     * @param member      that sends it; its UUID then: a member that has merged has another
      * @param version     the partition's, as Hazelcast counts it
      * @param order       the second number of the change's order: version and turn
      * @param incarnation the only one in which it may be sent, where another member gave the place;

@@ -173,7 +173,7 @@ final class TransactionCommit {
             return data == null ? WalMapStore.NO_NAME
                     : WalMapStore.className(nodeEngine.toObject(data));
         } catch (RuntimeException e) {
-            // Only a label, and the class may be on other members alone.
+            // It is only a label, and only other members may have the class.
             return WalMapStore.NO_NAME;
         }
     }
