@@ -347,7 +347,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         for (String map : carried.changed().keySet()) {
             AgentLink link = plugin.linkOf(map);
             for (Data key : link == null ? List.<Data>of() : carried.changed().get(map)) {
-                plugin.settler().add(link, map, key);
+                plugin.settler().add(link, map, key, null);
             }
         }
         for (String map : carried.doubted()) {

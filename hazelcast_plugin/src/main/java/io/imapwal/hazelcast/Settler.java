@@ -68,15 +68,18 @@ final class Settler {
                 new Doubt(link, welcomes, session, change.request, change.transaction, false));
     }
 
-    /** The change is a part of a transaction that a lost member was to log. */
-    synchronized void addLost(AgentLink link, Change change) {
-        add(link, new Key(change.map, change.key, change.stamp.partition()),
-                new Doubt(link, -1, 0, change.request, change.transaction, true));
+    /** The key is changed by a transaction that a lost member was to log. */
+    synchronized void addLost(AgentLink link, String map, Data key, UUID transaction) {
+        add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, transaction, true));
     }
 
-    /** The former owner of the key's partition knows that the log may be newer than memory. */
-    synchronized void add(AgentLink link, String map, Data key) {
-        add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, null, false));
+    /**
+     * The log may be newer than memory, and changes no more by itself.
+     *
+     * @param transaction that changed the key; or null
+     */
+    synchronized void add(AgentLink link, String map, Data key, UUID transaction) {
+        add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, transaction, false));
     }
 
     private void add(AgentLink link, Key key, Doubt doubt) {

@@ -177,7 +177,7 @@ final class WalPlugin {
     void settle(String map, Data key, UUID transaction) {
         AgentLink link = linkOf(map);
         if (link != null) {
-            settler.add(link, new Change(map, key, new byte[0], null, transaction), -1, 0);
+            settler.add(link, map, key, transaction);
         }
     }
 
@@ -186,8 +186,7 @@ final class WalPlugin {
         for (Placements.Left left : placements.of(lost)) {
             AgentLink link = linkOf(left.map());
             if (link != null) {
-                Change change = new Change(left.map(), left.key(), new byte[0], null, left.transaction());
-                settler.addLost(link, change);
+                settler.addLost(link, left.map(), left.key(), left.transaction());
             }
         }
     }
