@@ -391,7 +391,7 @@ class SettlementTest {
         WalPlugin plugin = WalPlugin.of(a);
         for (int key : keys) {
             logOnly(a, key, 1000 + key, 0);
-            plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key));
+            plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key), null);
         }
         HazelcastInstance b = start(1);
         eventually(() -> count(b) > 0);
