@@ -766,6 +766,10 @@ final class AgentLink {
                 left.add(change);
             }
         }
+        // The numbers of a message have no gaps.
+        for (int i = 1; i < left.size(); i++) {
+            left.get(i).request = left.get(0).request + i;
+        }
         message.numbered = left;
         message.sending = message.sent = message.unknown = false;
     }

@@ -24,6 +24,7 @@ public final class ForgetOperation extends NamedMapOperation implements Partitio
         if (link == null) {
             throw new LogUnavailable("member " + plugin.member() + " has no map-store for map \"" + map + "\"", null);
         }
+        plugin.placements().clear(map, getPartitionId());
         link.append(List.of(Change.clear(map, plugin.guard().take(getPartitionId()), plugin.partitionCount())));
     }
 

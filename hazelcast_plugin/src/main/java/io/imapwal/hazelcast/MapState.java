@@ -132,8 +132,11 @@ final class MapState {
 
     /** On the partition's thread: holds it, unless it was settled meanwhile. */
     void holdUnsettled(int partition) {
-        if (!wholeness.settled(partition)) {
+        Wholeness.Unsettled reason = wholeness.unsettled(partition);
+        if (reason != null) {
             hold(partition);
+            // An offloaded change is in the queue until memory has it.
+            reason.quiet = !(store(partition) instanceof DefaultRecordStore held) || held.getOffloadedOperations().isEmpty();
         }
     }
 

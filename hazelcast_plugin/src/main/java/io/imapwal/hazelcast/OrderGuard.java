@@ -79,13 +79,20 @@ final class OrderGuard {
      */
     Stamp place(int partitionId) {
         Stamp now = take(partitionId);
-        long turn = turns.addAndGet(partitionId, 2) - 1;
-        if (turn > MAX_TURN) {
-            throw new TransactionException("partition " + partitionId + " has had " + turn / 2 + " transactions"
+        // On the partition's thread: no other place is given meanwhile. A turn above the limit would
+        // count as a version, also for changes without a transaction.
+        if (turns.get(partitionId) >= MAX_TURN) {
+            throw new TransactionException("partition " + partitionId + " has had " + MAX_TURN / 2 + " transactions"
                     + " on this member, the most it can count. Restart the member");
         }
+        long turn = turns.addAndGet(partitionId, 2) - 1;
         long order = order(now.version, turn);
         return new Stamp(now.clusterId, now.member, partitionId, now.version, order, 0);
+    }
+
+    /** Whether an order was made with the partition's version of now. */
+    boolean isPresentVersion(int partitionId, long order) {
+        return partitions.getPartition(partitionId, false).version() == order >>> TURN_BITS;
     }
 
     private static long order(int version, long turn) {

@@ -60,7 +60,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         items.forEach(item -> check(item, plugin));
         order = plugin.guard().place(getPartitionId()).order();
         for (Item item : items) {
-            placements.place(item.map, item.key, transaction, coordinator, getPartitionId());
+            placements.place(item.map, item.key, transaction, coordinator, getPartitionId(), order);
         }
         if (plugin.nodeEngine().getClusterService().getMember(coordinator) == null) {
             placements.removeAll(transaction);

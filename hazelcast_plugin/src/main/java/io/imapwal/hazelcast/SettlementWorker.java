@@ -196,6 +196,8 @@ final class SettlementWorker {
             InternalPartition partition = partitions.getPartition(id, false);
             if (reason.leaving != null && !plugin.partitions().departed().contains(reason.leaving)) {
                 reason.reason = "member " + reason.leaving + " handed it over with changes whose outcome is not known, and has not left yet";
+            } else if (!reason.quiet) {
+                reason.reason = "changes that began before wait for their acknowledgement";
             } else if (partition.isLocal() && !partition.isMigrating()) {
                 ready.put(id, reason);
             }

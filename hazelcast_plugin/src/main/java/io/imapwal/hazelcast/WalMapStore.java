@@ -158,6 +158,11 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         }
         state.requireRestored();
         if (state.locked(partition) > 0) {
+            if (clearing.remove(partition)) {
+                compare(partition);
+                throw new OutcomeUnknown("map \"" + map + "\": a key of partition " + partition + " was locked while the partition was cleared."
+                        + " The log has deleted all of its keys, the locked one too; memory is being compared with the log", null);
+            }
             deleteUnlocked(partition, keys);
             return;
         }
@@ -166,9 +171,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             clear(partition);
         } catch (RuntimeException e) {
             if (clearing.remove(partition)) {
-                // The log has deleted all keys, and memory still has those that were to come.
-                state.doubt(partition, null);
-                plugin.settlements().wake();
+                compare(partition);
             }
             throw e;
         }
@@ -177,6 +180,12 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         } else {
             clearing.remove(partition);
         }
+    }
+
+    /** The log has deleted all keys of the partition, and memory still has those that were to come. */
+    private void compare(int partition) {
+        state.doubt(partition, null);
+        plugin.settlements().wake();
     }
 
     /** Memory has no key of the partition that could be cleared; the log may have some. */
@@ -328,15 +337,19 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         state.requireSettled(partition);
         state.watch(partition);
         byte[] keyBytes = data.toByteArray();
-        Welcome welcome = link.welcome();
-        if (value != null && welcome != null && welcome.maxValueBytes() > 0 && keyBytes.length + (long) value.length > welcome.maxValueBytes()) {
-            throw new NotAppended("map \"" + map + "\": a key of " + keyBytes.length + " and a value of " + value.length + " bytes are more than the "
-                    + welcome.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
-        }
+        requireSize(map, keyBytes, value, link.welcome(), link);
         byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass, System.currentTimeMillis(),
                 expiresAtMs, partition);
         // As late as can be: the stamp says who owns the partition when the change is queued.
         return new Change(map, data, head, plugin.guard().take(partition));
+    }
+
+    /** @throws NotAppended the agent would refuse them, and all that is in the same message */
+    static void requireSize(String map, byte[] key, byte[] value, Welcome welcome, AgentLink link) {
+        if (value != null && welcome != null && welcome.maxValueBytes() > 0 && key.length + (long) value.length > welcome.maxValueBytes()) {
+            throw new NotAppended("map \"" + map + "\": a key of " + key.length + " and a value of " + value.length + " bytes are more than the "
+                    + welcome.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
+        }
     }
 
     private int partition(Data key) {

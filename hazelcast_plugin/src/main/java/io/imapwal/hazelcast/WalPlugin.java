@@ -35,7 +35,7 @@ final class WalPlugin {
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
-    private final Placements placements = new Placements();
+    private final Placements placements;
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
     private volatile boolean merging;
@@ -47,6 +47,7 @@ final class WalPlugin {
         this.nodeEngine = instance.node.getNodeEngine();
         this.logger = nodeEngine.getLogger("io.imapwal.hazelcast");
         this.guard = new OrderGuard(nodeEngine);
+        this.placements = new Placements(guard);
         this.schemas = new SchemaLog(nodeEngine);
         this.settler = new Settler(this);
         this.settlements = new SettlementWorker(this);

@@ -45,6 +45,8 @@ final class Wholeness {
         /** The member that must have left before the partition is compared with the log; or null. */
         final UUID leaving;
         volatile String reason = "it is waiting for its turn";
+        /** The gate is there, and every change that began before it has ended: the log has it, or never will. */
+        volatile boolean quiet;
 
         private Unsettled(long sinceNanos, UUID leaving) {
             this.sinceNanos = sinceNanos;

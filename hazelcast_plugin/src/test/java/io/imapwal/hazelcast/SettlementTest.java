@@ -380,6 +380,34 @@ class SettlementTest {
         }
     }
 
+    /** It would be taken for a key that the log does not have, and removed from memory. */
+    @Test
+    void aPartitionIsComparedWithTheLogWhenChangesThatBeganBeforeHaveEnded() throws Exception {
+        offload = true;
+        timeoutMs = 30_000;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        map.set(1, 1);
+        FakeAgent agent = agents.get(0);
+        agent.hold = new CountDownLatch(1);
+        int before = agent.appends;
+        CompletionStage<Void> change = map.setAsync(1, 2);
+        eventually(() -> agent.appends > before);
+        WalPlugin plugin = WalPlugin.of(a);
+        Wholeness wholeness = plugin.state("orders").wholeness();
+        int partition = a.getPartitionService().getPartition(1).getPartitionId();
+        int listings = agent.listings;
+        plugin.state("orders").doubt(partition, null);
+        plugin.settlements().wake();
+        eventually(() -> wholeness.unsettled(partition).reason.contains("that began before"));
+        assertEquals(listings, agent.listings);
+        agent.hold.countDown();
+        change.toCompletableFuture().join();
+        eventually(wholeness::everywhere);
+        assertEquals(listings + 1, agent.listings);
+        assertEquals(2, map.get(1));
+    }
+
     @Test
     void keysOfWhichTheLogIsNewerAreSettledByTheNextOwner() throws Exception {
         HazelcastInstance a = start(0);
