@@ -7,6 +7,7 @@ indices below name its fields. `DataEntry` is the same tuple with names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import msgpack
@@ -29,6 +30,10 @@ PARTITION: Final = 8
 ORDER: Final = 9
 PARTITION_COUNT: Final = EXPIRES_AT_MS
 """Of a clear."""
+
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+"""What the columns of an archive take."""
+PARTITIONS_MAX: Final = 2**31 - 1
 
 
 class DataEntry(NamedTuple):
@@ -66,6 +71,59 @@ def is_clear(row: Row | DataEntry) -> bool:
 def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
     """What a row is about: a map and a key, or a map and a partition of so many."""
     return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
+
+
+_UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
+_TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
+_CLEAR = (str, NoneType, str, NoneType, str, bool, int, int, int, tuple)
+_ORDER = (int, int, int, int)
+
+
+def check(row: Row) -> None:
+    """ValueError for an entry that must not get into a log, because a reader or an archive would
+    not take it, or would take it for another one."""
+    kinds = tuple(map(type, row))  # in one go: an agent does this for every entry of every commit
+    if (
+        (kinds != _UPSERT and kinds != _TOMBSTONE and kinds != _CLEAR)
+        or row[DELETED] is not (row[VALUE] is None)
+        or not row[MAP]
+        or tuple(map(type, row[ORDER])) != _ORDER
+    ):
+        raise ValueError("it is not a DataEntry")
+    _, version, _, request = row[ORDER]
+    if not (
+        LOWEST <= row[TIMESTAMP_MS] <= HIGHEST
+        and LOWEST <= row[EXPIRES_AT_MS] <= HIGHEST
+        and LOWEST <= row[PARTITION] <= HIGHEST
+        and 0 <= version <= HIGHEST
+        and request <= HIGHEST
+    ):
+        raise ValueError(_out_of_range(row))
+    if not row[DELETED]:
+        return
+    if not is_clear(row):
+        if row[EXPIRES_AT_MS]:  # with an empty key, an archive has a clear in this form
+            raise ValueError(f"expires_at_ms of a tombstone is {row[EXPIRES_AT_MS]}; it must be 0")
+    elif not 0 <= row[PARTITION] < row[PARTITION_COUNT] <= PARTITIONS_MAX:
+        raise ValueError(
+            f"a clear names partition {row[PARTITION]} of {row[PARTITION_COUNT]}; partitions are numbered from 0, and there are at most {PARTITIONS_MAX}"
+        )
+    elif row[KEY_CLASS] or row[VALUE_CLASS]:
+        raise ValueError("a clear has key_class or value_class; both must be empty")
+
+
+def _out_of_range(row: Row) -> str:
+    """Which number is too low or too high."""
+    _, version, _, request = row[ORDER]
+    numbers = {
+        "timestamp_ms": (row[TIMESTAMP_MS], LOWEST),
+        "expires_at_ms": (row[EXPIRES_AT_MS], LOWEST),
+        "partition": (row[PARTITION], LOWEST),
+        "partition_version": (version, 0),
+        "request": (request, 0),
+    }
+    name, value, lowest = next((name, value, lowest) for name, (value, lowest) in numbers.items() if not lowest <= value <= HIGHEST)
+    return f"{name} is {value}; it takes {'0' if lowest == 0 else '-2^63'} to 2^63 - 1"
 
 
 def pack(entry: Row | DataEntry) -> bytes:

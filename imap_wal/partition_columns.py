@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 from imap_wal.partitions import ADDED, C1, C2, DATA, LOWEST, MIX1, MIX2, SEED
 
 
-def ids(keys: Sequence[bytes], count: int) -> list[int]:
-    """The partition of each key, all of one length."""
+def numbers(keys: Sequence[bytes]) -> list[int]:
+    """`partitions.numbers` of keys that all have one length."""
     hashes = _hashes(keys)
     positive = pc.if_else(pc.less(hashes, _number(LOWEST)), hashes, pc.subtract(_number(0), hashes))
-    rest = pc.subtract(positive, pc.multiply(pc.divide(positive, _number(count)), _number(count)))
-    found: list[int] = pc.if_else(pc.equal(hashes, _number(LOWEST)), _number(0), rest).to_pylist()
+    found: list[int] = pc.if_else(pc.equal(hashes, _number(LOWEST)), _number(0), positive).to_pylist()
     return found
 
 
