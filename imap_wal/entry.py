@@ -76,43 +76,39 @@ def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
 _UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
 _TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
 _CLEAR = (str, NoneType, str, NoneType, str, bool, int, int, int, tuple)
-_ORDER = (int, int, int, int)
 
 
-def check(row: Row) -> None:
+def check(row: tuple[Any, ...]) -> None:
     """ValueError for an entry that must not get into a log, because a reader or an archive would
     not take it, or would take it for another one."""
     kinds = tuple(map(type, row))  # in one go: an agent does this for every entry of every commit
-    if (
-        (kinds != _UPSERT and kinds != _TOMBSTONE and kinds != _CLEAR)
-        or row[DELETED] is not (row[VALUE] is None)
-        or not row[MAP]
-        or tuple(map(type, row[ORDER])) != _ORDER
-    ):
+    if kinds != _UPSERT and kinds != _TOMBSTONE and kinds != _CLEAR:
         raise ValueError("it is not a DataEntry")
-    _, version, _, request = row[ORDER]
+    name, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order = row
+    if deleted is not (value is None) or not name or len(order) != 4 or type(order[1]) is not int or type(order[3]) is not int:
+        raise ValueError("it is not a DataEntry")
     if not (
-        LOWEST <= row[TIMESTAMP_MS] <= HIGHEST
-        and LOWEST <= row[EXPIRES_AT_MS] <= HIGHEST
-        and LOWEST <= row[PARTITION] <= HIGHEST
-        and 0 <= version <= HIGHEST
-        and request <= HIGHEST
+        LOWEST <= timestamp_ms <= HIGHEST
+        and LOWEST <= expires_at_ms <= HIGHEST
+        and LOWEST <= partition <= HIGHEST
+        and 0 <= order[1] <= HIGHEST
+        and order[3] <= HIGHEST
     ):
         raise ValueError(_out_of_range(row))
-    if not row[DELETED]:
+    if not deleted:
         return
-    if not is_clear(row):
-        if row[EXPIRES_AT_MS]:  # with an empty key, an archive has a clear in this form
-            raise ValueError(f"expires_at_ms of a tombstone is {row[EXPIRES_AT_MS]}; it must be 0")
-    elif not 0 <= row[PARTITION] < row[PARTITION_COUNT] <= PARTITIONS_MAX:
+    if key is not None:
+        if expires_at_ms:  # with an empty key, an archive has a clear in this form
+            raise ValueError(f"expires_at_ms of a tombstone is {expires_at_ms}; it must be 0")
+    elif not 0 <= partition < expires_at_ms <= PARTITIONS_MAX:
         raise ValueError(
-            f"a clear names partition {row[PARTITION]} of {row[PARTITION_COUNT]}; partitions are numbered from 0, and there are at most {PARTITIONS_MAX}"
+            f"a clear names partition {partition} of {expires_at_ms}; partitions are numbered from 0, and there are at most {PARTITIONS_MAX}"
         )
-    elif row[KEY_CLASS] or row[VALUE_CLASS]:
+    elif key_class or value_class:
         raise ValueError("a clear has key_class or value_class; both must be empty")
 
 
-def _out_of_range(row: Row) -> str:
+def _out_of_range(row: tuple[Any, ...]) -> str:
     """Which number is too low or too high."""
     _, version, _, request = row[ORDER]
     numbers = {
