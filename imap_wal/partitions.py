@@ -8,7 +8,10 @@ writer computed, perhaps with another number of partitions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 
 SEED, C1, C2, ADDED, MIX1, MIX2 = 0x01000193, 0xCC9E2D51, 0x1B873593, 0xE6546B64, 0x85EBCA6B, 0xC2B2AE35
 """Constants of MurmurHash3_x86_32, and Hazelcast's seed."""
@@ -21,7 +24,54 @@ COLUMNS_BYTES_MAX = 1024
 keys, and there are several for each word of a key."""
 LOWEST = 0x80000000
 """The lowest signed number of 32 bits, unsigned."""
+HASHED_AT_ONCE = 10_000
 _32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """Some of the `count` partitions of a Hazelcast cluster."""
+
+    wanted: frozenset[int]
+    count: int
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or not 0 < self.count < 2**31:
+            raise ValueError(f"the connection's hello has partition_count {self.count!r}; it takes a number from 1")
+        for each in self.wanted:
+            if type(each) is not int or not 0 <= each < self.count:
+                raise ValueError(f"there is no partition {each!r} of {self.count}")
+
+    @property
+    def all(self) -> bool:
+        """Whether no partition is missing: no key has to be examined then."""
+        return len(self.wanted) == self.count
+
+    def have(self, keys: Sequence[bytes]) -> list[bool]:
+        """Of each key, whether it is in one of them."""
+        return [each in self.wanted for each in partition_ids(keys, self.count)]
+
+
+class PartitionedKeys:
+    """Keys by their partition, of so many. A key is hashed once, when it is new."""
+
+    __slots__ = ("_known", "_of_partition", "count")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._known = 0
+        self._of_partition: defaultdict[int, list[bytes]] = defaultdict(list)
+
+    def within(self, partitions: Partitions, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of all keys that are in some partitions. `keys`: all of them, the ones that were
+        given before first, in the same order."""
+        new = islice(keys, self._known, None)
+        while some := list(islice(new, HASHED_AT_ONCE)):
+            for key, partition in zip(some, partition_ids(some, self.count), strict=True):
+                self._of_partition[partition].append(key)
+            self._known += len(some)
+        groups = self._of_partition
+        return list(chain.from_iterable(groups[each] for each in partitions.wanted if each in groups))
 
 
 def partition_ids(keys: Sequence[bytes], count: int) -> list[int]:
@@ -44,7 +94,7 @@ def numbers(keys: Sequence[bytes]) -> list[int]:
 
 
 def _in_columns(keys: list[bytes]) -> list[int]:
-    from imap_wal.partition_columns import numbers  # pyarrow is loaded only where it is used
+    from imap_wal.partition_columns import numbers  # it imports this module
 
     return numbers(keys)
 
