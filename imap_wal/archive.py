@@ -102,8 +102,9 @@ def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequenc
 
 
 def to_rows(batch: Any) -> list[Row]:
-    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order of columns. In a file a clear has an empty key, and
-    `expires_at_ms` is not 0, as it is in all tombstones."""
+    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order
+    of columns. In a file a clear has an empty key, and its `expires_at_ms` is above 0; that of a
+    tombstone is 0."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     values = _bytes(column["value"])
     orders = zip(*(_integers(column[name]) for name in ("incarnation", "partition_version", "session", "request")), strict=True)

@@ -158,7 +158,7 @@ class Changes:
 
 
 class Clear(Changes):
-    """All keys of a map are deleted: one entry in the log. `keys` are those that memory may have."""
+    """All keys of a map are deleted: one entry in the log. `keys`: those that memory may have."""
 
     __slots__ = ()
     kind = CLEARS

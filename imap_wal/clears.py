@@ -17,11 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from imap_wal.entry import ORDER, PARTITION, PARTITION_COUNT, Order, Row, is_clear
-from imap_wal.partitions import partition_ids
+from imap_wal.entry import MAP, ORDER, PARTITION, PARTITION_COUNT, Order, Row, is_clear
+from imap_wal.errors import ImapWalError
+from imap_wal.partitions import numbers
 from imap_wal.rivals import Claim
 
 NONE: frozenset[int] = frozenset()
+COUNTS_MAX = 64
+"""The clears of a map have at most so many different numbers of partitions. A cluster has one, and
+each of them makes a lookup longer."""
 
 
 class Floors:
@@ -35,7 +39,15 @@ class Floors:
         self._top: Order = (-1, -1, -1, -1)
 
     def add(self, row: Row, node: str) -> None:
-        newest = self._newest.setdefault(row[PARTITION_COUNT], {})
+        newest = self._newest.get(row[PARTITION_COUNT])
+        if newest is None:
+            if len(self._newest) == COUNTS_MAX:
+                raise ImapWalError(
+                    f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for one of {row[PARTITION_COUNT]} partitions, and the clears of this map "
+                    f"have {COUNTS_MAX} other numbers of partitions already; no cluster writes that. Look at them with `imap-wal dump`, and restore the log from a "
+                    "copy that was made before them"
+                )
+            newest = self._newest[row[PARTITION_COUNT]] = {}
         known = newest.get(row[PARTITION])
         if known is None or (known[0][ORDER], known[1]) < (row[ORDER], node):
             newest[row[PARTITION]] = row, node
@@ -51,10 +63,12 @@ class Floors:
         below = [index for index, order in enumerate(orders) if order < top]
         found: set[int] = set()
         if below:
-            some = [keys[index] for index in below]
+            embedded = self._newest.keys() == {1}  # one partition: no need to hash the keys
+            hashed = [0] * len(below) if embedded else numbers([keys[index] for index in below])
             for count, newest in self._newest.items():
-                for index, partition in zip(below, partition_ids(some, count), strict=True):
-                    if partition in newest and orders[index] < newest[partition][0][ORDER]:
+                for index, number in zip(below, hashed, strict=True):
+                    floor = newest.get(number % count)
+                    if floor is not None and orders[index] < floor[0][ORDER]:
                         found.add(index)
         return found
 

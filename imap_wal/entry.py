@@ -7,6 +7,7 @@ indices below name its fields. `DataEntry` is the same tuple with names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import msgpack
@@ -14,7 +15,8 @@ import msgpack
 Order: TypeAlias = tuple[int, int, int, int]
 """(incarnation, partition_version, session, request). The greater tuple is the newer change. No clock takes part."""
 TURNS: Final = 2**32
-"""Of a member's entry, `partition_version` is Hazelcast's own times this, plus a turn (docs/protocol.md)."""
+"""In a member's entry, `partition_version` is Hazelcast's own version times this, plus a turn
+(docs/protocol.md)."""
 
 MAP: Final = 0
 KEY: Final = 1
@@ -29,9 +31,14 @@ ORDER: Final = 9
 PARTITION_COUNT: Final = EXPIRES_AT_MS
 """Of a clear."""
 
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+"""What the columns of an archive take."""
+PARTITIONS_MAX: Final = 2**31 - 1
+
 
 class DataEntry(NamedTuple):
-    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix time, 0 for never.
+    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix
+    time, 0 for never.
 
     Or a *clear*, which deletes all keys of one partition: its `key` is None, and `expires_at_ms` is
     the number of partitions (`imap_wal.clears`)."""
@@ -64,6 +71,55 @@ def is_clear(row: Row | DataEntry) -> bool:
 def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
     """What a row is about: a map and a key, or a map and a partition of so many."""
     return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
+
+
+_UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
+_TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
+_CLEAR = (str, NoneType, str, NoneType, str, bool, int, int, int, tuple)
+
+
+def check(row: tuple[Any, ...]) -> None:
+    """ValueError for an entry that must not get into a log, because a reader or an archive would
+    not take it, or would take it for another one."""
+    kinds = tuple(map(type, row))  # in one go: an agent does this for every entry of every commit
+    if kinds != _UPSERT and kinds != _TOMBSTONE and kinds != _CLEAR:
+        raise ValueError("it is not a DataEntry")
+    name, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order = row
+    if deleted is not (value is None) or not name or len(order) != 4 or type(order[1]) is not int or type(order[3]) is not int:
+        raise ValueError("it is not a DataEntry")
+    if not (
+        LOWEST <= timestamp_ms <= HIGHEST
+        and LOWEST <= expires_at_ms <= HIGHEST
+        and LOWEST <= partition <= HIGHEST
+        and 0 <= order[1] <= HIGHEST
+        and order[3] <= HIGHEST
+    ):
+        raise ValueError(_out_of_range(row))
+    if not deleted:
+        return
+    if key is not None:
+        if expires_at_ms:  # with an empty key, an archive has a clear in this form
+            raise ValueError(f"expires_at_ms of a tombstone is {expires_at_ms}; it must be 0")
+    elif not 0 <= partition < expires_at_ms <= PARTITIONS_MAX:
+        raise ValueError(
+            f"a clear names partition {partition} of {expires_at_ms}; partitions are numbered from 0, and there are at most {PARTITIONS_MAX}"
+        )
+    elif key_class or value_class:
+        raise ValueError("a clear has key_class or value_class; both must be empty")
+
+
+def _out_of_range(row: tuple[Any, ...]) -> str:
+    """Which number is too low or too high."""
+    _, version, _, request = row[ORDER]
+    numbers = {
+        "timestamp_ms": (row[TIMESTAMP_MS], LOWEST),
+        "expires_at_ms": (row[EXPIRES_AT_MS], LOWEST),
+        "partition": (row[PARTITION], LOWEST),
+        "partition_version": (version, 0),
+        "request": (request, 0),
+    }
+    name, value, lowest = next((name, value, lowest) for name, (value, lowest) in numbers.items() if not lowest <= value <= HIGHEST)
+    return f"{name} is {value}; it takes {'0' if lowest == 0 else '-2^63'} to 2^63 - 1"
 
 
 def pack(entry: Row | DataEntry) -> bytes:

@@ -154,8 +154,8 @@ class NewestIndex:
         self._met: list[Callable[[], Conflict | None]] = []
 
     def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None, *, clears: bool = False) -> None:
-        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the caller knows it.
-        `clears`: there may be clears among them."""
+        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the
+        caller knows it. `clears`: there may be clears among them."""
         if clears:
             rows = self._cleared.take(node, rows)
         name: str | None = None
@@ -379,8 +379,8 @@ class NewestIndex:
         return [cast(Row, row[:own]) for row in page], [row[own] if len(row) > own else node for row in page]
 
     def _tighten(self) -> None:
-        """Drop what was cleared, and count exactly. When little room is left, make equal strings one;
-        when that is not enough, give all to scratch."""
+        """Drop what was cleared, and count exactly. When little room is left, make equal strings
+        one; when that is not enough, give all to scratch."""
         self._purge()
         tables = list(self._tables.values())
         rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
@@ -403,7 +403,7 @@ class NewestIndex:
         self._grown, self._room = 0, self._memory_bytes - used
 
     def _purge(self) -> None:
-        """Nothing that a listing would find."""
+        """Drop the keys that were cleared. A listing would not find them."""
         for name, table in self._tables.items():
             keys = list(table.rows) if name in self._cleared else []
             hidden = self._cleared.hidden(name, keys, [table.rows[key][9] for key in keys])

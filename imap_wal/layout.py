@@ -2,8 +2,8 @@
 
 {namespace}/{cluster}/manifest/{number}.json
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
-{namespace}/{cluster}/claims/alive/{node}-{epoch}-{number}       the members beside this agent are heard
-{namespace}/{cluster}/claims/present/{node}-{epoch}-{number}     this agent runs, without members that have the log
+{namespace}/{cluster}/claims/alive/{node}-{epoch}-{number}       this agent hears the members that have the log
+{namespace}/{cluster}/claims/present/{node}-{epoch}-{number}     this agent runs, and hears none of them
 {namespace}/{cluster}/opened/{directory}-{epoch}                 the newest epoch of a log that was opened
 {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
 {namespace}/{cluster}/nodes/{node}/writer.lock
@@ -203,7 +203,8 @@ def present_folder(cluster: str) -> str:
 
 def present_path(cluster: str, node: str, epoch: int, number: int) -> str:
     """A sign that a node's agent runs, and hears no member of the cluster that has the log. In the
-    file: the id of the cluster that its member is in, or nothing. Renewed and used as `alive_path`."""
+    file: the id of the cluster that its member is in, or nothing. Renewed and used as a file of
+    `alive_path`."""
     return f"{present_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, Self
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
-from imap_wal.entry import DataEntry, pack
+from imap_wal.entry import DataEntry, check, is_clear, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
-from imap_wal.format import COUNT_MAX, PAYLOAD_BYTES_MAX, START, Position
+from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
 from imap_wal.keeper import Keeper
 from imap_wal.manifest import LOG, NOTHING_SEEN, NodeManifest, claim_manifests, cluster_manifests, node_manifests
 from imap_wal.pieces import END
@@ -77,7 +77,8 @@ class Log:
         return self.append_entries(_entry(map, Change(*change), now) for change in changes)
 
     def append_entries(self, entries: Iterable[DataEntry]) -> Position:
-        """The same with entries of any maps, as a reader of another log gives them: classes, times and partition are kept, the order is this log's."""
+        """The same with entries of any maps, as a reader of another log gives them, clears too: classes, times and partition are kept, the order
+        is this log's."""
         self._check_open()
         given = list(entries)
         if not given:
@@ -88,6 +89,7 @@ class Log:
             layout.check_name(name, "map")
         for each in given:
             self._check(each)
+        kind = CLEARS if any(map(is_clear, given)) else ENTRIES
         incarnation, session = self._incarnation, self._session
         with self._order_lock:
             request = self._request
@@ -95,7 +97,7 @@ class Log:
             if sum(map(len, rows)) > PAYLOAD_BYTES_MAX:
                 raise TooLarge(f"one commit of {sum(map(len, rows))} bytes; it takes less than 2 GiB, append in parts")
             self._request = request + len(rows)
-            batch = Batch([b"".join(rows)], len(rows), session=session, request=self._request)
+            batch = Batch([b"".join(rows)], len(rows), kind=kind, session=session, request=self._request)
             batch.apply = partial(self._acknowledged.moved, batch)
             self.committer.submit(batch)
         self.committer.wait(batch)
@@ -226,10 +228,14 @@ class Log:
             raise Closed("this log was closed; open it again")
 
     def _check(self, entry: DataEntry) -> None:
-        takes = type(entry.key) is bytes and (type(entry.value) is bytes if not entry.deleted else entry.value is None)
-        if not takes:
+        takes = is_clear(entry) or type(entry.key) is bytes
+        if not takes or not (entry.value is None or type(entry.value) is bytes):
             raise NotSerializable("a log takes bytes as key, and as value bytes or None")
-        size = len(entry.key) + len(entry.value or b"")
+        try:
+            check(entry._replace(order=(0, 0, 0, 0)))
+        except ValueError as error:
+            raise NotSerializable(f"map {entry.map!r}: an entry cannot be appended: {error}") from error
+        size = len(entry.key or b"") + len(entry.value or b"")
         if size > self._settings.max_value_bytes:
             raise TooLarge(f"map {entry.map!r}: key and value take {size} bytes, max_value_bytes is {self._settings.max_value_bytes}")
 

@@ -29,9 +29,9 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError
 
 FORMAT = 1
 FORMAT_PACKED = 2
+"""Format of a manifest with a packed list: see `ArchiveList` and `SnapshotTable`."""
 FORMAT_CLEARS = 3
 """Archives or snapshots may have rows without a key (`imap_wal.clears`)."""
-"""Format of a manifest with a packed list: see `ArchiveList` and `SnapshotTable`."""
 PACKED_FROM = 256
 """A list of this many archives, or of snapshots of this many maps, or more is packed."""
 KEEP = 64
@@ -449,8 +449,8 @@ Pair: TypeAlias = tuple[int, int]
 
 
 def without_turn(pair: Pair) -> Pair:
-    """A transaction has its turn from the partition's owner, and another member logs it: the owner's
-    later turns may be in the log before it."""
+    """The pair of the version alone. A transaction has its turn from the partition's owner, and
+    another member logs it: so the owner's later turns may be in the logs before it."""
     incarnation, version = pair
     return incarnation, version - version % TURNS if version >= TURNS else version
 
@@ -771,7 +771,8 @@ class ClaimManifest:
     """Members that were lost before the newest claim, or before their first hello. They may not write
     in it."""
     forced: bool = False
-    """The newest claim is an operator's (`imap-wal claim --force`): the next cluster waits for no node."""
+    """The newest claim is an operator's (`imap-wal claim --force`). The next cluster waits for no
+    node."""
 
     @property
     def newest(self) -> int:

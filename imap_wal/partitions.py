@@ -76,36 +76,41 @@ class PartitionedKeys:
 
 def partition_ids(keys: Sequence[bytes], count: int) -> list[int]:
     """The partition of each key, of so many."""
-    if count == 1:
-        return [0] * len(keys)
+    return [0] * len(keys) if count == 1 else [number % count for number in numbers(keys)]
+
+
+def numbers(keys: Sequence[bytes]) -> list[int]:
+    """A number for each key. Its rest after division by the number of partitions is the partition."""
     of_length: dict[int, list[int]] = {}
     for index, key in enumerate(keys):
         of_length.setdefault(len(key), []).append(index)
     found = [0] * len(keys)
     for length, places in of_length.items():
         some = [keys[index] for index in places]
-        if len(some) >= COLUMNS_FROM and DATA <= length <= COLUMNS_BYTES_MAX:
-            ids = _in_columns(some, count)
-        else:
-            ids = [partition_id(key, count) for key in some]
-        for index, each in zip(places, ids, strict=True):
+        in_columns = len(some) >= COLUMNS_FROM and DATA <= length <= COLUMNS_BYTES_MAX
+        for index, each in zip(places, _in_columns(some) if in_columns else map(_number, some), strict=True):
             found[index] = each
     return found
 
 
-def _in_columns(keys: list[bytes], count: int) -> list[int]:
-    from imap_wal.partition_columns import ids  # it imports this module
+def _in_columns(keys: list[bytes]) -> list[int]:
+    from imap_wal.partition_columns import numbers  # it imports this module
 
-    return ids(keys, count)
+    return numbers(keys)
 
 
 def partition_id(key: bytes, count: int) -> int:
-    """As Hazelcast computes it: of the hash as a signed number, where the lowest one has no
-    absolute value."""
+    """Of one key, of so many."""
+    return _number(key) % count
+
+
+def _number(key: bytes) -> int:
+    """As Hazelcast computes it: the absolute value of the hash as a signed number, and 0 for the
+    lowest one, which has none."""
     hashed = partition_hash(key)
     if hashed == LOWEST:
         return 0
-    return (hashed if hashed < LOWEST else 2**32 - hashed) % count
+    return hashed if hashed < LOWEST else 2**32 - hashed
 
 
 def partition_hash(key: bytes) -> int:

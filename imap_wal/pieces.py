@@ -46,9 +46,10 @@ Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """A batch of entries of one node, in log order, from position `first` to `last` (entries that do not count included; START of a snapshot). `bytes`
-    is what they took on storage, unpacked. `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment goes on.
-    `clears`: some of the rows may be clears, which have no key (`imap_wal.clears`)."""
+    """A batch of entries of one node, in log order, from position `first` to `last` (entries that
+    do not count included; START of a snapshot). `bytes` is what they took on storage, unpacked.
+    `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment
+    continues. `clears`: some of the rows may be clears, which have no key (`imap_wal.clears`)."""
 
     node: str
     rows: list[Row]

@@ -33,8 +33,9 @@ class Verdict(Enum):
 STOP: Final = Verdict.STOP
 
 WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Verdict | None"]
-"""The entry itself keeps it, another DataEntry takes its place (its order stays), None skips it; STOP leaves out this entry and all that come after it.
-A map that was cleared has one entry for that, whose key is None: it can be kept or skipped."""
+"""The entry itself keeps it, another DataEntry takes its place (its order stays), None skips it;
+STOP leaves out this entry and all that come after it. The `clear` of a map is one entry, whose key
+is None: it can be kept or skipped."""
 
 
 def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> dict[str, dict[bytes, DataEntry]]:
@@ -50,7 +51,9 @@ def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> 
         if not isinstance(answer, DataEntry):
             raise InvalidSetting(f"wal_filter answered {answer!r}; it takes the entry, another DataEntry, None or STOP")
         if is_clear(answer) is not is_clear(entry):
-            raise InvalidSetting("wal_filter gave an entry without a key a key, or took one away; the entry that clears a map can be kept or skipped")
+            raise InvalidSetting(
+                "wal_filter changed whether an entry has a key; the entry that clears a map has none, and can only be kept or skipped"
+            )
         answer = answer._replace(order=entry.order, deleted=answer.value is None)
         if is_clear(answer):
             cleared.take(node, [answer])

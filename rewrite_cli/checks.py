@@ -98,12 +98,15 @@ def agent(endpoint: str) -> Iterator[Check]:
         yield Check("agent", PROBLEM, f"{where}: {health.get('failure')}", "mend what the text names; the agent then goes on by itself")
     start = health.get("start") or {}
     if start.get("waiting"):
-        what = f"cluster {start['cluster_id']} waits for {start['waited_s']:.0f} s, and asked {start['asked_s_ago']:.0f} s ago: {start['waiting']}"
+        what = (
+            f"cluster {start['cluster_id']} waits; it asked first {start['waited_s']:.0f} s ago, "
+            f"and last {start['asked_s_ago']:.0f} s ago: {start['waiting']}"
+        )
         yield Check(
             "agent's start",
             PROBLEM if start["late"] else WARNING,
             what,
-            "the wait ends by itself when they are there; `imap-wal claim` shows which agents gave a sign",
+            "the wait ends by itself when its cause is gone; `imap-wal claim` shows which agents gave a sign",
         )
     if health.get("archive_error"):
         yield Check("agent's archive", WARNING, str(health["archive_error"]), "segments stay until it works; nothing is lost")

@@ -1,5 +1,6 @@
-"""How an operator takes the log from the Hazelcast cluster that has it: by a claim for a lifetime that
-belongs to no cluster. The next cluster that starts follows it without waiting, for no other node either."""
+"""How an operator takes the log from the Hazelcast cluster that has it: by a claim for a lifetime
+that belongs to no cluster. The next cluster that starts follows it without waiting, neither for a
+former cluster nor for nodes."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from storage_backends import NotFound
 class ClaimReport:
     """`former`: id of the cluster that has or had the log, and its `incarnation`; "" and 0 if none
     ever did. `signs`: nodes whose agents hear its members, or did before they were killed.
-    `present`: nodes whose other agents run, or did before they were killed, with the id of the cluster
-    that their members are in (""). `claimed`: the incarnation that was claimed; 0 after a dry run."""
+    `present`: nodes whose agents run without such members, or did before they were killed, with the
+    id of the cluster that their member is in ("": none was heard). `claimed`: the incarnation that
+    was claimed; 0 after a dry run."""
 
     namespace: str
     cluster: str

@@ -415,8 +415,8 @@ def _read(combined: DataFrame) -> tuple[dict[str, _Read], PartitionVersions]:
 
 
 def clears_part(log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], late: set[Subject], number: int) -> tuple[Part, ...]:
-    """The clears of a map that are kept: few rows, which all ranges of keys had to know, so the
-    driver writes them. `number`: of no range."""
+    """The clears of a map that are kept: few rows, which the tasks of all ranges of keys needed. So
+    the driver writes them. `number`: one that no range has."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", ignore_cleanup_errors=True) as folder:
         writer = PartWriter(log.store, job, name, Path(folder), number, log.randomness)
         writer.add_clears(claims, late)
@@ -424,7 +424,7 @@ def clears_part(log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], l
 
 
 def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:
-    """All clears that the tasks met, and of which partitions one came late."""
+    """All clears that the tasks read, and the partitions of which one came late."""
     cleared, late = Cleared(), set[Subject]()
     for frame in frames:
         for batch in frame.where(_A_CLEAR).toArrow().to_batches():

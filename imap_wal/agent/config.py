@@ -19,10 +19,13 @@ CLOCK_OFFSET_MS_MAX = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs
-    while the members start, instead of when the first of them asks. `lifetime_timeout_s`: another cluster may claim the log once the former one has given no sign of life
-    for this time; 0: at once, and no signs are given. `start_policy`: which nodes' agents must run before a new cluster gets the log; after `start_timeout_s` the error says what to
-    do. `clock_offset_ms` shifts this agent's clock (for tests)."""
+    """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`:
+    where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs while the
+    members start, instead of when the first of them asks. `lifetime_timeout_s`: another cluster may
+    claim the log once the former one has given no sign of life for this time; 0: at once, and no
+    signs are given. `start_policy`: which nodes' agents must run before a new cluster gets the log;
+    after `start_timeout_s` the error says what to do. `clock_offset_ms` shifts this agent's clock
+    (for tests)."""
 
     url: str
     wal_dir: str = ""

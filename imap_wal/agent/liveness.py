@@ -188,9 +188,9 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a look found, which began at `at` (monotonic). `alive`: nodes whose agents hear the cluster
-    that has the log, as text, "" if there is none. `nodes`: those that a new cluster may have to wait
-    for."""
+    """What look `number` found, which began at `at` (monotonic). `alive`: nodes whose agents hear
+    the cluster that has the log, as text, "" if there is none. `nodes`: those that a new cluster may
+    have to wait for."""
 
     number: int = 0
     at: float = 0.0
@@ -209,8 +209,9 @@ class _Seen:
 
 
 class Watch:
-    """`look` reads the files, on one thread; any other thread uses `sight`. `timeout_s` 0: no cluster
-    counts as alive, and nothing is read. `belonging` reads the names of the nodes to wait for."""
+    """`look` reads the files, on one thread; any other thread uses `sight`. `timeout_s` 0: no
+    cluster counts as alive, and nothing is read. `belonging` reads the names of the nodes to wait
+    for."""
 
     def __init__(
         self, store: SegmentStore, cluster: str, timeout_s: float, clock: Clock, belonging: Callable[[], Iterable[str]] | None = None
@@ -243,7 +244,7 @@ class Watch:
         return number
 
     def forget(self) -> None:
-        """After a claim: delete the signs of life that were watched, as their cluster has lost the log."""
+        """After a claim: delete the watched signs of life, as their cluster has lost the log."""
         self._wanted = False
         for path in self._since:
             with suppress(StorageError):

@@ -10,13 +10,13 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from types import FrameType, NoneType
+from types import FrameType
 from typing import Any
 
 import msgpack
 import structlog
 
-from imap_wal import layout
+from imap_wal import entry, layout
 from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.mender import Mender
@@ -26,7 +26,7 @@ from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
-from imap_wal.entry import PARTITION, PARTITION_COUNT
+from imap_wal.entry import KEY, PARTITION_COUNT
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import BODY_BYTES_MAX, CLEARS, ENTRIES, FRAME_OVERHEAD_BYTES, METADATA
 from imap_wal.restore import ClusterLog, LiveView
@@ -286,8 +286,13 @@ class Agent:
                 self._duplicates += count
                 pending.append(Pending(message.sender, number, first, count))
                 return
+            connection = self._sessions.connection(message.sender)
             clears = _check_entries(
-                message.payload, count, (self._sessions.session(session).incarnation, session, first), self.config.log.max_value_bytes
+                message.payload,
+                count,
+                (self._sessions.session(session).incarnation, session, first),
+                self.config.log.max_value_bytes,
+                connection.partition_count if connection is not None else 0,
             )
             payload, entries = message.payload, count
             if first <= known:  # the front of it is in the log already
@@ -385,34 +390,37 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
         raise ValueError(f"{count} values announced, the payload holds more")
 
 
-def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int) -> bool:
-    """Every value is a DataEntry, of this incarnation and session, numbered from the request on: what is in the log must be readable for ever.
-    Returns whether there is a clear among them."""
+def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int, partition_count: int) -> bool:
+    """Every value is a DataEntry, of this incarnation and session, numbered from the request on:
+    what is in the log must always be readable. Returns whether there is a clear among them."""
     incarnation, session, request = first
     name, clears = "", False
-    for entry in _values(payload, count):
-        kinds = tuple(map(type, entry))  # in one go: this is done for every entry of every commit
-        if kinds != _UPSERT and kinds != _TOMBSTONE:
-            if kinds != _CLEAR or not 0 <= entry[PARTITION] < entry[PARTITION_COUNT] < 2**31:
-                raise ValueError(f"request {request} is not a DataEntry")
-            clears = True
-        if entry[5] is not (entry[3] is None) or not entry[0]:
-            raise ValueError(f"request {request} is not a DataEntry")
-        if entry[0] != name:
-            name = entry[0]
+    for row in _values(payload, count):
+        try:
+            entry.check(row)
+        except ValueError as error:
+            raise ValueError(f"request {request}: {error}") from error
+        if row[0] != name:
+            name = row[0]
             layout.check_name(name, "map")
-        order = entry[9]
-        if order != (incarnation, order[1], session, request) or type(order[1]) is not int:
+        order = row[9]
+        if order != (incarnation, order[1], session, request):
             raise ValueError(f"an entry has order {order} where ({incarnation}, partition version, {session}, {request}) belongs")
-        if kinds == _UPSERT and len(entry[1]) + len(entry[3]) > value_bytes_max:
-            raise TooLarge(f"map {entry[0]!r}: key and value take {len(entry[1]) + len(entry[3])} bytes, max_value_bytes is {value_bytes_max}")
+        if row[KEY] is None:
+            _check_count(row[PARTITION_COUNT], partition_count)
+            clears = True
+        elif row[3] is not None and len(row[1]) + len(row[3]) > value_bytes_max:
+            raise TooLarge(f"map {row[0]!r}: key and value take {len(row[1]) + len(row[3])} bytes, max_value_bytes is {value_bytes_max}")
         request += 1
     return clears
 
 
-_UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
-_TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
-_CLEAR = (str, NoneType, str, NoneType, str, bool, int, int, int, tuple)
+def _check_count(count: int, of_hello: int) -> None:
+    """A clear with a lower number of partitions would delete keys of other partitions."""
+    if not of_hello:
+        raise ValueError("a clear needs the number of partitions; say hello with partition_count")
+    if count != of_hello:
+        raise ValueError(f"a clear is for one of {count} partitions; the hello of this connection gave partition_count {of_hello}")
 
 
 def _check_metadata(payload: bytes, count: int) -> None:

@@ -59,8 +59,8 @@ class NotLooked(ImapWalError):
 
 
 class Belonging:
-    """The nodes that a new cluster may wait for: those whose agents ever had a member. A node that no
-    member has used, or that programs use, does not count, and neither does a forgotten one."""
+    """The nodes that a new cluster may wait for: those whose agents ever had a member. A node that
+    no member has used, or that programs use, does not count, nor does a forgotten one."""
 
     def __init__(self, cluster: ClusterLog) -> None:
         self._cluster = cluster
@@ -86,8 +86,9 @@ class Belonging:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A cluster that waits. `newest`: the incarnation that it is to follow. `since`, `asked`: its first
-    and its last hello, as monotonic times. `nodes`: it waits for nodes too, not only for the former cluster."""
+    """A cluster that waits. `newest`: the incarnation that it is to follow. `since`, `asked`: its
+    first and its last hello, as monotonic times. `nodes`: it waits for nodes too, not only for the
+    former cluster. `told`: what was logged about it."""
 
     cluster_id: str
     newest: int
@@ -104,7 +105,7 @@ class Start:
         self._node = node
         self._policy, self._timeout_s, self._watch, self._clock = rules.policy, rules.timeout_s, watch, clock
         self._asked: tuple[str, int, int] = ("", 0, 0)
-        """The cluster that asked last, the newest incarnation then, and the look that came after it."""
+        """The cluster that asked last, the newest incarnation then, and the look for that."""
         self._wait: _Wait | None = None
 
     def looked(self, number: int) -> bool:
@@ -116,16 +117,17 @@ class Start:
         self._watch.forget()
 
     def demand(self, cluster_id: str, claims: ClaimManifest, look: int, *, nodes: bool) -> None:
-        """`Waits` unless this cluster may follow that of the newest claim now; `NotLooked` if that takes
-        a look. `look`: the one that its hello has waited for; 0: none. `nodes`: other nodes too must be
-        present, not only the former cluster gone."""
+        """`Waits` unless this cluster may follow that of the newest claim now; `NotLooked` if a
+        look is needed first. `look`: the one that its hello has waited for; 0: none. `nodes`: other
+        nodes must be present too; otherwise only the former cluster must give no sign of life."""
         if not claims.claims or not self._watch.timeout_s:
             return  # the first cluster of this log, or agents without signs
         if self._asked[:2] != (cluster_id, claims.newest):
             self._asked = cluster_id, claims.newest, self._watch.ask()
         if not self.looked(self._asked[2]):
             raise NotLooked(self._asked[2])
-        # This sight is of this start. But it may be some seconds old: enough to begin, not to refuse.
+        # This sight is of this start, but it may be some seconds old: enough to accept a cluster,
+        # not to refuse it.
         sight = self._watch.sight
         away = self._away(cluster_id) if nodes and not claims.forced else {}
         old = self._clock.monotonic() - sight.at >= self._watch.timeout_s
@@ -153,7 +155,7 @@ class Start:
         self._wait = replace(wait, asked=now, told=(*wait.told, news) if news not in wait.told else wait.told)
 
     def _away(self, cluster_id: str) -> dict[str, str]:
-        """Node → why it does not count, of those that this cluster waits for; {} if it need not wait."""
+        """Of the nodes that this cluster waits for, node → why it does not count; {}: no wait."""
         nodes = self._watch.sight.nodes
         away = {node: why for node, each in nodes.items() if node != self._node and (why := _why_not(each, cluster_id))}
         return away if len(nodes) - len(away) < self._enough(len(nodes)) else {}
@@ -185,8 +187,8 @@ class Start:
         if wait is None or wait.newest != claims.newest:
             return found
         alive, away = self._watch.sight.alive, self._away(wait.cluster_id) if wait.nodes else {}
-        nobody = "nothing any more: its next request gets the log"
-        why = _still_alive(claims.cluster_id, alive) if alive else self._text(away) if away else nobody
+        over = "nothing any more: its next request gets the log"
+        why = _still_alive(claims.cluster_id, alive) if alive else self._text(away) if away else over
         waited = now - wait.since
         return found | {
             "waiting": why, "cluster_id": wait.cluster_id, "waited_s": waited, "asked_s_ago": now - wait.asked,

@@ -13,7 +13,12 @@ import pytest
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
+from imap_wal.archive import archive_sealed
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
+from imap_wal.settings import Settings
+from imap_wal.writer import Identity, open_node_log
+from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, entry, plugin, serving
@@ -155,6 +160,41 @@ def test_a_payload_that_is_not_what_was_announced_is_answered_and_not_a_byte_of_
         assert member.put(a="1") == ["ack", 1, 1]
     with serving(settings), plugin(settings) as member:
         assert member.values() == {"a": "1"}
+
+
+NUMBERS = ["timestamp_ms", "expires_at_ms", "partition", "partition_version", "request"]
+
+
+@pytest.mark.parametrize(("field", "value"), [*((field, value) for field in NUMBERS for value in (2**63, 2**64 - 1)), ("partition_version", -1)])
+def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(settings: AgentConfig, field: str, value: int) -> None:
+    """It was acknowledged, and no segment was archived any more."""
+    with serving(settings), plugin(settings) as member:
+        first = value if field == "request" else 1
+        row = entry("a", "1", member.order(first, value if field == "partition_version" else 1))
+        if field in NUMBERS[:3]:
+            row[NUMBERS.index(field) + 6] = value
+        header, _ = member.client.ask("append", member.session, first, 1, payload=msgpack.packb(row))
+        assert header[:1] + header[2:3] == ["error", "bad-request"]
+        assert f"{field} is {value}; it takes" in header[3]
+        assert member.hello()["last_request"] == 0
+        assert member.put(a="1") == ["ack", 1, 1]
+    store = open_store(settings.url)
+    log = open_node_log(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness(), what="the test")
+    assert archive_sealed(store, log.identity.node_folder, "n1", log.manifests).records == 1
+    log.close()
+
+
+@pytest.mark.parametrize("key", ["", "a"])
+def test_a_tombstone_with_an_expiry_is_refused(settings: AgentConfig, key: str) -> None:
+    """With an empty key, it was a clear of the whole map once it was archived."""
+    with serving(settings), plugin(settings) as member:
+        member.put(b="1")
+        payload = msgpack.packb(entry(key, None, member.order(2), expires_at_ms=1))
+        header, _ = member.client.ask("append", member.session, 2, 1, payload=payload)
+        assert header[:1] + header[2:3] == ["error", "bad-request"]
+        assert "expires_at_ms of a tombstone is 1; it must be 0" in header[3]
+        assert member.hello()["last_request"] == 1
+        assert member.values() == {"b": "1"}
 
 
 def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(settings: AgentConfig, seed: int) -> None:

@@ -33,14 +33,14 @@ def partition_of(key: str) -> int:
 
 def clear(member: Plugin, request: int, *partitions: int, count: int = COUNT, **changed: Any) -> list[Any]:
     """The answer to an append of clears."""
-    fields = {"key": None, "deleted": True, "value": None, **changed}
+    fields = {"key": None, "key_class": "", "deleted": True, "value": None, "value_class": "", **changed}
     rows = [
         [
             "orders",
             fields["key"],
-            "",
+            fields["key_class"],
             fields["value"],
-            "",
+            fields["value_class"],
             fields["deleted"],
             1_763_720_000_000,
             count,
@@ -83,7 +83,7 @@ def test_a_clear_deletes_a_partition_in_listings_and_loads_and_after_a_restart(s
     "wrong",
     [
         {"partition": -1}, {"partition": COUNT}, {"count": 0}, {"count": 2**31, "partition": 5}, {"deleted": False}, {"value": b"v"},
-        {"partition": "7"}, {"count": None},
+        {"partition": "7"}, {"count": None}, {"key_class": "k"}, {"value_class": "v"},
     ],
     ids=str,
 )  # fmt: skip
@@ -92,5 +92,31 @@ def test_a_clear_of_no_partition_is_refused(settings: AgentConfig, wrong: dict[s
         member.put(a="1")
         answer = clear(member, 2, wrong.pop("partition", 7), **wrong)
         assert answer[:2] == ["error", "bad-request"]
+        assert member.hello()["last_request"] == 1
+        assert member.values() == {"a": "1"}
+
+
+@pytest.mark.parametrize("count", [1, COUNT - 1, COUNT + 1])
+def test_a_clear_with_another_number_of_partitions_than_the_members_is_refused(settings: AgentConfig, count: int) -> None:
+    """With 1, it deleted the whole map."""
+    with serving(settings), plugin(settings) as member:
+        member.put(a="1")
+        answer = clear(member, 2, 0, count=count)
+        assert answer[:2] == ["error", "bad-request"]
+        assert f"a clear is for one of {count} partitions; the hello of this connection gave partition_count {COUNT}" in answer[2]
+        assert member.hello()["last_request"] == 1
+        assert member.values() == {"a": "1"}
+        assert clear(member, 2, *range(COUNT)) == ["ack", 2, COUNT]
+        assert member.keys() == []
+
+
+@pytest.mark.parametrize("given", [None, 0])
+def test_a_clear_is_refused_if_the_hello_gave_no_number_of_partitions(settings: AgentConfig, given: int | None) -> None:
+    with serving(settings), plugin(settings, greet=False) as member:
+        member.hello(partition_count=given)
+        member.put(a="1")
+        answer = clear(member, 2, 0, count=1)
+        assert answer[:2] == ["error", "bad-request"]
+        assert "say hello with partition_count" in answer[2]
         assert member.hello()["last_request"] == 1
         assert member.values() == {"a": "1"}

@@ -163,10 +163,10 @@ def test_an_agent_with_members_gives_one_sign_and_one_without_another(tmp_path: 
     store.create(layout.present_path(FOLDER, "other", 1, 7), b"cluster-1")
     with serving(one):
         left = [layout.present_path(FOLDER, "n1", 1, 7), layout.present_path(FOLDER, "other", 1, 7)]
-        assert [store.exists(path) for path in left] == [False, True], "what a kill left of this node goes"
+        assert [store.exists(path) for path in left] == [False, True], "what a killed agent of this node left is deleted"
 
 
-def test_a_storage_that_does_not_answer_holds_up_only_the_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_does_not_answer_delays_only_the_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
     hanging = threading.Event()
@@ -192,7 +192,7 @@ def test_a_look_that_takes_longer_than_a_hello_counts_for_the_next_one(tmp_path:
         watch, look = start._watch, start._watch.look
         monkeypatch.setattr(watch, "look", lambda begun: gate.acquire(timeout=60) and look(begun))
         with serving(two):
-            assert "node 'n2'" in member.asked()[2], "what it knows is said"
+            assert "node 'n2'" in member.asked()[2], "the error has what is known"
             member.cluster_id = "cluster-3"
             assert "has not answered yet" in member.asked()[2], "about another cluster it knows nothing"
             eventually(lambda: gate.release() or start.looked(start._asked[2]), "the look ends")
@@ -212,7 +212,7 @@ def test_a_look_that_fails_is_named_in_the_error(tmp_path: Path, monkeypatch: py
 
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
         monkeypatch.setattr(Watch, "alive", broken)
-        eventually(lambda: "OSError: the disk is away" in member.asked()[2], "it says why")
+        eventually(lambda: "OSError: the disk is away" in member.asked()[2], "the error has the reason")
         monkeypatch.undo()
         eventually(lambda: "node 'n2'" in member.asked()[2], "it works again")
 

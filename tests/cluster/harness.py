@@ -165,8 +165,9 @@ class Child:
 
 
 class Agent(Child):
-    """`imap-wal agent` of one node. `settings` go to its [log]; `module` replaces the command, for agents that misbehave. With
-    `lifetime_timeout_s` 0 a cluster that is started does not wait for the one before it, nor for other nodes."""
+    """`imap-wal agent` of one node. `settings` go to its [log]; `module` replaces the command, for
+    agents that misbehave. With `lifetime_timeout_s` 0 a cluster that is started does not wait for the
+    one before it, nor for other nodes."""
 
     def __init__(
         self,
@@ -288,10 +289,12 @@ class MemberError(Exception):
 
 
 class Cluster:
-    """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and the cluster id are new each time.
-    `agents`: those of another cluster, which may run already. `network`: connections between members go through its proxies; member
-    number i of it is the one beside agent i. `properties`: Hazelcast's. The agents' `start_policy` is the default one, except where fewer
-    nodes are started than were used before; then it is `partial`, and agents of its own wait for no former cluster either."""
+    """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and
+    the cluster id are new each time. `agents`: those of another cluster, which may run already.
+    `network`: connections between members go through its proxies; member number i of it is the one
+    beside agent i. `properties`: Hazelcast's. The agents' `start_policy` is the default one, except
+    where fewer nodes are started than were used before. Then it is `partial`, and agents that this
+    cluster starts do not wait for a former cluster either."""
 
     def __init__(
         self,

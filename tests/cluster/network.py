@@ -28,7 +28,8 @@ QUICK_LOSS = {
     "hazelcast.merge.next.run.delay.seconds": "3",
     "hazelcast.operation.call.timeout.millis": "20000",
 }
-"""Members notice a lost one, and halves merge, within seconds. Hazelcast's defaults are 60, 300, 120."""
+"""Members notice a lost one, and halves merge, within seconds. Hazelcast's defaults are
+60, 300, 120."""
 
 T = TypeVar("T")
 

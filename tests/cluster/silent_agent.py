@@ -1,5 +1,6 @@
-"""An agent that does not answer the first append with a word like `unanswered-1`, nor a clear of the map
-`unheard`: the change is durable, but the member does not learn it. Run as a program, with a configuration file."""
+"""An agent that does not answer the first append with a word like `unanswered-1`, nor a clear of
+the map `unheard`: the change is durable, but the member does not learn it. Run as a program, with a
+configuration file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clear` and `destroy` are one entry for each partition in the log, and mean what they say: live, and
+"""`clear` and `destroy` are one entry for each partition in the log, and delete all keys: live, and
 after everything was killed."""
 
 from __future__ import annotations

@@ -383,7 +383,8 @@ def test_put_transient_is_not_stored(now: Now) -> None:
 
 @written
 def destroy(scene: Scene) -> list[str]:
-    """One map through each member: the member that a client asks sends the others an operation, and itself none."""
+    """One map through each member: the member that a client asks sends an operation to the others,
+    and none to itself."""
     names = []
     for number, member in enumerate(scene.cluster.running, 1):
         name = f"destroyed-{number}"

@@ -88,7 +88,8 @@ def contents(cluster: Cluster) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("winners", "losers"),
-    # In the first and the last case Hazelcast may merge the winner into the losers: all form a new cluster then.
+    # In the first and the last case Hazelcast may merge the winner into the losers. Then all form a
+    # new cluster.
     [((1,), (2, 3)), ((2, 3), (1,)), ((1,), (2,))],
     ids=["the smaller half claims", "the larger half claims", "one and one"],
 )

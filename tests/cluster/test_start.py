@@ -1,4 +1,4 @@
-"""A restart with fewer machines than before: the cluster says for whom it waits (`start_policy`)."""
+"""A restart with fewer machines than before: the error names the missing node (`start_policy`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_two_of_three_machines_wait_for_the_third_by_its_name_and_start_with_wai
         cluster.kill_everything()
 
         cluster.start(2, "wait-all")
-        # At first it waits for the former cluster: the third agent was killed, and has left its sign of life.
+        # At first it waits for the former cluster: the third agent was killed, and has left its
+        # sign of life.
         text = until("it waits for the third only", lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found)
         assert "LogUnavailable" in text and "'wait-all' waits for all 3 nodes" in text
         assert "node 'node-1': " not in text and "node 'node-2': " not in text

@@ -24,7 +24,7 @@ from tests.cluster.test_faults import small_disk
 SILENT = "tests.cluster.silent_agent"
 BEFORE = {f"k{number}": "old" for number in range(60)}
 AFTER = dict.fromkeys(list(BEFORE)[:50], "new") | {"more": "unanswered-1"}
-"""Fifty keys are set, ten are removed, one is added. To its value, a silent agent does not answer."""
+"""Fifty keys are set, ten are removed, one is added. A silent agent does not answer its value."""
 
 
 class Scene:
@@ -66,7 +66,7 @@ class Scene:
         _commit(self._client(0), name, kind, to)
 
     def placed(self) -> int:
-        """Keys whose change has a place in the order, and an outcome that the owner does not know."""
+        """Keys whose change has a place in the order, while the owner does not know the outcome."""
         return sum(member.ask("placed") for member in self.cluster.running)
 
     def restarted(self, name: str) -> dict[Any, Any]:

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal import archive, log, reader
+from imap_wal import archive, format, log, reader
 from imap_wal.archive import archive_sealed
 from imap_wal.clock import SeededRandomness
-from imap_wal.entry import DataEntry
+from imap_wal.entry import DataEntry, clear_of, pack
 from imap_wal.errors import (
     Closed,
     CorruptLog,
@@ -39,6 +39,7 @@ from imap_wal.errors import (
 from imap_wal.layout import parse_wal_path
 from imap_wal.log import START, Change, Log, LogReader, Position, Record
 from imap_wal.manifest import KEEP, Lifetime
+from imap_wal.partitions import partition_id
 from imap_wal.reader import Bound
 from imap_wal.restore import ClusterLog
 from imap_wal.settings import Settings
@@ -287,6 +288,12 @@ def test_threads_append_and_each_gets_the_position_of_its_own_entry(memory: Memo
         (lambda opened: opened.append("m", (b"k", "text")), NotSerializable),
         (lambda opened: opened.append("m", ("text", b"v")), NotSerializable),
         (lambda opened: opened.append("m", (b"k", b"x" * 200)), TooLarge),
+        (lambda opened: opened.append("m", (b"k", b"v", 2**63)), NotSerializable),
+        (lambda opened: opened.append("m", (b"k", b"v", -(2**63) - 1)), NotSerializable),
+        (lambda opened: opened.append("m", (b"k", b"v", 1.5)), NotSerializable),
+        (lambda opened: opened.append("m", (b"k", None, 1)), NotSerializable),
+        (lambda opened: opened.append("m", (b"", None, 1)), NotSerializable),
+        (lambda opened: opened.append("m", (None, None, 1)), NotSerializable),
         (lambda opened: opened.append("m"), InvalidSetting),
         (lambda opened: opened.append("", (b"k", b"v")), InvalidSetting),
         (lambda opened: opened.shrink("nonsense"), ValueError),
@@ -785,6 +792,51 @@ def test_a_log_is_replicated_by_reading_one_and_appending_to_the_other(memory: M
             copy.append_entries([DataEntry("m", b"k", "", b"value", "", True, 0, 0, 0, (0, 0, 0, 0))])
     with imap_wal.open(url, cluster="log", node="view") as store:
         assert dict(store.map("m").items()) == {"a": 1, "b": 2} and store.map("other").ttl("c") is not None
+
+
+@pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms", "partition"])
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**63, 2**64 - 1], ids=str)
+def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(memory: MemoryStore, field: str, value: int) -> None:
+    """It was acknowledged, and every later `archive` failed."""
+    taken = DataEntry("m", b"k", "", b"v", "", False, 0, 0, 0, (0, 0, 0, 0))
+    with create(memory) as opened:
+        with pytest.raises(NotSerializable, match=rf"map 'm': .*{field} is {value}; it takes -2\^63 to 2\^63 - 1"):
+            opened.append_entries([taken, taken._replace(**{field: value})])
+        opened.append_entries(taken._replace(**{field: edge}) for edge in (-(2**63), 2**63 - 1))
+        assert opened.archive() == 2
+        assert [getattr(entry, field) for _, entry in opened.read()] == [-(2**63), 2**63 - 1]
+
+
+def test_a_map_that_was_cleared_is_replicated_with_its_clears(memory: MemoryStore, url: str) -> None:
+    made = [DataEntry(*put("\0" * 8 + f"k{number}", number, (1, 1, 1, number + 1))) for number in range(20)]
+    rows = [tuple(entry._replace(key_class="raw", value_class="raw")) for entry in made]
+    agent = agent_log(memory)
+    append_rows(agent, *rows)
+    cleared = clear_of("orders", 2, 5, 1000, (1, 1, 1, 21))
+    agent.write(format.CLEARS, 1, [pack(cleared)])
+    agent.close()
+    with embedded(memory, cluster="maps") as store:
+        filled = store.map("m")
+        filled["a"] = 1
+        filled.clear()
+        filled["b"] = 2
+    sources = [reading(memory, namespace="ns", cluster="c", node="n1"), reading(memory, cluster="maps", node="n1")]
+    with log.create(url) as copy:
+        for source in sources:
+            copy.append_entries(entry for _, entry in source.read())
+        with pytest.raises(NotSerializable, match="partition 5 of 5"):
+            copy.append_entries([DataEntry(*cleared)._replace(partition=5)])
+        with pytest.raises(NotSerializable, match="key_class"):
+            copy.append_entries([DataEntry(*cleared)._replace(key_class="k")])
+        for _ in range(2):
+            entries = [entry for _, entry in copy.read()]
+            assert [(entry.map, entry.expires_at_ms, entry.partition) for entry in entries if entry.key is None] == [("orders", 5, 2), ("m", 1, 0)]
+            copy.archive()
+    left = {row[1] for row in rows if partition_id(row[1], 5) != 2}
+    assert 0 < len(left) < len(rows)
+    with imap_wal.open(url, cluster="log", node="view") as store:
+        assert dict(store.map("m").items()) == {"b": 2}
+        assert set(store.map("orders", raw=True).keys()) == left
 
 
 def test_a_segment_whose_header_appears_between_two_looks_is_read(memory: MemoryStore) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal import entry, format, segment
+from imap_wal import clears, entry, format, partitions, segment
 from imap_wal.archive import archive_sealed, batches, to_rows
 from imap_wal.clears import Floors
 from imap_wal.entry import Row, clear_of, is_clear
-from imap_wal.errors import UnsupportedVersion
+from imap_wal.errors import ImapWalError, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.index import NewestIndex
 from imap_wal.manifest import ClusterManifest, NodeManifest
@@ -92,6 +92,33 @@ def test_a_clear_counts_in_the_number_of_partitions_that_its_writer_had() -> Non
     floors.add(clear((3, 1, 1, 1), 5, 11), "n1")
     hidden = floors.hidden(keys, [(1, 9, 9, 9)] * 100 + [(2, 9, 9, 9)] * 100)
     assert hidden == {index for index, key in enumerate(keys) if partition_id(key, 11) == 5 or (index < 100 and partition_id(key, 7) == 3)}
+
+
+def test_a_key_is_hashed_once_for_a_lookup_whatever_the_number_of_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    floors = Floors()
+    for count in range(2, 60):
+        floors.add(clear((2, 1, 1, count), count // 2, count), "n1")
+    hashed: list[bytes] = []
+    partition_hash = partitions.partition_hash
+
+    def counted(key: bytes) -> int:
+        hashed.append(key)
+        return partition_hash(key)
+
+    monkeypatch.setattr(partitions, "partition_hash", counted)
+    keys = [b"%08d%d" % (0, number) for number in range(50)]
+    found = floors.hidden(keys, [(1, 1, 1, 1)] * 50)
+    assert sorted(hashed) == sorted(keys)
+    assert found == {index for index, key in enumerate(keys) if any(partition_id(key, count) == count // 2 for count in range(2, 60))}
+
+
+def test_clears_with_too_many_numbers_of_partitions_are_refused_by_the_map_and_the_order() -> None:
+    """20,000 of them made a lookup of 64 keys take 12 seconds."""
+    index = NewestIndex(1 << 30)
+    index.add("n1", [clear((1, 1, 1, count), 0, count) for count in range(1, clears.COUNTS_MAX + 1)], clears=True)
+    index.add("n1", [clear((1, 1, 2, 1), 0, 7), clear((1, 1, 2, 2), 0, 1000, "other")], clears=True)
+    with pytest.raises(ImapWalError, match=r"map 'orders': a clear of node 'n2', order \(1, 1, 3, 1\), is for one of 1000 partitions"):
+        index.add("n2", [clear((1, 1, 3, 1), 0, 1000)], clears=True)
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imap_wal import entry
+from imap_wal.archive import to_batch, to_rows
 
 
 @pytest.mark.parametrize("request_", [1, 127, 255, 256, 65_536, 2**32 - 300, 2**32, 2**40])
@@ -18,3 +19,23 @@ def test_packed_upserts_are_the_entries_that_pack_gives(lengths: list[int], requ
         for number, (key, value) in enumerate(zip(keys, values, strict=True))
     ]
     assert entry.values(data) == entry.values(b"".join(map(entry.pack, expected))) == expected
+
+
+@pytest.mark.parametrize("value", [-(2**63) - 1, -(2**63), 2**63 - 1, 2**63])
+@pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms", "partition"])
+def test_a_number_is_accepted_exactly_if_an_archive_takes_it(field: str, value: int) -> None:
+    row = tuple(entry.DataEntry("m", b"k", "", b"v", "", False, 1, 2, 3, (1, 1, 1, 1))._replace(**{field: value}))
+    if -(2**63) <= value < 2**63:
+        entry.check(row)
+        assert to_rows(to_batch([row], "n1")) == [row]  # type: ignore[list-item]
+    else:
+        with pytest.raises(ValueError, match=f"{field} is {value}"):
+            entry.check(row)
+        with pytest.raises(OverflowError):
+            to_batch([row], "n1")  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("order", [(1, -1, 1, 1), (1, 2**63, 1, 1), (1, 1, 1, 2**63), (1, 1.0, 1, 1), (1, True, 1, 1), (1, 1, 1)])
+def test_an_order_that_is_none_is_refused(order: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"partition_version is|request is|not a DataEntry"):
+        entry.check(("m", b"k", "", b"v", "", False, 1, 2, 3, order))

@@ -82,7 +82,7 @@ final class AgentLink {
     private long pausedUntilNanos = System.nanoTime();
     private IOException lastFailure;
 
-    /** Of each partition, changes whose caller has not been told the outcome yet. */
+    /** For each partition, how many changes have a caller that was not told the outcome yet. */
     private final AtomicIntegerArray pending;
     private volatile Welcome welcome;
     private volatile boolean learned;
@@ -163,7 +163,8 @@ final class AgentLink {
         if (changes.isEmpty()) {
             return;
         }
-        // Before they are in the queue: if a partition began to migrate before this, they are refused there.
+        // Before they are in the queue: if a partition has begun to migrate, they are refused
+        // there.
         changes.forEach(change -> pending.incrementAndGet(change.stamp.partition()));
         try {
             appendPending(changes);
@@ -207,8 +208,8 @@ final class AgentLink {
     }
 
     /**
-     * Waits until the outcome of all changes of a partition is known, and the settler has the keys of
-     * those that its next owner has to look at. The partition is migrating, so no more come.
+     * Waits until the outcome of all changes of a partition is known, and the settler has the keys
+     * that its next owner has to compare with the log. The partition is migrating, so no more come.
      *
      * @return false: it takes too long
      */
@@ -224,8 +225,9 @@ final class AgentLink {
     }
 
     /**
-     * Appends the changes of a transaction in one message; the owners of their partitions gave their
-     * places. The agent writes a message in one frame, which is in the log whole or not at all.
+     * Appends the changes of a transaction in one message; the owners of their partitions gave them
+     * their places. The agent writes a message in one frame, which is in the log whole or not at
+     * all.
      *
      * @throws NotAppended    none of them happened
      * @throws OutcomeUnknown all may have happened, or none; the settler has their keys
@@ -763,6 +765,10 @@ final class AgentLink {
             } else {
                 left.add(change);
             }
+        }
+        // The numbers of a message have no gaps.
+        for (int i = 1; i < left.size(); i++) {
+            left.get(i).request = left.get(0).request + i;
         }
         message.numbered = left;
         message.sending = message.sent = message.unknown = false;

@@ -17,9 +17,9 @@ import java.util.concurrent.Future;
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
- * Logs that a map was destroyed: the owner of each partition appends that it was cleared. One member
- * starts and checks all of it, so that errors reach the caller: Hazelcast only logs it when another
- * member cannot destroy its part.
+ * Logs that a map was destroyed: the owner of each partition appends that it was cleared. One
+ * member starts and checks all of it, so that errors reach the caller: Hazelcast only logs it when
+ * another member cannot destroy its part.
  */
 final class Destruction {
     private final WalPlugin plugin;
@@ -33,10 +33,11 @@ final class Destruction {
     }
 
     /**
-     * Whether this member has to log the destruction for which {@code MapStore.destroy} is called. If a
-     * program in a member asked for it, it is that member. If a client did, it is the oldest member: every
-     * member gets an operation then, and the client receives the errors of each. It is no member if Hazelcast
-     * calls {@code MapStore.destroy} for a graceful shutdown, or if we call it to drop a map from memory.
+     * Whether this member has to log the destruction for which {@code MapStore.destroy} is called.
+     * If a program in a member asked for it, it is that member. If a client did, it is the oldest
+     * member: every member gets an operation then, and the client receives the errors of each. It
+     * is no member if Hazelcast calls {@code MapStore.destroy} for a graceful shutdown, or if we
+     * call it to drop a map from memory.
      */
     static boolean isAsked(WalPlugin plugin) {
         if (isCalledIn(ProxyServiceImpl.class, "destroyDistributedObject")) {
@@ -52,8 +53,9 @@ final class Destruction {
     }
 
     /**
-     * The member that a client asked runs its own operation at once, on the client's thread. All other
-     * operations run on operation threads, and name who asked: a member, or a client.
+     * The member that a client asked runs its own operation directly, on the thread that serves the
+     * client. All other operations run on operation threads, and name who asked: a member, or a
+     * client.
      */
     private static boolean isSentByMember(WalPlugin plugin) {
         return Thread.currentThread() instanceof OperationThread thread
@@ -86,7 +88,7 @@ final class Destruction {
         }
     }
 
-    /** Every member is told before the caller hears of it. */
+    /** Tells every member, before the caller learns the outcome. */
     void tell() {
         plugin.state(map).destroyed();
         List<Future<?>> told = new ArrayList<>();
@@ -109,7 +111,10 @@ final class Destruction {
         }
     }
 
-    /** Whether the log has none of its keys: maps that were never written are destroyed without a trace. */
+    /**
+     * Whether the log has none of its keys. Then nothing is logged: the map may never have been
+     * written.
+     */
     private boolean isEmpty() throws IOException {
         try (AgentReader reader = plugin.newReader(settings)) {
             return reader.keys(map, null, 1).keys().isEmpty();

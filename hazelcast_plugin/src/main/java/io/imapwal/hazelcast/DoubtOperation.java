@@ -2,7 +2,10 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
 
-/** The owner of the partition compares it with the log before it is used: it may have been cleared there. */
+/**
+ * Makes the owner of a partition compare it with the log before it is used: the log may have
+ * cleared it.
+ */
 public final class DoubtOperation extends NamedMapOperation implements PartitionAwareOperation {
     /** For deserialisation. */
     public DoubtOperation() {

@@ -4,7 +4,10 @@ import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
 
 import java.util.List;
 
-/** Logs that a partition of a destroyed map was cleared, at its owner. The map may not be in memory there any more. */
+/**
+ * Logs that a partition of a destroyed map was cleared, at its owner. The map may not be in memory
+ * there any more.
+ */
 public final class ForgetOperation extends NamedMapOperation implements PartitionAwareOperation {
     /** For deserialisation. */
     public ForgetOperation() {
@@ -21,6 +24,7 @@ public final class ForgetOperation extends NamedMapOperation implements Partitio
         if (link == null) {
             throw new LogUnavailable("member " + plugin.member() + " has no map-store for map \"" + map + "\"", null);
         }
+        plugin.placements().clear(map, getPartitionId());
         link.append(List.of(Change.clear(map, plugin.guard().take(getPartitionId()), plugin.partitionCount())));
     }
 

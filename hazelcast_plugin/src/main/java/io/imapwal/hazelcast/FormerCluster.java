@@ -16,11 +16,11 @@ import java.util.stream.IntStream;
  *
  * <pre>
  *  kept                                    harm in the next cluster
- *  versions of the copies of partitions    a backup is taken for an old one until its version exceeds
- *                                          the former one: it is not stored, and the caller waits
- *                                          for the backup time-out each time
- *  partitions that queries scan here       this member answers for partitions of others, in which it
- *                                          finds nothing; Hazelcast asks nobody else then
+ *  versions of the copies of partitions    a backup is taken for an old one until its version
+ *                                          exceeds the former one: it is not stored, and the
+ *                                          caller waits for the backup time-out each time
+ *  partitions that queries scan here       this member answers for partitions of others, in which
+ *                                          it finds nothing; Hazelcast asks no other member then
  * </pre>
  */
 final class FormerCluster {
@@ -33,8 +33,8 @@ final class FormerCluster {
     }
 
     /**
-     * Called after the connections were closed and the partition table was emptied. What still waits
-     * for a partition's thread is of the former cluster, and comes before this.
+     * Called after the connections were closed and the partition table was emptied. What still
+     * waits for a partition's thread belongs to the former cluster, and runs before this.
      *
      * @param more what else to forget of a partition, on its thread
      */
@@ -49,7 +49,7 @@ final class FormerCluster {
                     }, WAIT_S);
             if (left > 0) {
                 nodeEngine.getLogger(FormerCluster.class).warning("imap-wal: " + left + " partitions of the former cluster are not"
-                        + " forgotten yet after " + WAIT_S + " s; their threads are at work");
+                        + " forgotten yet after " + WAIT_S + " s; their threads are busy");
             }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();

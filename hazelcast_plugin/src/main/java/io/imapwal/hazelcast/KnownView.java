@@ -42,7 +42,9 @@ final class KnownView {
         member = ofMember;
     }
 
-    /** The view was claimed, or found, without these members. They cannot return under their UUIDs. */
+    /**
+     * The view was claimed, or found, without these members. They cannot return with their UUIDs.
+     */
     synchronized void learnWithout(UUID ofCluster, UUID ofMember, Set<UUID> lost) {
         if (of(ofCluster, ofMember) != 0) {
             without = Set.copyOf(lost);

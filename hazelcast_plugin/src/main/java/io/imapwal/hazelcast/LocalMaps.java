@@ -52,7 +52,7 @@ final class LocalMaps {
                     }, WAIT_S);
             if (left > 0) {
                 plugin.logger().warning("imap-wal: map \"" + map + "\": " + left + " partitions are not dropped yet after "
-                        + WAIT_S + " s; their threads are at work");
+                        + WAIT_S + " s; their threads are busy");
             }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();

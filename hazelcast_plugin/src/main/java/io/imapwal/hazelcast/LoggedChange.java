@@ -7,7 +7,7 @@ import com.hazelcast.transaction.TransactionException;
 
 import java.util.UUID;
 
-/** What both operations do that bring a logged change of a transaction into memory. */
+/** What is common to the two operations that make a logged change of a transaction in memory. */
 final class LoggedChange {
 
     private LoggedChange() {
@@ -27,7 +27,8 @@ final class LoggedChange {
         WalPlugin plugin = WalPlugin.of(nodeEngine);
         boolean unstored = plugin.placements().remove(map, key, transaction);
         if (unstored && (value != null || stored != null)) {
-            // Evicted and loaded again since: Hazelcast leaves a key alone that has another version.
+            // It was evicted and loaded again since. Hazelcast does not change a key that has
+            // another version.
             plugin.settle(map, key, transaction);
         }
     }

@@ -9,8 +9,8 @@ import java.lang.reflect.Field;
 import java.util.Collection;
 
 /**
- * Hears of a {@code clear} of one partition, also when memory has none of its keys: Hazelcast calls
- * the map store only if there is one, and the log may have keys that were evicted. There is no
+ * Notices a {@code clear} of one partition, also when memory has none of its keys: Hazelcast calls
+ * the map store only if memory has a key, and the log may have keys that were evicted. There is no
  * public API for this. Where it is not possible, a clear of a partition without keys in memory is
  * not noticed.
  */

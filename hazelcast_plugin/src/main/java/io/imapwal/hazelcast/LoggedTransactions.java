@@ -27,10 +27,10 @@ import java.util.UUID;
 import java.util.concurrent.Future;
 
 /**
- * Makes transactions of maps with a log commit in one piece ({@link TransactionCommit}). Hazelcast
+ * Makes transactions of maps with a log commit as a whole ({@link TransactionCommit}). Hazelcast
  * has no public API for this: the map service's part in transactions is replaced, and with it the
- * list in which a transaction keeps its changes. One change alone is logged by the map store, as any
- * other.
+ * list in which a transaction keeps its changes. A transaction of one change is logged by the map
+ * store, like any other change.
  */
 final class LoggedTransactions implements TransactionalService {
     private static final Field SERVICE = Reflection.field(MapService.class, "transactionalService");
@@ -48,7 +48,7 @@ final class LoggedTransactions implements TransactionalService {
         if (SERVICE == null || LOG == null || !TransactionCommit.possible()) {
             nodeEngine.getLogger("io.imapwal.hazelcast").severe("imap-wal: this version of Hazelcast is"
                     + " not known: transactions are logged key by key, and one that fails in its commit"
-                    + " may leave a part of it");
+                    + " may leave some of its changes");
             return;
         }
         MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
@@ -109,8 +109,8 @@ final class LoggedTransactions implements TransactionalService {
         }
 
         /**
-         * What another member does if this one is lost while it commits. It unlocks the keys of maps
-         * with a log: their owners look into the log for what has happened.
+         * What another member does if this one is lost while it commits. It unlocks the keys of
+         * maps with a log: their owners read in the log what has happened.
          */
         @Override
         public Collection<TransactionLogRecord> getRecords() {

@@ -156,13 +156,16 @@ final class MapState {
      * store, so there is one that holds it. Not for very many maps, because of the memory.
      */
     void holdUnsettled(int partition) {
-        if (wholeness.whole(partition) || !plugin.partitions().isOwner(partition)) {
+        Wholeness.Unsettled reason = wholeness.unsettled(partition);
+        if (reason == null || !plugin.partitions().isOwner(partition)) {
             return;
         }
-        if (plugin.states().size() <= HELD_EMPTY_MAX && context().getExistingMapContainer(map) != null) {
+        if (loaded && plugin.states().size() <= HELD_EMPTY_MAX && context().getExistingMapContainer(map) != null) {
             context().getPartitionContainer(partition).getRecordStore(map);
         }
         hold(partition);
+        // An offloaded change is in the queue until memory has it.
+        reason.quiet = !(store(partition) instanceof DefaultRecordStore held) || held.getOffloadedOperations().isEmpty();
     }
 
     /** The map was destroyed, in the log and in memory, or only in part. */

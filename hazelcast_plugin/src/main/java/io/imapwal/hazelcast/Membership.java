@@ -8,8 +8,9 @@ import java.io.IOException;
 import java.util.UUID;
 
 /**
- * In which cluster a member is, and as whom. A member that joins another cluster, or the same one
- * again, holds nothing, and gets a new UUID. What was found out or sent before does not count then.
+ * The cluster that a member is in, and its UUID there. A member that joins another cluster, or the
+ * same one again, holds nothing, and gets a new UUID. What it learned or sent before does not count
+ * then.
  *
  * @param clusterId null while the member has not joined a cluster
  */

@@ -31,7 +31,11 @@ final class OrderGuard {
 
     private final InternalPartitionService partitions;
     private final ClusterService cluster;
-    /** For each partition, how many places were taken in the order since this member started. */
+    /**
+     * For each partition, the turn of the changes that are stamped now, since this member started:
+     * an even number. A place for a transaction takes the odd one after it, and the next changes
+     * have the even one after that.
+     */
     private final AtomicLongArray turns;
 
     OrderGuard(NodeEngine nodeEngine) {
@@ -43,7 +47,7 @@ final class OrderGuard {
     /**
      * Where and when a change was made.
      *
-     * @param member      that sends it; its UUID then: a member that has merged starts anew
+     * @param member      that sends it; its UUID then: a member that has merged has another
      * @param version     the partition's, as Hazelcast counts it
      * @param order       the second number of the change's order: version and turn
      * @param incarnation the only one in which it may be sent, where another member gave the place;
@@ -68,20 +72,27 @@ final class OrderGuard {
 
     /**
      * A place in the order for changes that another member may log: after all changes stamped
-     * before, and before all stamped later. Its pair (incarnation, order) is its own, so that no two
-     * nodes hold changes with the same pair.
+     * before, and before all stamped later. No other place or stamp has its pair (incarnation,
+     * order), so that no two nodes hold changes with the same pair.
      *
      * @throws RetryableHazelcastException as {@link #take}
      */
     Stamp place(int partitionId) {
         Stamp now = take(partitionId);
-        long turn = turns.addAndGet(partitionId, 2) - 1;
-        if (turn > MAX_TURN) {
-            throw new TransactionException("partition " + partitionId + " has had " + turn / 2 + " transactions"
+        // On the partition's thread: no other place is given meanwhile. A turn above the limit would
+        // count as a version, also for changes without a transaction.
+        if (turns.get(partitionId) >= MAX_TURN) {
+            throw new TransactionException("partition " + partitionId + " has had " + MAX_TURN / 2 + " transactions"
                     + " on this member, the most it can count. Restart the member");
         }
+        long turn = turns.addAndGet(partitionId, 2) - 1;
         long order = order(now.version, turn);
         return new Stamp(now.clusterId, now.member, partitionId, now.version, order, 0);
+    }
+
+    /** Whether an order was made with the partition's version of now. */
+    boolean isPresentVersion(int partitionId, long order) {
+        return partitions.getPartition(partitionId, false).version() == order >>> TURN_BITS;
     }
 
     private static long order(int version, long turn) {
@@ -90,8 +101,8 @@ final class OrderGuard {
 
     boolean holds(Stamp stamp) {
         if (stamp.incarnation != 0) {
-            // The owner keeps the partition until it knows the outcome. If the owner is lost, there is
-            // another incarnation.
+            // The owner keeps the partition until it knows the outcome. If the owner is lost, there
+            // is another incarnation.
             return stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
         }
         InternalPartition partition = partitions.getPartition(stamp.partition, false);

@@ -20,7 +20,7 @@ import java.util.UUID;
 
 /**
  * Gives the changes that a transaction makes in one partition their place in the order. Runs on the
- * partition's owner, which lets no other change of these keys pass until it knows what became of the
+ * partition's owner, which makes no other change of these keys until it knows the outcome of the
  * transaction. Returns the place.
  */
 public final class PlaceOperation extends Operation implements IdentifiedDataSerializable {
@@ -60,7 +60,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         items.forEach(item -> check(item, plugin));
         order = plugin.guard().place(getPartitionId()).order();
         for (Item item : items) {
-            placements.place(item.map, item.key, transaction, coordinator, getPartitionId());
+            placements.place(item.map, item.key, transaction, coordinator, getPartitionId(), order);
         }
         if (plugin.nodeEngine().getClusterService().getMember(coordinator) == null) {
             placements.removeAll(transaction);

@@ -10,7 +10,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 
 /**
- * The keys of this member's partitions that transactions are changing now, and how far each one is.
+ * The keys of this member's partitions that transactions are changing now, and the state of each.
  *
  * <pre>
  *            PlaceOperation          the coordinator has logged the transaction
@@ -25,7 +25,12 @@ import java.util.concurrent.ConcurrentMap;
  * the log.
  */
 final class Placements {
+    private final OrderGuard guard;
     private final ConcurrentMap<Key, Placement> placements = new ConcurrentHashMap<>();
+
+    Placements(OrderGuard guard) {
+        this.guard = guard;
+    }
 
     private record Key(String map, Data key) {
     }
@@ -34,11 +39,11 @@ final class Placements {
      * @param coordinator the member that logs the transaction
      * @param value       in the log; null: a tombstone
      */
-    private record Placement(UUID transaction, UUID coordinator, int partition, boolean logged,
+    private record Placement(UUID transaction, UUID coordinator, int partition, long order, boolean logged,
                              Data value) {
 
         Placement loggedAs(Data now) {
-            return new Placement(transaction, coordinator, partition, true, now);
+            return new Placement(transaction, coordinator, partition, order, true, now);
         }
     }
 
@@ -54,8 +59,9 @@ final class Placements {
         }
     }
 
-    void place(String map, Data key, UUID transaction, UUID coordinator, int partition) {
-        Placement placed = new Placement(transaction, coordinator, partition, false, null);
+    /** @param order the key's place */
+    void place(String map, Data key, UUID transaction, UUID coordinator, int partition, long order) {
+        Placement placed = new Placement(transaction, coordinator, partition, order, false, null);
         placements.put(new Key(map, key), placed);
     }
 
@@ -70,8 +76,8 @@ final class Placements {
      * Whether the change that the map store is asked to log is in the log already, as a part of a
      * transaction.
      *
-     * @throws RetryableHazelcastException it is another change, and the outcome of the transaction is
-     *                                     not known yet
+     * @throws RetryableHazelcastException it is another change, and the outcome of the transaction
+     *                                     is not known yet
      */
     boolean isLogged(String map, Data key, Data value) {
         Key each = new Key(map, key);
@@ -81,6 +87,12 @@ final class Placements {
         }
         if (!known.logged) {
             throw busy(map);
+        }
+        if (!guard.isPresentVersion(known.partition, known.order)) {
+            // A backup has moved since, and the owner may have logged changes with the new version. A
+            // rewrite that saw those takes older ones for those of a former owner: it is logged again.
+            // Its place stays, in case that has to be repeated.
+            return false;
         }
         // A later change, or what an interceptor made of this one: logged with a later order.
         placements.remove(each, known);

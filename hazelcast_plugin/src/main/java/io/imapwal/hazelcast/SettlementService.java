@@ -149,7 +149,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         ClusterService cluster = ((NodeEngineImpl) nodeEngine).getClusterService();
         UUID removed = event.getMember().getUuid();
         if (!cluster.isJoined() || cluster.getMember(removed) != null) {
-            // It left the former cluster: Hazelcast delivers this on another thread, perhaps after
+            // It left the former cluster: Hazelcast reports this on another thread, perhaps after
             // reset(). Within one cluster, a UUID does not come back.
             return;
         }
@@ -195,7 +195,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             }
             if (plugin.placements().in(partition)) {
                 throw new RetryableHazelcastException("partition " + partition
-                        + " is migrated when a transaction that changes it is over");
+                        + " is not migrated before a transaction that changes it has ended");
             }
             List<AgentLink> slow = plugin.links().stream().filter(link -> !link.awaitOutcomes(partition)).toList();
             doubted = plugin.settler().maps(partition);
@@ -285,7 +285,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         for (String map : carried.changed().keySet()) {
             AgentLink link = plugin.linkOf(map);
             for (Data key : link == null ? List.<Data>of() : carried.changed().get(map)) {
-                plugin.settler().add(link, map, key);
+                plugin.settler().add(link, map, key, null);
             }
         }
         for (String map : carried.doubted()) {

@@ -200,8 +200,10 @@ final class SettlementWorker {
             // The first partitions of a new cluster are assigned without an event.
             FormerCluster.scannedPartitions(plugin.nodeEngine());
         }
-        if (state.isLoaded()) {
-            new PartitionThreads(plugin.nodeEngine()).run(state.wholeness().unsettled().keySet(), state::holdUnsettled, HOLD_WAIT_S);
+        Map<Integer, Wholeness.Unsettled> held = new HashMap<>(state.wholeness().unsettled());
+        held.values().removeIf(each -> !state.isLoaded() && each.quiet);
+        if (!held.isEmpty()) {
+            new PartitionThreads(plugin.nodeEngine()).run(held.keySet(), state::holdUnsettled, HOLD_WAIT_S);
         }
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
             if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
@@ -261,6 +263,8 @@ final class SettlementWorker {
             InternalPartition partition = partitions.getPartition(id, false);
             if (reason.leaving != null && !plugin.partitions().departed().contains(reason.leaving)) {
                 reason.reason = "member " + reason.leaving + " handed it over with changes whose outcome is not known, and has not left yet";
+            } else if (!reason.quiet) {
+                reason.reason = "changes that began before wait for their acknowledgement";
             } else if (partition.isLocal() && !partition.isMigrating()) {
                 ready.put(id, reason);
             }

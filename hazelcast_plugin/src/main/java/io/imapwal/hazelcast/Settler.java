@@ -21,9 +21,11 @@ import java.util.concurrent.TimeoutException;
 /**
  * Makes memory say what the log says, for keys whose last change had an unknown outcome.
  *
- * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a request above its
- * last one is certainly not in the log, so memory is right already. For the rest a {@link SettleProcessor} runs where the key lives. If it
- * is a clear, the partition is compared with the log as a whole. It is tried until it works. The thread lives only while there is something to settle.
+ * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a
+ * request above its last one is certainly not in the log, so memory is right already. For the rest
+ * a {@link SettleProcessor} runs at the owner of the key. After a clear, the partition is compared
+ * with the log as a whole. It is tried until it works. The thread lives only while there is
+ * something to settle.
  *
  * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of an absent key without a change to log:
  * whoever finds a key absent asks {@link #inDoubt} first.
@@ -40,7 +42,7 @@ final class Settler {
     private volatile Thread thread;
     private boolean closed;
 
-    /** @param key null: the partition was cleared, or not */
+    /** @param key null: it is not known whether the partition was cleared */
     private record Key(String map, Data key, int partition) {
     }
 
@@ -62,24 +64,22 @@ final class Settler {
     }
 
     synchronized void add(AgentLink link, Change change, long welcomes, long session) {
-        add(link, key(change),
+        add(link, new Key(change.map, change.key, change.stamp.partition()),
                 new Doubt(link, welcomes, session, change.request, change.transaction, false));
     }
 
-    /** The change is a part of a transaction that a lost member was to log. */
-    synchronized void addLost(AgentLink link, Change change) {
-        add(link, key(change),
-                new Doubt(link, -1, 0, change.request, change.transaction, true));
+    /** The key is changed by a transaction that a lost member was to log. */
+    synchronized void addLost(AgentLink link, String map, Data key, UUID transaction) {
+        add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, transaction, true));
     }
 
-    /** The former owner of the key's partition knows that the log may be newer than memory. */
-    synchronized void add(AgentLink link, String map, Data key) {
-        add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, null, false));
-    }
-
-    /** A part of a transaction may have no stamp. */
-    private Key key(Change change) {
-        return new Key(change.map, change.key, change.key == null ? change.stamp.partition() : partition(change.key));
+    /**
+     * The log may be newer than memory, and changes no more by itself.
+     *
+     * @param transaction that changed the key; or null
+     */
+    synchronized void add(AgentLink link, String map, Data key, UUID transaction) {
+        add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, transaction, false));
     }
 
     private void add(AgentLink link, Key key, Doubt doubt) {
@@ -158,7 +158,10 @@ final class Settler {
         return doubts.size();
     }
 
-    /** The maps with a change in this partition that may still come into the log, or with a clear that is to be settled. */
+    /**
+     * The maps with a change in this partition that may still come into the log, or with a clear
+     * that is to be settled.
+     */
     synchronized Set<String> maps(int partition) {
         Set<String> maps = new HashSet<>();
         doubts.forEach((key, doubt) -> {
@@ -169,7 +172,10 @@ final class Settler {
         return maps;
     }
 
-    /** For each map, the keys in this partition of which the log may be newer than memory, and changes no more by itself. */
+    /**
+     * For each map, the keys in this partition for which the log may be newer than memory, while
+     * nothing more of them can come into the log.
+     */
     synchronized Map<String, List<Data>> changed(int partition) {
         Map<String, List<Data>> changed = new HashMap<>();
         doubts.forEach((key, doubt) -> {

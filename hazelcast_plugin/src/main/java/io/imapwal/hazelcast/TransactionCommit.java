@@ -103,7 +103,9 @@ final class TransactionCommit {
     void log() {
         try {
             Welcome welcome = link.connect();
-            link.appendWhole(changes(place(), welcome));
+            // What can fail for a key or a value fails before the owners hold the keys back.
+            List<byte[]> heads = heads(welcome);
+            link.appendWhole(changes(heads, place(), welcome));
         } catch (OutcomeUnknown e) {
             unlock(parts);
             throw new OutcomeUnknown(transaction() + ": " + AgentLink.reason(e)
@@ -153,17 +155,26 @@ final class TransactionCommit {
         return places;
     }
 
-    private List<Change> changes(Map<Integer, Long> places, Welcome welcome) {
+    private List<byte[]> heads(Welcome welcome) {
         long now = System.currentTimeMillis();
-        List<Change> changes = new ArrayList<>(parts.size());
+        List<byte[]> heads = new ArrayList<>(parts.size());
         for (Part part : parts) {
             byte[] key = part.key.toByteArray();
             byte[] value = part.value == null ? null : part.value.toByteArray();
-            byte[] head = Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key),
-                    value, label(part.value), now, expiresAtMs(part, now), part.partition);
+            WalMapStore.requireSize(part.map, key, value, welcome, link);
+            heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key), value,
+                    label(part.value), now, expiresAtMs(part, now), part.partition));
+        }
+        return heads;
+    }
+
+    private List<Change> changes(List<byte[]> heads, Map<Integer, Long> places, Welcome welcome) {
+        List<Change> changes = new ArrayList<>(parts.size());
+        for (int i = 0; i < parts.size(); i++) {
+            Part part = parts.get(i);
             OrderGuard.Stamp stamp = new OrderGuard.Stamp(welcome.clusterId(), welcome.member(),
                     part.partition, 0, places.get(part.partition), welcome.incarnation());
-            changes.add(new Change(part.map, part.key, head, stamp, transaction));
+            changes.add(new Change(part.map, part.key, heads.get(i), stamp, transaction));
         }
         return changes;
     }
@@ -172,8 +183,8 @@ final class TransactionCommit {
         try {
             return data == null ? WalMapStore.NO_NAME
                     : WalMapStore.className(nodeEngine.toObject(data));
-        } catch (RuntimeException e) {
-            // Only a label, and the class may be on other members alone.
+        } catch (RuntimeException | LinkageError e) {
+            // It is only a label, and only other members may have the class.
             return WalMapStore.NO_NAME;
         }
     }
@@ -209,7 +220,7 @@ final class TransactionCommit {
         }
         failed.forEach(part -> plugin.settle(part.map, part.key, transaction));
         unlock(failed);
-        throw new OutcomeUnknown(transaction() + ": all of it is in the log, and will be in effect. Of "
+        throw new OutcomeUnknown(transaction() + ": all of it is in the log, and will be in effect. For "
                 + failed.size() + " keys memory may have the former value until the plug-in has settled"
                 + " them from the log: " + AgentLink.reason(cause), cause);
     }

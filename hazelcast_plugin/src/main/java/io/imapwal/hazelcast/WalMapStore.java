@@ -49,7 +49,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private MapState state;
     private boolean readThrough;
     private volatile boolean destroyed;
-    /** Partitions that are cleared in the log, and whose keys Hazelcast removes from memory in several steps. */
+    /**
+     * Partitions that are cleared in the log, while Hazelcast removes their keys from memory in
+     * steps.
+     */
     private final Set<Integer> clearing = ConcurrentHashMap.newKeySet();
     private InternalSerializationService serialization;
     private volatile PartitioningStrategy<?> strategy;
@@ -139,8 +142,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Hazelcast calls this only for {@code clear}, with keys of one partition that are in memory and not locked. With offload it comes once for
-     * each 10,000 keys; nothing else changes the partition in between.
+     * Hazelcast calls this only for {@code clear}, with keys of one partition that are in memory
+     * and not locked. With offload it does so once for each 10,000 keys; nothing else changes the
+     * partition in between.
      */
     @Override
     public void deleteAll(Collection<Object> keys) {
@@ -149,6 +153,11 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             return;
         }
         if (state.locked(partition) > 0) {
+            if (clearing.remove(partition)) {
+                compare(partition);
+                throw new OutcomeUnknown("map \"" + map + "\": a key of partition " + partition + " was locked while the partition was cleared."
+                        + " The log has deleted all of its keys, the locked one too; memory is being compared with the log", null);
+            }
             deleteUnlocked(partition, keys);
             return;
         }
@@ -157,9 +166,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             clear(partition);
         } catch (RuntimeException e) {
             if (clearing.remove(partition)) {
-                // The log has deleted all keys, and memory still has those that were to come.
-                state.doubt(partition, null);
-                plugin.settlements().wake();
+                compare(partition);
             }
             throw e;
         }
@@ -168,6 +175,12 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         } else {
             clearing.remove(partition);
         }
+    }
+
+    /** The log has deleted all keys of the partition, and memory still has those that were to come. */
+    private void compare(int partition) {
+        state.doubt(partition, null);
+        plugin.settlements().wake();
     }
 
     /** Memory has no key of the partition that could be cleared; the log may have some. */
@@ -315,15 +328,19 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         int partition = partition(data);
         state.requireSettled(partition);
         byte[] keyBytes = data.toByteArray();
-        Welcome welcome = link.welcome();
-        if (value != null && welcome != null && welcome.maxValueBytes() > 0 && keyBytes.length + (long) value.length > welcome.maxValueBytes()) {
-            throw new NotAppended("map \"" + map + "\": a key of " + keyBytes.length + " and a value of " + value.length + " bytes are more than the "
-                    + welcome.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
-        }
+        requireSize(map, keyBytes, value, link.welcome(), link);
         byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass, System.currentTimeMillis(),
                 expiresAtMs, partition);
         // As late as can be: the stamp says who owns the partition when the change is queued.
         return new Change(map, data, head, plugin.guard().take(partition));
+    }
+
+    /** @throws NotAppended the agent would refuse them, and all that is in the same message */
+    static void requireSize(String map, byte[] key, byte[] value, Welcome welcome, AgentLink link) {
+        if (value != null && welcome != null && welcome.maxValueBytes() > 0 && key.length + (long) value.length > welcome.maxValueBytes()) {
+            throw new NotAppended("map \"" + map + "\": a key of " + key.length + " and a value of " + value.length + " bytes are more than the "
+                    + welcome.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
+        }
     }
 
     private int partition(Data key) {

@@ -35,7 +35,7 @@ final class WalPlugin {
     private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
-    private final Placements placements = new Placements();
+    private final Placements placements;
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
     private volatile boolean merging;
@@ -47,6 +47,7 @@ final class WalPlugin {
         this.nodeEngine = instance.node.getNodeEngine();
         this.logger = nodeEngine.getLogger("io.imapwal.hazelcast");
         this.guard = new OrderGuard(nodeEngine);
+        this.placements = new Placements(guard);
         this.schemas = new SchemaLog(nodeEngine);
         this.settler = new Settler(this);
         this.settlements = new SettlementWorker(this);
@@ -177,7 +178,7 @@ final class WalPlugin {
     void settle(String map, Data key, UUID transaction) {
         AgentLink link = linkOf(map);
         if (link != null) {
-            settler.add(link, new Change(map, key, new byte[0], null, transaction), -1, 0);
+            settler.add(link, map, key, transaction);
         }
     }
 
@@ -186,8 +187,7 @@ final class WalPlugin {
         for (Placements.Left left : placements.of(lost)) {
             AgentLink link = linkOf(left.map());
             if (link != null) {
-                Change change = new Change(left.map(), left.key(), new byte[0], null, left.transaction());
-                settler.addLost(link, change);
+                settler.addLost(link, left.map(), left.key(), left.transaction());
             }
         }
     }
@@ -207,7 +207,7 @@ final class WalPlugin {
         merging = true;
         placements.clear();
         localMaps.names().forEach(localMaps::drop);
-        // Also of maps that are not in memory here: what is known of them is of this cluster.
+        // Also maps that are not in memory here: what is known of them belongs to this cluster.
         maps.values().forEach(MapState::close);
     }
 

@@ -54,8 +54,11 @@ final class Wholeness {
         /** Nothing was lost: the map was not in memory here yet. */
         final boolean first;
         volatile String reason = "it is waiting for its turn";
+        /** The gate is there, and every change that began before it has ended: the log has it, or never will. */
+        volatile boolean quiet;
 
-        private Unsettled(Unsettled former, UUID leaving, boolean first) {
+        private Unsettled(Unsettled former, UUID leaving, boolean first, boolean quiet) {
+            this.quiet = quiet;
             // Waiting began with the first reason.
             this.sinceNanos = former == null ? System.nanoTime() : former.sinceNanos;
             this.leaving = leaving;
@@ -92,7 +95,8 @@ final class Wholeness {
         boolean[] added = {false};
         unsettled.computeIfAbsent(partition, id -> {
             added[0] = !whole(partition);
-            return added[0] ? new Unsettled(null, null, first) : null;
+            // The map was not in memory here: no change can have begun.
+            return added[0] ? new Unsettled(null, null, first, first) : null;
         });
         return added[0];
     }
@@ -101,7 +105,7 @@ final class Wholeness {
     void doubt(int partition, UUID leaving, boolean first) {
         unsettled.compute(partition, (id, former) -> {
             set(partition, false);
-            return new Unsettled(former, leaving, first);
+            return new Unsettled(former, leaving, first, false);
         });
     }
 

@@ -155,7 +155,10 @@ final class FakeAgent implements Closeable {
     volatile byte[] unreadable;
     volatile int unreadableLoads;
     volatile long delayMs;
-    /** The next append is not answered, and does nothing, before another request of its connection is there. */
+    /**
+     * The next append does nothing and is not answered until another request of its connection
+     * came.
+     */
     volatile boolean holdsForNext;
     /** Appends are not looked at before it is zero. */
     volatile CountDownLatch hold = new CountDownLatch(0);

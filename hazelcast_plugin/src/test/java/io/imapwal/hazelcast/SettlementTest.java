@@ -380,18 +380,46 @@ class SettlementTest {
         }
     }
 
+    /** It would be taken for a key that the log does not have, and removed from memory. */
+    @Test
+    void aPartitionIsComparedWithTheLogWhenChangesThatBeganBeforeHaveEnded() throws Exception {
+        offload = true;
+        timeoutMs = 30_000;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        map.set(1, 1);
+        FakeAgent agent = agents.get(0);
+        agent.hold = new CountDownLatch(1);
+        int before = agent.appends;
+        CompletionStage<Void> change = map.setAsync(1, 2);
+        eventually(() -> agent.appends > before);
+        WalPlugin plugin = WalPlugin.of(a);
+        Wholeness wholeness = plugin.state("orders").wholeness();
+        int partition = a.getPartitionService().getPartition(1).getPartitionId();
+        int listings = agent.listings;
+        plugin.state("orders").doubt(partition, null);
+        plugin.settlements().wake();
+        eventually(() -> wholeness.unsettled(partition).reason.contains("that began before"));
+        assertEquals(listings, agent.listings);
+        agent.hold.countDown();
+        change.toCompletableFuture().join();
+        eventually(() -> !wholeness.isAnyUnsettled());
+        assertEquals(listings + 1, agent.listings);
+        assertEquals(2, map.get(1));
+    }
+
     @Test
     void keysOfWhichTheLogIsNewerAreSettledByTheNextOwner() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);
         keys.forEach(key -> map.set(key, key));
-        // As after an append while the partition began to migrate, if this member cannot settle it itself.
+        // As after an append while the partition began to migrate, if this member cannot settle it.
         agents.get(0).readError = "it cannot be read here";
         WalPlugin plugin = WalPlugin.of(a);
         for (int key : keys) {
             logOnly(a, key, 1000 + key, 0);
-            plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key));
+            plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key), null);
         }
         HazelcastInstance b = start(1);
         eventually(() -> count(b) > 0);
@@ -429,7 +457,10 @@ class SettlementTest {
         assertTrue(indexHits(map) > hits, "the index is used again");
     }
 
-    /** The other member opens it while it is destroyed: this one says that the map is restored, and it is, as nothing is left. */
+    /**
+     * The other member opens it while it is destroyed: this one answers that the map is restored.
+     * It is, as nothing is left.
+     */
     @Test
     void aMapThatIsUsedWhileItsDestructionFailsIsReadFromTheLogAgain() throws Exception {
         HazelcastInstance a = start(0);

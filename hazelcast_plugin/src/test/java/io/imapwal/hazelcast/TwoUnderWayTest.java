@@ -42,7 +42,7 @@ class TwoUnderWayTest {
         agent = new FakeAgent(log).start();
         Config config = Members.config("two", Members.port(), agent.endpoint());
         config.addMapConfig(Members.map("elsewhere", agent.endpoint().replace("/agent.sock", "/./agent.sock")));
-        // Longer than this machine pauses: what is tested is which message is answered how.
+        // Longer than this machine pauses: the test is about which message is answered how.
         config.getMapConfigs().values().forEach(each ->
                 each.getMapStoreConfig().setProperty("timeout-ms", "5000").setProperty("connect-timeout-ms", "3000"));
         member = Members.start(config);
@@ -79,7 +79,8 @@ class TwoUnderWayTest {
         calls.add(CompletableFuture.runAsync(() -> map.set("first", 1), callers));
         eventually(() -> agent.appends == before + 1);
         agent.mood = FakeAgent.Mood.ACK;
-        // The second is not sent in the first half of what a message usually takes: some milliseconds.
+        // The second is not sent in the first half of what a message usually takes, some
+        // milliseconds.
         Thread.sleep(110);
         calls.add(CompletableFuture.runAsync(() -> map.set("second", 2), callers));
         eventually(() -> agent.sentAhead > ahead || calls.get(1).isDone());

@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -9,6 +10,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
+import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.Set;
 import java.util.UUID;
@@ -98,6 +100,34 @@ class ViewTest {
         assertEquals(1, appended("first").size());
         assertEquals(1, appended("second").size());
         assertEquals(2, appended("second").get(0).order().get(0));
+    }
+
+    /** The places of a transaction count in one view only. What is sent with it has no gap then. */
+    @Test
+    void whatIsSentWithATransactionIsAppendedInTheNextViewWithoutIt() {
+        Welcome welcome = link.connect();
+        Change first = change("first", null);
+        Change placed = change("placed", welcome);
+        Change second = change("second", null);
+        agent.mood = FakeAgent.Mood.VIEW_BEFORE;
+        assertThrows(OutcomeUnknown.class, () -> link.append(List.of(first, placed, second)), "a part is in the log");
+        assertEquals(List.of(2L), appended("first").stream().map(record -> record.order().get(0)).toList());
+        assertEquals(List.of(2L), appended("second").stream().map(record -> record.order().get(0)).toList());
+        assertEquals(List.of(), appended("placed"));
+    }
+
+    /** @param placed the view in which the owner of its partition gave its place; null: this member is the owner */
+    private Change change(String key, Welcome placed) {
+        WalPlugin plugin = WalPlugin.of(member);
+        Data data = plugin.nodeEngine().toData(key);
+        int partition = plugin.nodeEngine().getPartitionService().getPartitionId(data);
+        byte[] value = plugin.nodeEngine().toData(1).toByteArray();
+        byte[] head = Change.head("orders".getBytes(StandardCharsets.UTF_8), data.toByteArray(), WalMapStore.NO_NAME, value,
+                WalMapStore.NO_NAME, System.currentTimeMillis(), 0, partition);
+        OrderGuard.Stamp own = plugin.guard().take(partition);
+        OrderGuard.Stamp stamp = placed == null ? own : new OrderGuard.Stamp(placed.clusterId(), placed.member(), partition, 0,
+                plugin.guard().place(partition).order(), placed.incarnation());
+        return new Change("orders", data, head, stamp, placed == null ? null : UUID.randomUUID());
     }
 
     @Test
