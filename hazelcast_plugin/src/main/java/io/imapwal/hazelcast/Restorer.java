@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.cluster.Member;
 import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.partition.IPartitionService;
 import com.hazelcast.internal.serialization.Data;
@@ -190,21 +189,8 @@ final class Restorer {
     /** This member first: whoever joins now and asks it is told, whoever has joined already is in the list. */
     private void announce() throws InterruptedException {
         state.setRestored(generation, membership);
-        List<Future<?>> told = new ArrayList<>();
-        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
-            if (!member.localMember()) {
-                told.add(nodeEngine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, new RestoredOperation(map, membership),
-                        member.getAddress()));
-            }
-        }
-        for (Future<?> future : told) {
-            try {
-                future.get();
-            } catch (ExecutionException e) {
-                // It left, or it asks us itself when it is about to change something.
-                plugin.logger().fine("imap-wal: a member was not told that map \"" + map + "\" is restored", e);
-            }
-        }
+        // One that is not told has left, or asks us itself when it is about to change something.
+        plugin.tellOthers(() -> new RestoredOperation(map, membership));
     }
 
     private Set<UUID> members() {
