@@ -242,12 +242,12 @@ def test_a_task_that_runs_twice_takes_nothing_away(spark: Any, tmp_path: Path, m
     append(log, put("x", "1", (1, 1, 1, 99), "other"))
     once = module._write
 
-    def twice(job: Any) -> Any:
+    def twice(*given: Any) -> Any:
         def write(batches: Any) -> Any:
             held = list(batches)
-            list(once(job)(iter(held)))  # its answer is thrown away
-            answer = list(once(job)(iter(held)))
-            list(once(job)(iter(held[:1])))  # this one saw less
+            list(once(*given)(iter(held)))  # its answer is thrown away
+            answer = list(once(*given)(iter(held)))
+            list(once(*given)(iter(held[:1])))  # this one saw less
             yield from answer
 
         return write
@@ -286,8 +286,8 @@ def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(spark: 
     monkeypatch.setattr(module, "ROWS_A_RANGE", 2400)
     once = module._write
 
-    def small(job: Any) -> Any:
-        write = once(job)
+    def small(*given: Any) -> Any:
+        write = once(*given)
 
         def in_worker(batches: Any) -> Any:
             from rewrite_cli import local, spark

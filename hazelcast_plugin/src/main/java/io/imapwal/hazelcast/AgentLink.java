@@ -207,6 +207,11 @@ final class AgentLink {
         throw failure;
     }
 
+    /** How many changes of a partition have a caller that was not told the outcome yet. */
+    int pending(int partition) {
+        return pending.get(partition);
+    }
+
     /**
      * Waits until the outcome of all changes of a partition is known, and the settler has the keys
      * that its next owner has to compare with the log. The partition is migrating, so no more come.
@@ -215,7 +220,7 @@ final class AgentLink {
      */
     boolean awaitOutcomes(int partition) {
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(MAX_PAUSE_MS);
-        while (pending.get(partition) > 0) {
+        while (pending(partition) > 0) {
             if (System.nanoTime() - until > 0) {
                 return false;
             }

@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.cluster.Member;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
@@ -13,8 +12,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
-
-import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
  * Logs that a map was destroyed: the owner of each partition appends that it was cleared. One
@@ -91,23 +88,11 @@ final class Destruction {
     /** Tells every member, before the caller learns the outcome. */
     void tell() {
         plugin.state(map).destroyed();
-        List<Future<?>> told = new ArrayList<>();
-        for (Member member : plugin.nodeEngine().getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
-            if (!member.localMember()) {
-                told.add(plugin.nodeEngine().getOperationService().invokeOnTarget(MapService.SERVICE_NAME,
-                        new DestroyedOperation(map), member.getAddress()));
-            }
-        }
-        for (Future<?> each : told) {
-            try {
-                each.get();
-            } catch (ExecutionException e) {
-                // It has left: the next owners of its partitions compare them with the log.
-                plugin.logger().fine("imap-wal: a member was not told that map \"" + map + "\" was destroyed", e);
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-                return;
-            }
+        try {
+            // One that has left is not told: the next owners of its partitions compare them with the log.
+            plugin.tellOthers(() -> new DestroyedOperation(map));
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
         }
     }
 

@@ -16,8 +16,8 @@ import java.util.List;
  * replaced as a whole, because the record store's own thread may be reading it.
  */
 final class EvictionWatch implements MutationObserver<Record> {
-    private static final Field OBSERVER = field(DefaultRecordStore.class, "mutationObserver");
-    private static final Field OBSERVERS = OBSERVER == null ? null : field(OBSERVER.getType(), "mutationObservers");
+    private static final Field OBSERVER = Reflection.field(DefaultRecordStore.class, "mutationObserver");
+    private static final Field OBSERVERS = OBSERVER == null ? null : Reflection.field(OBSERVER.getType(), "mutationObservers");
 
     private final RecordStore<?> store;
     private final Wholeness wholeness;
@@ -52,22 +52,6 @@ final class EvictionWatch implements MutationObserver<Record> {
         } catch (IllegalAccessException e) {
             throw new IllegalStateException(e);
         }
-    }
-
-    /** A field of a class, or of one that it extends; null if it cannot be reached. */
-    static Field field(Class<?> type, String name) {
-        for (Class<?> declaring = type; declaring != null; declaring = declaring.getSuperclass()) {
-            try {
-                Field field = declaring.getDeclaredField(name);
-                field.setAccessible(true);
-                return field;
-            } catch (NoSuchFieldException e) {
-                // perhaps in its superclass
-            } catch (RuntimeException e) {
-                return null;
-            }
-        }
-        return null;
     }
 
     @Override

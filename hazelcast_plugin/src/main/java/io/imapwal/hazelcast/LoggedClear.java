@@ -15,7 +15,7 @@ import java.util.Collection;
  * not noticed.
  */
 final class LoggedClear extends WriteThroughStore {
-    private static final Field STORE = EvictionWatch.field(DefaultRecordStore.class, "mapDataStore");
+    private static final Field STORE = Reflection.field(DefaultRecordStore.class, "mapDataStore");
 
     private final WalMapStore map;
     private final int partition;

@@ -12,7 +12,7 @@ import java.util.LinkedHashSet;
  * map is loaded, so {@link Gate} does not hold them. All offloaded operations go through this queue.
  */
 final class OffloadGate extends LinkedHashSet<MapOperation> {
-    private static final Field QUEUE = field();
+    private static final Field QUEUE = Reflection.field(DefaultRecordStore.class, "offloadedOperations");
 
     private final transient MapState state;
     private final int partition;
@@ -40,15 +40,5 @@ final class OffloadGate extends LinkedHashSet<MapOperation> {
             throw state.refusal(partition);
         }
         return super.add(operation);
-    }
-
-    private static Field field() {
-        try {
-            Field field = DefaultRecordStore.class.getDeclaredField("offloadedOperations");
-            field.setAccessible(true);
-            return field;
-        } catch (NoSuchFieldException | RuntimeException e) {
-            return null;
-        }
     }
 }

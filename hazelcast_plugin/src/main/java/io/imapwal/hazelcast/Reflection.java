@@ -8,14 +8,19 @@ final class Reflection {
     private Reflection() {
     }
 
-    /** Null if this version of Hazelcast has no such field. */
+    /** A field of a class, or of one that it extends; null if it cannot be reached. */
     static Field field(Class<?> type, String name) {
-        try {
-            Field field = type.getDeclaredField(name);
-            field.setAccessible(true);
-            return field;
-        } catch (NoSuchFieldException | RuntimeException e) {
-            return null;
+        for (Class<?> declaring = type; declaring != null; declaring = declaring.getSuperclass()) {
+            try {
+                Field field = declaring.getDeclaredField(name);
+                field.setAccessible(true);
+                return field;
+            } catch (NoSuchFieldException e) {
+                // perhaps in its superclass
+            } catch (RuntimeException e) {
+                return null;
+            }
         }
+        return null;
     }
 }

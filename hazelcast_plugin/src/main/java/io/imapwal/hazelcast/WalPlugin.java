@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Member;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.instance.impl.HazelcastInstanceImpl;
@@ -7,17 +8,26 @@ import com.hazelcast.instance.impl.HazelcastInstanceProxy;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.InternalSerializationService;
 import com.hazelcast.logging.ILogger;
+import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
+import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
+import java.util.ArrayList;
 import java.util.Collection;
+import java.util.List;
 import java.util.Properties;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+import java.util.function.Supplier;
+
+import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /** What all maps of one member share: links to agents, what is known about each map, the settler. One per Hazelcast instance. */
 final class WalPlugin {
@@ -188,6 +198,23 @@ final class WalPlugin {
             AgentLink link = linkOf(left.map());
             if (link != null) {
                 settler.addLost(link, left.map(), left.key(), left.transaction());
+            }
+        }
+    }
+
+    /** Tells every other member with data, and waits until each was told or cannot be. */
+    void tellOthers(Supplier<Operation> what) throws InterruptedException {
+        List<Future<?>> told = new ArrayList<>();
+        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                told.add(nodeEngine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, what.get(), member.getAddress()));
+            }
+        }
+        for (Future<?> each : told) {
+            try {
+                each.get();
+            } catch (ExecutionException e) {
+                logger.fine("imap-wal: a member was not told", e);
             }
         }
     }

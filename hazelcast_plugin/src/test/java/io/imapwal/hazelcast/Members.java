@@ -41,9 +41,10 @@ final class Members {
                 .setInitialLoadMode(MapStoreConfig.InitialLoadMode.EAGER)
                 .setFactoryClassName(WalMapStoreFactory.class.getName());
         store.setProperty("agent", agent);
-        store.setProperty("timeout-ms", "700");
-        store.setProperty("connect-timeout-ms", "500");
-        store.setProperty("restore-timeout-ms", "3000");
+        // Longer than a machine with other work stops a process for.
+        store.setProperty("timeout-ms", "10000");
+        store.setProperty("connect-timeout-ms", "10000");
+        store.setProperty("restore-timeout-ms", "30000");
         return new MapConfig(name).setMapStoreConfig(store);
     }
 
@@ -56,7 +57,7 @@ final class Members {
     }
 
     static void eventually(Callable<Boolean> condition) throws Exception {
-        long until = System.nanoTime() + 15_000_000_000L;
+        long until = System.nanoTime() + 60_000_000_000L;
         Throwable last = null;
         while (System.nanoTime() < until) {
             try {
