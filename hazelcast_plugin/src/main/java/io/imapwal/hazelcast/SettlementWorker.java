@@ -219,11 +219,10 @@ final class SettlementWorker {
         if (!plugin.partitions().departed().equals(lost)) {
             return false;
         }
-        if (now.isEmpty()) {
-            return plugin.partitions().assigned() && loaded(state, generation);
+        if (!now.isEmpty()) {
+            compare(state, now);
         }
-        compare(state, now);
-        return loaded(state, generation) && now.size() == unsettled.size();
+        return plugin.partitions().assigned() && loaded(state, generation) && now.size() == unsettled.size();
     }
 
     private static boolean loaded(MapState state, int generation) {
