@@ -49,6 +49,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         RecordStore<Record> store = recordStore;
         if (!comparison.begun()) {
             comparison.begin(store);
+            state.wholeness().refill(getPartitionId());
         }
         if (store == null && !entries.isEmpty()) {
             store = (RecordStore<Record>) state.newStore(getPartitionId());

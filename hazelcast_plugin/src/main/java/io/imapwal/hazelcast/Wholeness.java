@@ -91,13 +91,17 @@ final class Wholeness {
         partial.add(partition);
     }
 
+    /**
+     * On the partition's thread: it is being compared with the log, and what was evicted before comes
+     * back. What is evicted from now on does not: Hazelcast evicts also where operations wait.
+     */
+    void refill(int partition) {
+        partial.remove(partition);
+    }
+
     /** Memory agrees with the log now. @return false: there is a newer reason to settle it again */
     boolean settle(int partition, Unsettled proved) {
-        boolean settled = unsettled.remove(partition, proved);
-        if (settled) {
-            partial.remove(partition);
-        }
-        return settled;
+        return unsettled.remove(partition, proved);
     }
 
     /** The partition has another owner. */
