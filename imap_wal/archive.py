@@ -20,6 +20,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -284,7 +285,7 @@ def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
 
 
 def _has_clears(rows: Sequence[Row]) -> bool:
-    return any(row[KEY] is None for row in rows)
+    return None in map(itemgetter(KEY), rows)
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------

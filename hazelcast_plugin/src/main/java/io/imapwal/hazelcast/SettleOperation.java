@@ -42,6 +42,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         state.holdIndexes(getPartitionId());
         if (!comparison.begun()) {
             comparison.begin(recordStore);
+            state.wholeness().refill(getPartitionId());
         }
         corrections = comparison.set(recordStore, entries, getNodeEngine().getSerializationService(), getCallerAddress());
         if (last) {

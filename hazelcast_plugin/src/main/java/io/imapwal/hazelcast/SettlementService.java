@@ -45,6 +45,7 @@ import java.util.stream.IntStream;
  */
 public final class SettlementService implements ManagedService, MigrationAwareService, MembershipAwareService {
     static final String NAME = "io.imapwal:settlement";
+    private static final long REPLACED_WAIT_S = 10;
 
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
@@ -58,6 +59,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     /** All record stores of this member are made by {@link RecordStores}. */
     private volatile boolean ours;
+    private boolean replacing;
 
     SettlementService(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
@@ -81,9 +83,34 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                     + nodeEngine.getVersion() + ": its record stores are made in another way. Use a version that imap-wal's documentation names");
         }
         if (!ours) {
-            ours = RecordStores.install(nodeEngine);
+            replaceRecordStores();
             throw new RetryableHazelcastException("imap-wal is starting");
         }
+    }
+
+    /**
+     * An operation under way may be about to make a record store in Hazelcast's own way. No map of
+     * ours is opened before it has ended, so it does not make one of ours.
+     */
+    private synchronized void replaceRecordStores() {
+        if (replacing) {
+            return;
+        }
+        replacing = true;
+        Thread thread = new Thread(() -> {
+            try {
+                ours = RecordStores.install(nodeEngine) && new PartitionThreads(nodeEngine).run(
+                        IntStream.range(0, partitions.getPartitionCount()).boxed().toList(), partition -> { }, REPLACED_WAIT_S) == 0;
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            } finally {
+                synchronized (this) {
+                    replacing = false;
+                }
+            }
+        }, "imap-wal-record-stores");
+        thread.setDaemon(true);
+        thread.start();
     }
 
     /**

@@ -113,6 +113,14 @@ final class Wholeness {
         partial.add(partition);
     }
 
+    /**
+     * On the partition's thread: it is being compared with the log, and what was evicted before comes
+     * back. What is evicted from now on does not: Hazelcast evicts also where operations wait.
+     */
+    void refill(int partition) {
+        partial.remove(partition);
+    }
+
     /** Memory agrees with the log now. @return false: there is a newer reason to settle it again, or it has another owner */
     boolean settle(int partition, Unsettled proved) {
         boolean[] settled = {false};
@@ -120,7 +128,6 @@ final class Wholeness {
             if (reason != proved) {
                 return reason;
             }
-            partial.remove(partition);
             set(partition, true);
             settled[0] = true;
             return null;

@@ -46,6 +46,7 @@ class SettlementTest {
     private boolean offload;
     private int settleTimeoutMs = 10_000;
     private int timeoutMs = 10_000;
+    private int restoreChunk = 10_000;
 
     private HazelcastInstance start(int number) throws Exception {
         FakeAgent agent = new FakeAgent(log).start();
@@ -56,6 +57,7 @@ class SettlementTest {
         map.getMapStoreConfig().setOffload(offload);
         map.getMapStoreConfig().setProperty("settle-timeout-ms", String.valueOf(settleTimeoutMs));
         map.getMapStoreConfig().setProperty("timeout-ms", String.valueOf(timeoutMs));
+        map.getMapStoreConfig().setProperty("restore-chunk", String.valueOf(restoreChunk));
         map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(map);
         HazelcastInstance member = Members.start(config);
@@ -410,6 +412,35 @@ class SettlementTest {
         eventually(() -> !wholeness.isAnyUnsettled());
         assertEquals(listings + 1, agent.listings);
         assertEquals(2, map.get(1));
+    }
+
+    @Test
+    void aKeyThatIsEvictedWhileItsPartitionIsComparedIsReadFromTheLog() throws Exception {
+        restoreChunk = 1000;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        int partition = a.getPartitionService().getPartition(0).getPartitionId();
+        Map<Integer, Integer> entries = new HashMap<>();
+        for (int key = 0; entries.size() < 1500; key++) {
+            if (a.getPartitionService().getPartition(key).getPartitionId() == partition) {
+                entries.put(key, key);
+            }
+        }
+        map.putAll(entries);
+        FakeAgent agent = agents.get(0);
+        agent.readDelayMs = 1000;
+        int before = agent.loads;
+        WalPlugin plugin = WalPlugin.of(a);
+        plugin.state("orders").doubt(partition, null);
+        plugin.settlements().wake();
+        // Of 64, 256 and 680 entries, then of the rest. The first 1,000 were compared, or are before the
+        // evictions in the queue of the partition's thread.
+        eventually(() -> agent.loads == before + 4);
+        entries.keySet().stream().limit(100).forEach(map::evict);
+        assertFalse(plugin.state("orders").wholeness().whole(partition));
+        eventually(() -> plugin.state("orders").wholeness().whole(partition));
+        agent.readDelayMs = 0;
+        assertEquals(entries, map.getAll(entries.keySet()));
     }
 
     @Test
