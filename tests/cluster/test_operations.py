@@ -251,12 +251,9 @@ def time_to_live(scene: Scene) -> dict[str, int]:
     orders.put("replaced", 1, ttl=3600)
     orders.replace("replaced", 2)
     orders.put("set_ttl", 1)
-    took = []
-    for _ in range(3):
-        start = time.monotonic()
-        orders.set_ttl("set_ttl", 7200)
-        took.append(time.monotonic() - start)
-    assert min(took) < 4, "the backups of set_ttl were refused: clients wait five seconds for their acknowledgement"
+    start = time.monotonic()
+    orders.set_ttl("set_ttl", 7200)
+    assert time.monotonic() - start < 4, "the backup of set_ttl was refused: clients wait five seconds for its acknowledgement"
     orders.put("longer", 1, ttl=60)
     orders.set_ttl("longer", 7200)
     orders.put("for ever", 1, ttl=3600)

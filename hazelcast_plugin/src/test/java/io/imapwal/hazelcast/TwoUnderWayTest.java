@@ -42,9 +42,6 @@ class TwoUnderWayTest {
         agent = new FakeAgent(log).start();
         Config config = Members.config("two", Members.port(), agent.endpoint());
         config.addMapConfig(Members.map("elsewhere", agent.endpoint().replace("/agent.sock", "/./agent.sock")));
-        // Longer than this machine pauses: the test is about which message is answered how.
-        config.getMapConfigs().values().forEach(each ->
-                each.getMapStoreConfig().setProperty("timeout-ms", "5000").setProperty("connect-timeout-ms", "3000"));
         member = Members.start(config);
         callers = Executors.newCachedThreadPool();
     }
@@ -115,7 +112,8 @@ class TwoUnderWayTest {
         List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.FULL_ONCE);
         assertInstanceOf(NotAppended.class, failure(calls.get(0)));
         calls.get(1).join();
-        assertEquals(behind + 1, agent.refusedBehind);
+        // Its thread in the agent may be slower than the next connection.
+        eventually(() -> agent.refusedBehind == behind + 1);
         assertEquals(first, appended("first"));
         assertEquals(second + 1, appended("second"));
         assertFalse(map.containsKey("first"));
