@@ -13,19 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-SEED, C1, C2, ADDED, MIX1, MIX2 = 0x01000193, 0xCC9E2D51, 0x1B873593, 0xE6546B64, 0x85EBCA6B, 0xC2B2AE35
-"""Constants of MurmurHash3_x86_32, and Hazelcast's seed."""
+import mmh3
+
+SEED = 0x01000193
+"""Of Hazelcast's MurmurHash3_x86_32."""
 DATA = 8
 """Where the data begins."""
-COLUMNS_FROM = 64
-"""From this many keys of one length on, they are hashed as columns, in a tenth of the time."""
-COLUMNS_BYTES_MAX = 1024
-"""Longer keys are hashed one after the other: a column operation takes microseconds even for few
-keys, and there are several for each word of a key."""
-LOWEST = 0x80000000
-"""The lowest signed number of 32 bits, unsigned."""
+LOWEST = -(2**31)
 HASHED_AT_ONCE = 10_000
-_32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,65 +69,19 @@ class PartitionedKeys:
         return list(chain.from_iterable(groups[each] for each in partitions.wanted if each in groups))
 
 
-def partition_ids(keys: Sequence[bytes], count: int) -> list[int]:
+def partition_ids(keys: Iterable[bytes], count: int) -> list[int]:
     """The partition of each key, of so many."""
-    return [0] * len(keys) if count == 1 else [number % count for number in numbers(keys)]
-
-
-def numbers(keys: Sequence[bytes]) -> list[int]:
-    """A number for each key. Its rest after division by the number of partitions is the partition."""
-    of_length: dict[int, list[int]] = {}
-    for index, key in enumerate(keys):
-        of_length.setdefault(len(key), []).append(index)
-    found = [0] * len(keys)
-    for length, places in of_length.items():
-        some = [keys[index] for index in places]
-        in_columns = len(some) >= COLUMNS_FROM and DATA <= length <= COLUMNS_BYTES_MAX
-        for index, each in zip(places, _in_columns(some) if in_columns else map(_number, some), strict=True):
-            found[index] = each
-    return found
-
-
-def _in_columns(keys: list[bytes]) -> list[int]:
-    from imap_wal.partition_columns import numbers  # it imports this module
-
-    return numbers(keys)
+    return [0 for _ in keys] if count == 1 else [partition_number(key) % count for key in keys]
 
 
 def partition_id(key: bytes, count: int) -> int:
     """Of one key, of so many."""
-    return _number(key) % count
+    return partition_number(key) % count
 
 
-def _number(key: bytes) -> int:
-    """As Hazelcast computes it: the absolute value of the hash as a signed number, and 0 for the
-    lowest one, which has none."""
-    hashed = partition_hash(key)
-    if hashed == LOWEST:
-        return 0
-    return hashed if hashed < LOWEST else 2**32 - hashed
-
-
-def partition_hash(key: bytes) -> int:
-    """The hash of one key, unsigned."""
-    given = int.from_bytes(key[:4], "big") if len(key) >= DATA else 0
-    return given or murmur(key[DATA:])
-
-
-def murmur(data: bytes) -> int:
-    """MurmurHash3_x86_32 with Hazelcast's seed, unsigned."""
-    hashed, whole = SEED, len(data) & ~3
-    for start in range(0, whole, 4):
-        hashed ^= _scrambled(int.from_bytes(data[start : start + 4], "little"))
-        hashed = (hashed << 13 | hashed >> 19) & _32
-        hashed = (hashed * 5 + ADDED) & _32
-    hashed ^= _scrambled(int.from_bytes(data[whole:], "little")) ^ len(data)
-    hashed = (hashed ^ hashed >> 16) * MIX1 & _32
-    hashed = (hashed ^ hashed >> 13) * MIX2 & _32
-    return hashed ^ hashed >> 16
-
-
-def _scrambled(word: int) -> int:
-    word = word * C1 & _32
-    word = (word << 15 | word >> 17) & _32
-    return word * C2 & _32
+def partition_number(key: bytes) -> int:
+    """A number whose rest after division by the number of partitions is the partition: the absolute
+    value of the key's hash; 0 for the lowest hash, whose absolute value Java cannot express."""
+    given = int.from_bytes(key[:4], "big", signed=True) if len(key) >= DATA else 0
+    hashed = given or mmh3.hash(key[DATA:], SEED)
+    return 0 if hashed == LOWEST else abs(hashed)
