@@ -12,7 +12,7 @@ import java.util.stream.Stream;
 
 /**
  * The indexes of one map that are not used while a partition waits. A query by an index does not
- * notice a {@link Gate}. Hazelcast uses the indexes of a member while all of its partitions count as
+ * look at a {@link LoggedRecordStore}. Hazelcast uses the indexes of a member while all of its partitions count as
  * indexed, and scans the partitions otherwise.
  *
  * <p>Only an index that had all of the partition counts again when the wait is over. One that was

@@ -6,7 +6,6 @@ import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
-import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngineImpl;
@@ -138,15 +137,8 @@ final class MapState {
         hold(partition);
     }
 
-    /** Puts a gate before operations on the partition, if it has a record store. A new one gets its gate in {@link #adopt}. */
     private void hold(int partition) {
-        if (wholeness.whole(partition)) {
-            return;
-        }
-        if (open && store(partition) instanceof DefaultRecordStore held) {
-            close(held, partition);
-        }
-        if (ThreadUtil.isRunningOnPartitionThread()) {
+        if (!wholeness.whole(partition) && ThreadUtil.isRunningOnPartitionThread()) {
             holdIndexes(partition);
         }
     }
@@ -165,7 +157,8 @@ final class MapState {
         }
         hold(partition);
         // An offloaded change is in the queue until memory has it.
-        reason.quiet = !(store(partition) instanceof DefaultRecordStore held) || held.getOffloadedOperations().isEmpty();
+        RecordStore<?> store = store(partition);
+        reason.quiet = store == null || store.getOffloadedOperations().isEmpty();
     }
 
     /** The map was destroyed, in the log and in memory, or only in part. */
@@ -181,28 +174,10 @@ final class MapState {
         plugin.settlements().wake();
     }
 
-    /** Before anything uses the record store. */
-    void adopt(DefaultRecordStore store, WalMapStore mapStore, int partition) {
-        if (EvictionWatch.possible()) {
-            EvictionWatch.watch(store, wholeness, partition);
-        }
-        LoggedClear.place(store, mapStore, partition);
-        OffloadGate.place(store, this, partition);
-        if (!wholeness.whole(partition)) {
-            close(store, partition);
-        }
-    }
-
     /** On the partition's thread: memory has nothing of it any more. */
     void emptied(int partition) {
         wholeness.forget(partition);
         indexes.forget(partition);
-    }
-
-    private void close(DefaultRecordStore store, int partition) {
-        if (store.getLoadingFutures().stream().noneMatch(Gate.class::isInstance)) {
-            store.getLoadingFutures().add(new Gate(this, partition));
-        }
     }
 
     /** On the partition's thread, while it waits. */
@@ -234,10 +209,6 @@ final class MapState {
     void settled(Comparison comparison) {
         if (wholeness.settle(comparison.partition, comparison.reason)) {
             indexes.release(comparison.partition);
-            if (store(comparison.partition) instanceof DefaultRecordStore held) {
-                // Each is equal to itself only if it is open.
-                held.getLoadingFutures().removeIf(each -> each instanceof Gate && each.equals(each));
-            }
         }
     }
 

@@ -1,6 +1,8 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.internal.util.ConstructorFunction;
+import com.hazelcast.map.impl.MapContainer;
+import com.hazelcast.map.impl.MapKeyLoader;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.MapStoreWrapper;
@@ -11,17 +13,18 @@ import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.spi.impl.NodeEngine;
 
 import java.lang.reflect.Field;
+import java.lang.reflect.Method;
 import java.util.List;
 
 /**
- * Makes the record stores of our maps: Hazelcast does not load them, a {@link Gate} holds operations
- * until the partition is whole, and evictions are noticed.
+ * Makes the record stores of our maps, {@link LoggedRecordStore}.
  *
  * <p>Hazelcast has no public way to do this. Its own load asks all partitions, so that each map has a
  * record store in each of them (0.9 MB for an empty map), and one member reads all keys for the others.
  */
 final class RecordStores {
-    private static final Field LOADED = field(DefaultRecordStore.class, "loadedOnCreate");
+    /** For a user's {@code loadAll}. */
+    private static final Method KEY_LOADER = keyLoader();
     private static final List<Field> CONSTRUCTORS = constructors();
 
     private RecordStores() {
@@ -29,7 +32,7 @@ final class RecordStores {
 
     /** Whether this version of Hazelcast lets us make them. */
     static boolean possible() {
-        return LOADED != null && CONSTRUCTORS != null;
+        return KEY_LOADER != null && CONSTRUCTORS != null;
     }
 
     /**
@@ -80,42 +83,55 @@ final class RecordStores {
 
         @Override
         public RecordStore<?> createNew(String map) {
-            RecordStore<?> store = plain.createNew(map);
-            MapStoreWrapper wrapper = store.getMapContainer().getMapStoreContext().getMapStoreWrapper();
+            MapServiceContext context = container.getMapService().getMapServiceContext();
+            MapContainer mapContainer = context.getMapContainer(map);
+            MapStoreWrapper wrapper = mapContainer.getMapStoreContext().getMapStoreWrapper();
             if (wrapper != null && wrapper.getImpl() instanceof WalMapStore mapStore) {
-                adopt((DefaultRecordStore) store, map, mapStore);
-            } else if (loads) {
+                return ours(context, mapContainer, mapStore);
+            }
+            RecordStore<?> store = plain.createNew(map);
+            if (loads) {
                 store.startLoading();
             }
             return store;
         }
 
-        private void adopt(DefaultRecordStore store, String map, WalMapStore mapStore) {
-            // To Hazelcast it is loaded, and stays so, also if it is migrated.
-            store.setPreMigrationLoadedStatus(true);
-            store.startLoading();
+        /** As Hazelcast makes its own. */
+        private RecordStore<?> ours(MapServiceContext context, MapContainer map, WalMapStore mapStore) {
+            int partition = container.getPartitionId();
+            if (!map.shouldUseGlobalIndex()) {
+                map.createIndexRegistry(false, partition);
+            }
+            MapKeyLoader loader;
             try {
-                LOADED.setBoolean(store, true);
-            } catch (IllegalAccessException e) {
+                loader = (MapKeyLoader) KEY_LOADER.invoke(container, context, map);
+            } catch (ReflectiveOperationException e) {
                 throw new IllegalStateException(e);
             }
-            WalPlugin.of(nodeEngine).state(map).adopt(store, mapStore, container.getPartitionId());
+            MapState state = WalPlugin.of(nodeEngine).state(map.getName());
+            LoggedRecordStore store = new LoggedRecordStore(map, partition, loader, nodeEngine.getLogger(DefaultRecordStore.class), state);
+            store.init();
+            if (EvictionWatch.possible()) {
+                EvictionWatch.watch(store, state.wholeness(), partition);
+            }
+            LoggedClear.place(store, mapStore, partition);
+            return store;
         }
     }
 
     /** First the one that does not begin to load. */
     private static List<Field> constructors() {
-        Field plain = field(PartitionContainerImpl.class, "recordStoreConstructorSkipLoading");
-        Field loading = field(PartitionContainerImpl.class, "recordStoreConstructor");
+        Field plain = Reflection.field(PartitionContainerImpl.class, "recordStoreConstructorSkipLoading");
+        Field loading = Reflection.field(PartitionContainerImpl.class, "recordStoreConstructor");
         return plain == null || loading == null ? null : List.of(plain, loading);
     }
 
-    private static Field field(Class<?> type, String name) {
+    private static Method keyLoader() {
         try {
-            Field field = type.getDeclaredField(name);
-            field.setAccessible(true);
-            return field;
-        } catch (NoSuchFieldException | RuntimeException e) {
+            Method method = PartitionContainerImpl.class.getDeclaredMethod("createMapKeyLoader", MapServiceContext.class, MapContainer.class);
+            method.setAccessible(true);
+            return method;
+        } catch (NoSuchMethodException | RuntimeException e) {
             return null;
         }
     }

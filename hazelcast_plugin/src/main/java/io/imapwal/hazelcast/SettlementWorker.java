@@ -4,6 +4,7 @@ import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.internal.util.ExceptionUtil;
+import com.hazelcast.spi.exception.RetryableException;
 
 import java.io.IOException;
 import java.util.ArrayList;
@@ -139,7 +140,11 @@ final class SettlementWorker {
                 } catch (HazelcastInstanceNotActiveException e) {
                     throw e;
                 } catch (IOException | ExecutionException | RuntimeException e) {
-                    why = AgentLink.reason(ExceptionUtil.peel(e));
+                    Throwable cause = ExceptionUtil.peel(e);
+                    why = AgentLink.reason(cause);
+                    if (!(cause instanceof RetryableException)) {  // that is Hazelcast's: a partition migrates, for example
+                        failed.put(link, why);
+                    }
                 } catch (InterruptedException e) {
                     Thread.currentThread().interrupt();
                     throw new HazelcastInstanceNotActiveException("interrupted");
@@ -149,7 +154,6 @@ final class SettlementWorker {
             }
             if (why != null) {
                 all = false;
-                failed.put(link, why);
                 say(state, why);
             }
         }

@@ -7,6 +7,7 @@ import com.hazelcast.config.IndexType;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
 import com.hazelcast.partition.MigrationListener;
 import com.hazelcast.partition.MigrationState;
@@ -18,6 +19,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
+import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -29,6 +31,7 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.stream.IntStream;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -490,6 +493,54 @@ class SettlementTest {
         long hits = indexHits(map);
         assertEquals(1, map.values(Predicates.equal("this", 1000)).size());
         assertTrue(indexHits(map) > hits, "the index is used again");
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void allEntriesAreProcessedAndIteratedOnlyWhereMemoryIsWhole(boolean offloaded) throws Exception {
+        offload = offloaded;
+        settleTimeoutMs = 1500;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        HazelcastInstance c = start(2);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        safe();
+        // The survivor has neither them nor their backups.
+        List<Integer> keys = IntStream.range(0, 1000).filter(key -> !hasReplica(b, key)).limit(20).boxed().toList();
+        keys.forEach(key -> map.set(key, key));
+        agents.get(1).readError = "the disk is away";
+        a.getLifecycleService().terminate();
+        c.getLifecycleService().terminate();
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(keys.get(0))).getMessage().contains("the disk is away"));
+        assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf()));
+        assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf(), Predicates.greaterEqual("this", 0)));
+        assertThrows(LogUnavailable.class, () -> map.iterator().forEachRemaining(each -> { }));
+        assertThrows(LogUnavailable.class, () -> map.keySet(Predicates.pagingPredicate(10)));
+        assertThrows(LogUnavailable.class, map::clear);
+        agents.get(1).readError = null;
+        eventually(() -> map.get(keys.get(0)) != null);
+        assertEquals(Set.copyOf(keys), map.executeOnEntries(new ValueOf()).keySet());
+        map.clear();
+        assertTrue(map.isEmpty());
+    }
+
+    private static boolean hasReplica(HazelcastInstance member, int key) {
+        var engine = WalPlugin.of(member).nodeEngine();
+        var partition = engine.getPartitionService().getPartition(engine.getPartitionService().getPartitionId(key));
+        return List.of(partition.getReplicaAddress(0), partition.getReplicaAddress(1)).contains(engine.getThisAddress());
+    }
+
+    /** Reads. */
+    static final class ValueOf implements EntryProcessor<Integer, Integer, Integer>, Serializable {
+        @Override
+        public Integer process(Map.Entry<Integer, Integer> entry) {
+            return entry.getValue();
+        }
+
+        @Override
+        public EntryProcessor<Integer, Integer, Integer> getBackupProcessor() {
+            return null;
+        }
     }
 
     /**
