@@ -55,15 +55,27 @@ final class LoggedRecordStore extends DefaultRecordStore {
         super.checkIfLoaded();
     }
 
-    /** Whether {@code getMap} need not wait. If the partition is overdue, operations tell why. */
+    /**
+     * {@code getMap} asks this first, of one partition, and again after some milliseconds; then it
+     * asks {@link #isLoaded} of each, and waits a second if one is not.
+     */
+    @Override
+    public boolean isKeyLoadFinished() {
+        return (state.isLoadedEverywhere() || isReady()) && super.isKeyLoadFinished();
+    }
+
     @Override
     public boolean isLoaded() {
-        int partition = getPartitionId();
-        if (state.holds(partition)) {
-            state.demand(partition);
-            return state.overdue(partition);
+        return isReady() && super.isLoaded();
+    }
+
+    /** Whether {@code getMap} need not wait for this partition. If it is overdue, operations tell why. */
+    private boolean isReady() {
+        if (!state.holds(getPartitionId())) {
+            return true;
         }
-        return super.isLoaded();
+        state.demand(getPartitionId());
+        return state.overdue(getPartitionId());
     }
 
     /** Hazelcast would read all keys on one member. */

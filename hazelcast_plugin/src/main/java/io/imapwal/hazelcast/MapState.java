@@ -57,6 +57,8 @@ final class MapState {
     private volatile boolean open;
     /** All partitions that this member owned were settled once. */
     private volatile boolean loaded;
+    /** The other members have done so too, or it has been waited for. */
+    private volatile boolean loadedEverywhere;
     /** Grows with each close: what began before does not count after it. */
     private volatile int generation;
 
@@ -89,6 +91,19 @@ final class MapState {
 
     boolean isLoaded() {
         return loaded;
+    }
+
+    boolean isLoadedEverywhere() {
+        return loadedEverywhere;
+    }
+
+    /** {@code getMap} may return. Hazelcast waits for a second if it then finds a partition that is not whole. */
+    void awaitOthers(long deadline) throws InterruptedException {
+        Membership present = plugin.guard().membership();
+        for (long pauseMs = 1; peers(present).loading() && System.nanoTime() - deadline < 0; pauseMs *= 2) {
+            TimeUnit.MILLISECONDS.sleep(pauseMs);
+        }
+        loadedEverywhere = loaded;
     }
 
     /** Each partition that this member owned has been settled. @param ofGeneration the generation in which that began */
@@ -247,6 +262,7 @@ final class MapState {
     synchronized void close() {
         generation++;
         loaded = false;
+        loadedEverywhere = false;
         open = false;
         preparing = null;
         // The next use reads the log again: what is known of the partitions does not hold for it.
@@ -305,8 +321,9 @@ final class MapState {
      * @param loaded  a member has it in use
      * @param missing why a member cannot take entries; null when all can
      * @param opening a member that has not opened the map yet, and so would not take backups; null: all have
+     * @param loading a member has opened the map, and not yet loaded all of its partitions
      */
-    record Peers(boolean loaded, String missing, String opening) {
+    record Peers(boolean loaded, String missing, String opening, boolean loading) {
     }
 
     /** @param present as which member this one asks */
@@ -324,6 +341,7 @@ final class MapState {
         boolean loaded = false;
         String missing = null;
         String opening = null;
+        boolean loading = false;
         for (int i = 0; i < answers.size(); i++) {
             String answer;
             try {
@@ -336,12 +354,12 @@ final class MapState {
             }
             switch (answer) {
                 case StatusOperation.LOADED -> loaded = true;
-                case StatusOperation.OPEN -> { }
+                case StatusOperation.OPEN -> loading = true;
                 case StatusOperation.READY -> opening = "member " + members.get(i).getAddress() + " is opening the map";
                 default -> missing = answer;
             }
         }
-        return new Peers(loaded, missing, opening);
+        return new Peers(loaded, missing, opening, loading);
     }
 
     /** A member that joins is not in the list of a view that was claimed before, so it asks the others for the view's number. */

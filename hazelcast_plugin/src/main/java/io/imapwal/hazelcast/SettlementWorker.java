@@ -27,6 +27,7 @@ final class SettlementWorker {
     private static final long WATCH_PAUSE_MS = 50;
     /** A partition's thread may be busy for longer; it holds the partition then. */
     private static final long HOLD_WAIT_S = 10;
+    private static final long LOAD_NANOS = TimeUnit.SECONDS.toNanos(2);
     private static final long MIN_PAUSE_MS = 20;
     private static final long MAX_PAUSE_MS = 1000;
     /** The most keys in memory of partitions that are settled together, because they are remembered meanwhile. */
@@ -170,20 +171,33 @@ final class SettlementWorker {
         }
     }
 
-    /** The first load of a map, on the caller's thread, so that maps do not wait for each other. If it fails, it is retried by this worker. */
+    /**
+     * The first load of a map, on the caller's thread, so that maps do not wait for each other. The
+     * other members often open it a little later. If it fails, it is retried by this worker.
+     */
     void load(MapState state) {
-        state.settling().lock();
         try {
-            settle(state);
+            long deadline = System.nanoTime() + LOAD_NANOS;
+            for (long pauseMs = 1; !loaded(state) && System.nanoTime() - deadline < 0; pauseMs *= 2) {
+                TimeUnit.MILLISECONDS.sleep(pauseMs);
+            }
+            state.awaitOthers(deadline);
         } catch (IOException | ExecutionException | RuntimeException e) {
             say(state, AgentLink.reason(ExceptionUtil.peel(e)));
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
-        } finally {
-            state.settling().unlock();
         }
         if (!state.isLoaded() || state.wholeness().isAnyUnsettled()) {
             wake();
+        }
+    }
+
+    private boolean loaded(MapState state) throws IOException, InterruptedException, ExecutionException {
+        state.settling().lock();
+        try {
+            return settle(state);
+        } finally {
+            state.settling().unlock();
         }
     }
 
@@ -226,10 +240,10 @@ final class SettlementWorker {
         if (!now.isEmpty()) {
             compare(state, now);
         }
-        return plugin.partitions().assigned() && loaded(state, generation) && now.size() == unsettled.size();
+        return plugin.partitions().assigned() && noteLoaded(state, generation) && now.size() == unsettled.size();
     }
 
-    private static boolean loaded(MapState state, int generation) {
+    private static boolean noteLoaded(MapState state, int generation) {
         if (!state.wholeness().isAnyUnsettled()) {
             state.setLoaded(generation);
         }
