@@ -41,7 +41,9 @@ def verdict(row: Row) -> str:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    arguments.add_argument("parts", nargs="*", help="embedded, rewrite, metadata, restore, restore-members, settlement, many-maps, member; default all")
+    arguments.add_argument(
+        "parts", nargs="*", help="embedded, rewrite, metadata, restore, restore-members, settlement, many-maps, member; default all"
+    )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options = arguments.parse_args()
