@@ -47,6 +47,7 @@ class SettlementTest {
     private final FakeAgent.Log log = new FakeAgent.Log();
     private final int port = Members.port();
     private boolean offload;
+    private boolean readBackups;
     private int settleTimeoutMs = 10_000;
     private int timeoutMs = 10_000;
     private int restoreChunk = 10_000;
@@ -58,6 +59,7 @@ class SettlementTest {
         config.setProperty("hazelcast.invocation.max.retry.count", "250");
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setOffload(offload);
+        map.setReadBackupData(readBackups);
         map.getMapStoreConfig().setProperty("settle-timeout-ms", String.valueOf(settleTimeoutMs));
         map.getMapStoreConfig().setProperty("timeout-ms", String.valueOf(timeoutMs));
         map.getMapStoreConfig().setProperty("restore-chunk", String.valueOf(restoreChunk));
@@ -572,6 +574,154 @@ class SettlementTest {
             }
         }
         assertEquals(200, b.getMap("orders").size());
+    }
+
+    /** One part meets a migration that then fails; the last part does not. */
+    @Test
+    void aPartitionOfWhichOnePartFailedIsNotWhole() throws Exception {
+        restoreChunk = 1000;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        int partition = a.getPartitionService().getPartition(0).getPartitionId();
+        Map<Integer, Integer> entries = new HashMap<>();
+        for (int key = 0; entries.size() < 2500; key++) {
+            if (a.getPartitionService().getPartition(key).getPartitionId() == partition) {
+                entries.put(key, key);
+            }
+        }
+        map.putAll(entries);
+        FakeAgent agent = agents.get(0);
+        agent.readDelayMs = 500;
+        int before = agent.loads;
+        WalPlugin plugin = WalPlugin.of(a);
+        plugin.state("orders").doubt(partition, null);
+        plugin.settlements().wake();
+        var hazelcastPartition = (com.hazelcast.internal.partition.impl.InternalPartitionImpl)
+                plugin.nodeEngine().getPartitionService().getPartition(partition);
+        eventually(() -> agent.loads >= before + 3);
+        hazelcastPartition.setMigrating();
+        eventually(() -> agent.loads >= before + 5);
+        hazelcastPartition.resetMigrating();
+        agent.readDelayMs = 0;
+        eventually(() -> plugin.state("orders").wholeness().whole(partition));
+        assertEquals(2500, map.size());
+        assertEquals(entries, map.getAll(entries.keySet()));
+    }
+
+    /** Hazelcast marks a partition as indexed when the map is first used, whatever is in memory. */
+    @Test
+    void aQueryByAnIndexWaitsForPartitionsThatWereNeverLoaded() throws Exception {
+        IMap<Integer, Integer> map = notLoaded();
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("__key", 0)), "by a scan");
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("this", 0)), "by the index");
+    }
+
+    @Test
+    void anEntryViewWaitsForItsPartition() throws Exception {
+        IMap<Integer, Integer> map = notLoaded();
+        assertThrows(LogUnavailable.class, () -> map.get(7));
+        assertThrows(LogUnavailable.class, () -> map.getEntryView(7));
+    }
+
+    /** Hazelcast marks the partition as indexed after the plug-in was told of the promotion. The worker is busy meanwhile. */
+    @Test
+    void aQueryByAnIndexWaitsForAPromotedPartitionWhileTheWorkerIsBusy() throws Exception {
+        settleTimeoutMs = 1500;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(a, 1).get(0);
+        logOnly(b, key, 1000, 0);
+        MapState state = WalPlugin.of(b).state("orders");
+        state.settling().lock();
+        try {
+            a.getLifecycleService().terminate();
+            eventually(() -> owned(b, 1).size() == 1 && count(b) == 31 && state.wholeness().isAnyUnsettled());
+            safe();
+            eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)) != null);
+            assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
+        } finally {
+            state.settling().unlock();
+        }
+    }
+
+    /** As when a destruction is told while a partition moves: MapState.destroyed is not on the partition's thread. */
+    @Test
+    void aDoubtOfAPartitionThatHasMovedEnds() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        a.getMap("orders").set(1, 1);
+        safe();
+        int partition = a.getPartitionService().getPartition(owned(b, 1).get(0)).getPartitionId();
+        MapState state = WalPlugin.of(a).state("orders");
+        state.doubt(partition, null);
+        WalPlugin.of(a).settlements().wake();
+        long until = System.nanoTime() + 10_000_000_000L;
+        while (state.wholeness().isAnyUnsettled() && System.nanoTime() < until) {
+            Thread.sleep(50);
+        }
+        assertFalse(state.wholeness().isAnyUnsettled(), "after 10 s: " + state.wholeness().unsettled(partition).reason);
+    }
+
+    @Test
+    void aClosedMapIsNotLoaded() throws Exception {
+        HazelcastInstance a = start(0);
+        a.getMap("orders").set(1, 1);
+        MapState state = WalPlugin.of(a).state("other");
+        state.open(WalPlugin.of(a).state("orders").settings());
+        eventually(state::isLoaded);
+        state.close();
+        WalPlugin.of(a).settlements().load(state);
+        assertFalse(state.isLoaded(), "loaded though closed; any partition whole: " + state.wholeness().whole(0));
+    }
+
+    @Test
+    void aReadOfABackupThatHasBecomeTheOwnerWaits() throws Exception {
+        settleTimeoutMs = 1500;
+        readBackups = true;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(a, 1).get(0);
+        logOnly(b, key, null, 0);
+        MapState state = WalPlugin.of(b).state("orders");
+        state.settling().lock();
+        try {
+            a.getLifecycleService().terminate();
+            eventually(() -> count(b) == 31 && state.wholeness().isAnyUnsettled());
+            assertThrows(LogUnavailable.class, () -> map.containsKey(key));
+            assertThrows(LogUnavailable.class, () -> map.get(key));
+        } finally {
+            state.settling().unlock();
+        }
+    }
+
+    private IMap<Integer, Integer> notLoaded() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> before = a.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            before.set(i, i);
+        }
+        a.getLifecycleService().terminate();
+        FakeAgent agent = new FakeAgent(log).start();
+        agents.add(agent);
+        agent.unreadable = log.maps.get("orders").firstKey();
+        Config config = Members.config("settlement", port, agent.endpoint());
+        MapConfig map = Members.map("orders", agent.endpoint());
+        map.getMapStoreConfig().setProperty("restore-timeout-ms", "1500");
+        map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
+        config.addMapConfig(map);
+        HazelcastInstance b = Members.start(config);
+        started.add(b);
+        return b.getMap("orders");
     }
 
     private static long indexHits(IMap<?, ?> map) {
