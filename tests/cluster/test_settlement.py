@@ -211,8 +211,11 @@ def test_each_member_restores_its_own_partitions_from_its_own_agent(start: Start
     keys = {f"key-{number}": f"value-{number}" for number in range(3000)}
     _map(cluster, "orders").put_all(keys)
     assert after_a_restart(cluster, "orders", 3) == keys
-    found = [RESTORED.findall(member.log.read_text()) for member in cluster.members]
-    # The first lifetime found nothing. Each of the members has a share, and no key was loaded twice.
-    shares = [sum(int(loaded.replace(",", "")) for loaded in each) for each in found]
-    assert sum(shares) == len(keys), found
-    assert min(shares) > len(keys) / 10, found
+
+    def shares() -> list[int]:
+        found = [RESTORED.findall(member.log.read_text()) for member in cluster.members]
+        return [sum(int(loaded.replace(",", "")) for loaded in each) for each in found]
+
+    # A member says so after its entries can be read. The first lifetime found nothing.
+    until(f"each key is loaded once; {shares()}", lambda: sum(shares()) == len(keys))
+    assert min(shares()) > len(keys) / 10, shares()

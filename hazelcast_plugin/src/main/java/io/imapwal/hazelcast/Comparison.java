@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.core.HazelcastException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.SerializationService;
 import com.hazelcast.map.impl.record.Record;
@@ -23,8 +24,10 @@ final class Comparison {
     final Wholeness.Unsettled reason;
     /** Keys that memory has and the log, as far as it was read, has not. */
     private Set<Data> unseen;
-    /** Whether entries were sent to the partition's thread. Used by the thread that sends them. */
-    private boolean sent;
+    /** How many parts were sent to the partition's thread. Used by the thread that sends them. */
+    private int sent;
+    /** How many of these parts have been compared. */
+    private int compared;
     long set;
     long removed;
 
@@ -34,11 +37,24 @@ final class Comparison {
     }
 
     boolean sent() {
-        return sent;
+        return sent > 0;
     }
 
-    void send() {
-        sent = true;
+    /** @return the number of the part */
+    int send() {
+        return sent++;
+    }
+
+    /** @throws HazelcastException an earlier part failed: what it would have set must not be taken for absent in the log */
+    void requireNext(int part) {
+        if (part != compared) {
+            throw new HazelcastException("part " + part + " of partition " + partition + " was to be compared with the log, but only "
+                    + compared + " before it have been");
+        }
+    }
+
+    void compared() {
+        compared++;
     }
 
     boolean begun() {

@@ -7,6 +7,7 @@ import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapKeyLoader;
 import com.hazelcast.map.impl.iterator.MapEntriesWithCursor;
 import com.hazelcast.map.impl.iterator.MapKeysWithCursor;
+import com.hazelcast.map.impl.operation.AddIndexOperation;
 import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.map.impl.operation.MapPartitionDestroyOperation;
 import com.hazelcast.map.impl.operation.PartitionWideEntryOperation;
@@ -87,15 +88,39 @@ final class LoggedRecordStore extends DefaultRecordStore {
     /** Hazelcast does not check before an entry processor that is carried out on all entries. */
     @Override
     public void forEach(BiConsumer<Data, Record> consumer, boolean backup) {
-        if (!backup && state.holds(getPartitionId()) && isForEntryProcessor()) {
+        if (!backup && state.holds(getPartitionId()) && isCalledBy(PartitionWideEntryOperation.class)) {
             requireWhole();
         }
         super.forEach(consumer, backup);
     }
 
-    private static boolean isForEntryProcessor() {
+    /** After this, Hazelcast counts the partition as complete in a new index. Queries do not use the index before the partition is whole. */
+    @Override
+    public void forEach(BiConsumer<Data, Record> consumer, boolean backup, boolean includeExpired) {
+        if (!backup && state.holds(getPartitionId()) && isCalledBy(AddIndexOperation.class)) {
+            state.holdIndexesLater(getPartitionId());
+        }
+        super.forEach(consumer, backup, includeExpired);
+    }
+
+    private static boolean isCalledBy(Class<?> operation) {
         return StackWalker.getInstance().walk(frames -> frames.limit(10)
-                .anyMatch(frame -> frame.getClassName().equals(PartitionWideEntryOperation.class.getName())));
+                .anyMatch(frame -> frame.getClassName().equals(operation.getName())));
+    }
+
+    /** For {@code getEntryView}, locks and transactions. */
+    @Override
+    public Record getRecordOrNull(Data key, boolean backup) {
+        if (!backup) {
+            requireWhole();
+        }
+        return super.getRecordOrNull(key, backup);
+    }
+
+    /** With {@code read-backup-data}, on the caller's thread. Null: Hazelcast asks the owner, which this member may be by now. */
+    @Override
+    public Data readBackupData(Data key) {
+        return state.holds(getPartitionId()) ? null : super.readBackupData(key);
     }
 
     /** For iterators and paged queries, before which Hazelcast does not check either. */
@@ -109,6 +134,13 @@ final class LoggedRecordStore extends DefaultRecordStore {
     public MapEntriesWithCursor fetchEntries(IterationPointer[] pointers, int size) {
         requireWhole();
         return super.fetchEntries(pointers, size);
+    }
+
+    /** Whoever destroys it: what is made next is not whole because this one was. */
+    @Override
+    public void destroy() {
+        state.emptied(getPartitionId());
+        super.destroy();
     }
 
     @Override

@@ -108,7 +108,7 @@ final class MapState {
 
     /** Each partition that this member owned has been settled. @param ofGeneration the generation in which that began */
     synchronized void setLoaded(int ofGeneration) {
-        loaded |= ofGeneration == generation;
+        loaded |= open && ofGeneration == generation;
     }
 
     /** The partition has to be settled: memory and log may differ. Called on its thread, or on any thread if this was noticed late. */
@@ -158,13 +158,30 @@ final class MapState {
         }
     }
 
+    /** When what runs on the partition's thread now has ended. */
+    void holdIndexesLater(int partition) {
+        new PartitionThreads(plugin.nodeEngine()).later(partition, this::holdIndexesOf);
+    }
+
+    /** On the partition's thread: if it waits, queries do not use the indexes. */
+    void holdIndexesOf(int partition) {
+        if (holds(partition)) {
+            holdIndexes(partition);
+        }
+    }
+
     /**
      * On the partition's thread, after a loss: {@code clear} does nothing where memory has no record
      * store, so there is one that holds it. Not for very many maps, because of the memory.
      */
     void holdUnsettled(int partition) {
         Wholeness.Unsettled reason = wholeness.unsettled(partition);
-        if (reason == null || !plugin.partitions().isOwner(partition)) {
+        if (reason == null) {
+            return;
+        }
+        if (!plugin.partitions().isOwner(partition)) {
+            // It moved when this was noticed on another thread. Its next owner settles it.
+            forget(partition);
             return;
         }
         if (loaded && plugin.states().size() <= HELD_EMPTY_MAX && context().getExistingMapContainer(map) != null) {
@@ -442,7 +459,7 @@ final class MapState {
                 }
             }
             attempt.complete(null);
-            plugin.settlements().load(this);
+            plugin.settlements().load(this, ofGeneration);
         });
     }
 

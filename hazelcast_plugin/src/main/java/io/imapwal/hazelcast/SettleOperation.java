@@ -22,14 +22,16 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
     private final transient MapState state;
     private final transient Comparison comparison;
     private final transient List<AgentReader.Entry> entries;
+    private final transient int part;
     private final transient boolean last;
     private transient Corrections corrections = new Corrections();
 
-    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries, boolean last) {
+    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries, int part, boolean last) {
         super(state.map());
         this.state = state;
         this.comparison = comparison;
         this.entries = entries;
+        this.part = part;
         this.last = last;
     }
 
@@ -38,6 +40,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         if (state.wholeness().unsettled(getPartitionId()) != comparison.reason) {
             throw new HazelcastException("partition " + getPartitionId() + " has another owner by now");
         }
+        comparison.requireNext(part);
         // Also those that were added since, while some of the entries are in memory.
         state.holdIndexes(getPartitionId());
         if (!comparison.begun()) {
@@ -45,10 +48,9 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
             state.wholeness().refill(getPartitionId());
         }
         corrections = comparison.set(recordStore, entries, getNodeEngine().getSerializationService(), getCallerAddress());
+        comparison.compared();
         if (last) {
             corrections.removed().addAll(comparison.removeUnseen(recordStore).removed());
-        }
-        if (last) {
             state.settled(comparison);
         }
     }

@@ -115,9 +115,10 @@ final class Settlement {
         long bytes = entries.stream().mapToLong(Settlement::size).sum();
         waitingBytes -= bytes;
         sentBytes += bytes;
-        comparisons.get(partition).send();
+        Comparison comparison = comparisons.get(partition);
+        int part = comparison.send();
         sent.add(new Sent(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
-                new SettleOperation(state, comparisons.get(partition), entries, last), partition)
+                new SettleOperation(state, comparison, entries, part, last), partition)
                 .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
     }
 

@@ -293,6 +293,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     private void gainedByLoss(int partition, Set<UUID> former) {
         depart(former);
         forMaps(state -> state.doubt(partition, null));
+        holdLater(partition);
         wake();
     }
 
@@ -304,7 +305,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
         plugin.states().forEach(state -> state.wholeness().forget(partition));
         for (String map : carried.whole()) {
-            plugin.state(map).wholeness().arrived(partition);
+            // One that was destroyed meanwhile, or has nothing in the partition, is compared with the log at its next use here.
+            if (plugin.state(map).isOpen()) {
+                plugin.state(map).wholeness().arrived(partition);
+            }
         }
         for (String map : carried.partial()) {
             plugin.state(map).wholeness().evicted(partition);
@@ -320,7 +324,13 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
         // Those that did not arrive whole.
         plugin.states().stream().filter(MapState::isOpen).forEach(state -> state.gained(partition));
+        holdLater(partition);
         wake();
+    }
+
+    /** Hazelcast's map service is told of the same commit after this one, and then counts the partition as indexed. */
+    private void holdLater(int partition) {
+        new PartitionThreads(nodeEngine).later(partition, id -> forMaps(state -> state.holdIndexesOf(id)));
     }
 
     private void forget(int partition) {

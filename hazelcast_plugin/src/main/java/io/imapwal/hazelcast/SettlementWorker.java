@@ -8,6 +8,7 @@ import com.hazelcast.spi.exception.RetryableException;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -84,7 +85,7 @@ final class SettlementWorker {
                 done = round();
             } catch (HazelcastInstanceNotActiveException e) {
                 close();
-            } catch (RuntimeException e) {
+            } catch (RuntimeException | Error e) {  // partitions wait for this thread
                 if (plugin.nodeEngine().isRunning()) {
                     plugin.logger().severe("imap-wal: settling partitions failed; it is retried", e);
                 } else {
@@ -124,10 +125,11 @@ final class SettlementWorker {
     private boolean round() {
         boolean all = true;
         Map<AgentLink, String> failed = new HashMap<>();
-        for (MapState state : plugin.states()) {
-            if (!state.isOpen() || state.isLoaded() && !state.wholeness().isAnyUnsettled()) {
-                continue;
-            }
+        List<MapState> waiting = new ArrayList<>(plugin.states());
+        waiting.removeIf(state -> !state.isOpen() || state.isLoaded() && !state.wholeness().isAnyUnsettled());
+        // Maps that are loaded were in use; and to load a map, other members are asked.
+        waiting.sort(Comparator.comparing(state -> !state.isLoaded()));
+        for (MapState state : waiting) {
             AgentLink link = plugin.link(state.settings());
             // An agent that does not answer is asked once in a round: other agents' maps wait for this.
             String why = failed.get(link);
@@ -174,11 +176,13 @@ final class SettlementWorker {
     /**
      * The first load of a map, on the caller's thread, so that maps do not wait for each other. The
      * other members often open it a little later. If it fails, it is retried by this worker.
+     *
+     * @param generation in which the map was opened
      */
-    void load(MapState state) {
+    void load(MapState state, int generation) {
         try {
             long deadline = System.nanoTime() + LOAD_NANOS;
-            for (long pauseMs = 1; !loaded(state) && System.nanoTime() - deadline < 0; pauseMs *= 2) {
+            for (long pauseMs = 1; !loaded(state, generation) && System.nanoTime() - deadline < 0; pauseMs *= 2) {
                 TimeUnit.MILLISECONDS.sleep(pauseMs);
             }
             state.awaitOthers(deadline);
@@ -187,15 +191,16 @@ final class SettlementWorker {
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
-        if (!state.isLoaded() || state.wholeness().isAnyUnsettled()) {
+        if (state.isOpen() && (!state.isLoaded() || state.wholeness().isAnyUnsettled())) {
             wake();
         }
     }
 
-    private boolean loaded(MapState state) throws IOException, InterruptedException, ExecutionException {
+    /** @return whether nothing is left: also if the map was closed meanwhile */
+    private boolean loaded(MapState state, int generation) throws IOException, InterruptedException, ExecutionException {
         state.settling().lock();
         try {
-            return settle(state);
+            return !state.isOpen() || state.generation() != generation || settle(state);
         } finally {
             state.settling().unlock();
         }

@@ -664,7 +664,7 @@ class SettlementTest {
         while (state.wholeness().isAnyUnsettled() && System.nanoTime() < until) {
             Thread.sleep(50);
         }
-        assertFalse(state.wholeness().isAnyUnsettled(), "after 10 s: " + state.wholeness().unsettled(partition).reason);
+        assertFalse(state.wholeness().isAnyUnsettled(), "after 10 s");
     }
 
     @Test
@@ -674,8 +674,11 @@ class SettlementTest {
         MapState state = WalPlugin.of(a).state("other");
         state.open(WalPlugin.of(a).state("orders").settings());
         eventually(state::isLoaded);
+        int generation = state.generation();
         state.close();
-        WalPlugin.of(a).settlements().load(state);
+        WalPlugin.of(a).settlements().load(state, generation);
+        assertFalse(state.isLoaded(), "of the opening before");
+        WalPlugin.of(a).settlements().load(state, state.generation());
         assertFalse(state.isLoaded(), "loaded though closed; any partition whole: " + state.wholeness().whole(0));
     }
 
