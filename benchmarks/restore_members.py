@@ -16,7 +16,7 @@ from tests.cluster.harness import Cluster, compile_java, logged_map
 
 VALUE = b"v" * 100
 BATCH = 10_000
-RESTORED = re.compile(r'map "orders": \d+ partition\(s\) restored .*: ([\d,]+) entries compared, .* in ([\d,]+) ms')
+RESTORED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) restored .*: ([\d,]+) entries compared, .* in ([\d,]+) ms')
 
 
 def run(entries: int) -> list[dict[str, Any]]:

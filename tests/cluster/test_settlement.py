@@ -22,7 +22,7 @@ from tests.cluster.network import Network
 
 SILENT = "tests.cluster.silent_agent"
 Start = Callable[..., Cluster]
-RESTORED = re.compile(r'map "orders": \d+ partition\(s\) (?:restored|settled) from .*: [\d,]+ entries compared, ([\d,]+) set')
+RESTORED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) (?:restored|settled) from .*: [\d,]+ entries compared, ([\d,]+) set')
 
 
 @pytest.fixture

@@ -467,6 +467,8 @@ final class MapState {
         AgentLink link = plugin.link(opening);
         learnView(link);
         link.connect();
+        // Before other members may send backups.
+        plugin.partitions().replaceRecordStores();
         link.viewWithout(plugin.partitions().departed());
         Peers peers = peers(present);
         if (!peers.loaded && peers.missing != null) {

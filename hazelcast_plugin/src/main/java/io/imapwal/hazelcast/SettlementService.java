@@ -59,7 +59,6 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     /** All record stores of this member are made by {@link RecordStores}. */
     private volatile boolean ours;
-    private boolean replacing;
 
     SettlementService(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
@@ -76,41 +75,28 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         ours = RecordStores.install(engine);
     }
 
-    /** @throws RetryableHazelcastException a record store may be in the making that is not made by {@link RecordStores} */
-    void requireRecordStores() {
+    /** Whether they are. If not, a map of ours must not be made yet: it is being opened, see {@link #replaceRecordStores}. */
+    boolean hasRecordStores() {
         if (!RecordStores.possible()) {
             throw new InvalidConfigurationException("imap-wal does not work with this version of Hazelcast, "
                     + nodeEngine.getVersion() + ": its record stores are made in another way. Use a version that imap-wal's documentation names");
         }
-        if (!ours) {
-            replaceRecordStores();
-            throw new RetryableHazelcastException("imap-wal is starting");
-        }
+        return ours;
     }
 
     /**
      * An operation under way may be about to make a record store in Hazelcast's own way. No map of
-     * ours is opened before it has ended, so it does not make one of ours.
+     * ours is opened before it has ended, so it does not make one of ours. Waits for the partitions'
+     * threads: never on one of them.
      */
-    private synchronized void replaceRecordStores() {
-        if (replacing) {
-            return;
+    synchronized void replaceRecordStores() throws InterruptedException {
+        if (!hasRecordStores()) {
+            ours = RecordStores.install(nodeEngine) && new PartitionThreads(nodeEngine).run(
+                    IntStream.range(0, partitions.getPartitionCount()).boxed().toList(), partition -> { }, REPLACED_WAIT_S) == 0;
         }
-        replacing = true;
-        Thread thread = new Thread(() -> {
-            try {
-                ours = RecordStores.install(nodeEngine) && new PartitionThreads(nodeEngine).run(
-                        IntStream.range(0, partitions.getPartitionCount()).boxed().toList(), partition -> { }, REPLACED_WAIT_S) == 0;
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-            } finally {
-                synchronized (this) {
-                    replacing = false;
-                }
-            }
-        }, "imap-wal-record-stores");
-        thread.setDaemon(true);
-        thread.start();
+        if (!ours) {
+            throw new RetryableHazelcastException("imap-wal is starting: the threads of partitions are busy");
+        }
     }
 
     /**

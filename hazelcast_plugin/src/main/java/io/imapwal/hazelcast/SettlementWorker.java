@@ -265,16 +265,22 @@ final class SettlementWorker {
             reader.schemas(plugin.schemas()::register);
             for (Map<Integer, Wholeness.Unsettled> group : groups(state, partitions)) {
                 Settlement settlement = new Settlement(plugin, state, group);
-                settlement.run(reader);
-                read += settlement.read();
-                set += settlement.set();
-                removed += settlement.removed();
+                try {
+                    settlement.run(reader);
+                } finally {
+                    read += settlement.read();
+                    set += settlement.set();
+                    removed += settlement.removed();
+                }
             }
+            said.remove(state.map());
+        } finally {
+            // Some of them may be settled, also if one failed.
+            long settled = partitions.keySet().stream().filter(state.wholeness()::whole).count();
+            plugin.logger().info(String.format("imap-wal: map \"%s\": %d of %d partition(s) %s from %s: %,d entries compared, %,d set, "
+                            + "%,d removed, in %,d ms", state.map(), settled, partitions.size(), state.isLoaded() ? "settled" : "restored",
+                    plugin.link(settings).agent(), read, set, removed, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
         }
-        said.remove(state.map());
-        plugin.logger().info(String.format("imap-wal: map \"%s\": %d partition(s) %s from %s: %,d entries compared, %,d set, "
-                        + "%,d removed, in %,d ms", state.map(), partitions.size(), state.isLoaded() ? "settled" : "restored",
-                plugin.link(settings).agent(), read, set, removed, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
     }
 
     /** Those that this member owns, and whose former owners have left if that matters. */

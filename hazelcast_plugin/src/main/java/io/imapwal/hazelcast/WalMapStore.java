@@ -73,7 +73,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             throw new InvalidConfigurationException(e.getMessage());
         }
         plugin = WalPlugin.of(instance);
-        plugin.partitions().requireRecordStores();
+        boolean hasRecordStores = plugin.partitions().hasRecordStores();
         MapConfig config = plugin.nodeEngine().getConfig().findMapConfig(mapName);
         refuse(config);
         readThrough = settings.readThrough() || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
@@ -82,6 +82,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         link = plugin.link(settings);
         state = plugin.state(mapName);
         state.open(settings);
+        if (!hasRecordStores) {
+            throw new RetryableHazelcastException("map \"" + map + "\" has been opened");
+        }
     }
 
     /** Forgets what is known about the map. Hazelcast calls this at a graceful shutdown too: only a user's {@code destroy} is logged. */
