@@ -20,7 +20,7 @@ BATCH = 10_000
 # With so many keys at random, each of the 271 partitions has one.
 PROBES = 5_000
 WITHIN_S = 120.0
-SETTLED = re.compile(r'map "orders": \d+ partition\(s\) settled .*: ([\d,]+) entries compared, .* in ([\d,]+) ms')
+SETTLED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) settled .*: ([\d,]+) entries compared, .* in ([\d,]+) ms')
 
 
 def run(entries: int) -> list[dict[str, Any]]:

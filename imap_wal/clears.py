@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from imap_wal.entry import MAP, ORDER, PARTITION, PARTITION_COUNT, Order, Row, is_clear
 from imap_wal.errors import ImapWalError
-from imap_wal.partitions import numbers
+from imap_wal.partitions import partition_number
 from imap_wal.rivals import Claim
 
 NONE: frozenset[int] = frozenset()
@@ -64,7 +64,7 @@ class Floors:
         found: set[int] = set()
         if below:
             embedded = self._newest.keys() == {1}  # one partition: no need to hash the keys
-            hashed = [0] * len(below) if embedded else numbers([keys[index] for index in below])
+            hashed = [0 if embedded else partition_number(keys[index]) for index in below]
             for count, newest in self._newest.items():
                 for index, number in zip(below, hashed, strict=True):
                     floor = newest.get(number % count)

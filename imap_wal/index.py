@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -27,6 +27,7 @@ from imap_wal import runs
 from imap_wal.clears import Cleared
 from imap_wal.entry import Order, Row
 from imap_wal.errors import StorageUnavailable
+from imap_wal.partitions import PartitionedKeys, Partitions
 from imap_wal.rivals import Claim, Conflict, conflict, joined
 from imap_wal.runs import DELETED, EXPIRES_AT_MS, IN_MEMORY, KEY, Chunk, Entry, Run, RunWriter, Values
 
@@ -54,12 +55,26 @@ class Table:
     node wrote any. `rivals`: of keys that several nodes claim, the contenders that are not in
     `rows`."""
 
-    __slots__ = ("alone", "node", "rivals", "rows")
+    __slots__ = ("_partitioned", "alone", "node", "rivals", "rows")
 
     def __init__(self, node: str = "") -> None:
         self.node, self.alone = node, True
         self.rows: dict[bytes, _Owned] = {}
         self.rivals: dict[bytes, list[_Owned]] = {}
+        self._partitioned: PartitionedKeys | None = None
+
+    def keys_in(self, partitions: Partitions) -> list[bytes]:
+        """The keys of some partitions. Only those that came since the last time are hashed."""
+        known = self._partitioned
+        if known is None or known.count != partitions.count:
+            known = self._partitioned = PartitionedKeys(partitions.count)
+        return known.within(partitions, self.rows)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            del self.rows[key]
+            self.rivals.pop(key, None)
+        self._partitioned = None
 
     def owner(self, row: _Owned) -> str:
         return row[_OWN_FIELDS] if len(row) > _OWN_FIELDS else self.node
@@ -211,16 +226,20 @@ class NewestIndex:
         rows = {row[1]: row for row in self._loaded(name, wanted, Values(self._runs, 0))[0]}
         return [rows.get(key) for key in keys[:taken]]
 
-    def keys(self, name: str, rows_max: int = 10_000) -> Iterator[list[KeyState]]:
-        """Key, deleted flag and expiry of every newest row, without reading values. Otherwise as
-        `batches`."""
+    def keys(self, name: str, rows_max: int = 10_000, partitions: Partitions | None = None) -> Iterator[list[KeyState]]:
+        """Key, deleted flag and expiry of every newest row, without reading values. `partitions`:
+        only of keys in these. In memory that takes as long as there are such keys; on scratch all
+        keys are read. Otherwise as `batches`."""
+        if partitions is not None and partitions.all:
+            partitions = None
         if not self._runs:
-            for _, some in self._pages_of_memory(name, rows_max, ordered=False):
+            for _, some in self._pages_of_memory(name, rows_max, ordered=False, partitions=partitions):
                 states = [(row[1], row[5], row[7]) for row in some]
                 yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
             return
         for entries, _ in self._stored_pages(name, rows_max, lambda entries: [len(entry[KEY]) for entry in entries]):
-            yield [(entry[KEY], entry[DELETED], entry[EXPIRES_AT_MS]) for entry in entries]
+            states = [(entry[KEY], entry[DELETED], entry[EXPIRES_AT_MS]) for entry in entries]
+            yield states if partitions is None else list(compress(states, partitions.have([state[0] for state in states])))
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
         """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at
@@ -307,13 +326,15 @@ class NewestIndex:
 
     # ---- in memory ----
 
-    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool) -> Iterator[tuple[Table, list[_Owned]]]:
-        """The rows of a map that was all in memory when this began, with the table that says whose
-        they are. Rows that were moved to scratch since are found there; each names its node."""
+    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool, partitions: Partitions | None = None) -> Iterator[tuple[Table, list[_Owned]]]:
+        """The rows of a map that was all in memory when this began, or of some partitions, with the
+        table that says whose they are. Rows that were moved to scratch since are found there; each names its node."""
         table = self._tables.get(name)
         if table is None:
             return
-        keys = sorted(table.rows) if ordered else list(table.rows)
+        keys = list(table.rows) if partitions is None else table.keys_in(partitions)
+        if ordered:
+            keys.sort()
         for start in range(0, len(keys), rows_max):
             some = keys[start : start + rows_max]
             if self._runs:
@@ -385,10 +406,10 @@ class NewestIndex:
         """Drop the keys that were cleared. A listing would not find them."""
         for name, table in self._tables.items():
             keys = list(table.rows) if name in self._cleared else []
-            for index in self._cleared.hidden(name, keys, [table.rows[key][9] for key in keys]):
-                if not self._contenders_of(name, table, keys[index]):
-                    del table.rows[keys[index]]
-                    table.rivals.pop(keys[index], None)
+            hidden = self._cleared.hidden(name, keys, [table.rows[key][9] for key in keys])
+            gone = [keys[index] for index in hidden if not self._contenders_of(name, table, keys[index])]
+            if gone:
+                table.remove(gone)
 
     @staticmethod
     def _share_strings(table: Table) -> None:

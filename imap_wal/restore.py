@@ -37,6 +37,7 @@ from imap_wal.manifest import (
     older_manifest,
     opened_epochs,
 )
+from imap_wal.partitions import Partitions
 from imap_wal.pieces import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, CutBack, Metadata, Overtaken, Piece, read_piece
 from imap_wal.rivals import Noted
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
@@ -542,9 +543,10 @@ class LiveView:
         with self._lock:
             return [name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None]
 
-    def keys(self, name: str, batch: int = 10_000) -> Iterator[list[bytes]]:
-        """The live keys of a map, in no order, at most `batch` at a time. No value is read."""
-        for states in self._each(self._index.keys(name, batch)):
+    def keys(self, name: str, batch: int = 10_000, partitions: Partitions | None = None) -> Iterator[list[bytes]]:
+        """The live keys of a map, in no order, at most `batch` at a time. `partitions`: only those
+        in these partitions. No value is read."""
+        for states in self._each(self._index.keys(name, batch, partitions)):
             now = self._log.clock.now_ms()
             keys = [key for key, deleted, expires in states if not deleted and not 0 < expires <= now]
             if keys:

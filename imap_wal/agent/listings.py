@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from imap_wal.clock import Randomness
 from imap_wal.errors import ImapWalError
-from imap_wal.partitions import partition_ids
+from imap_wal.partitions import Partitions
 from imap_wal.restore import LiveView
 
 LISTINGS_MAX = 64
@@ -21,27 +21,10 @@ LISTINGS_MAX = 64
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the key that takes it past this size: each listing keeps its last page."""
 PAGE_KEYS_MAX = 100_000
-SCANNED_KEYS = 10_000
-"""How many keys are examined at a time when only some partitions are listed."""
 
 
 class ListingGone(ImapWalError):
     """This listing cannot continue. Begin it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Partitions:
-    """Some of the `count` partitions of a Hazelcast cluster."""
-
-    wanted: frozenset[int]
-    count: int
-
-    def __post_init__(self) -> None:
-        if type(self.count) is not int or not 0 < self.count < 2**31:
-            raise ValueError(f"the connection's hello has partition_count {self.count!r}; it takes a number from 1")
-        for each in self.wanted:
-            if type(each) is not int or not 0 <= each < self.count:
-                raise ValueError(f"there is no partition {each!r} of {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +45,7 @@ class Listing:
         self.what = (name, partitions)
         self.name = name
         self._token, self._view, self._version = token, view, view.version
-        self._batches = view.keys(name, limit) if partitions is None else _those_in(view.keys(name, SCANNED_KEYS), partitions)
+        self._batches = view.keys(name, limit, partitions)
         self._left: Iterator[bytes] = iter(())
         self._number = 0
         self._last: Page | None = None
@@ -132,12 +115,6 @@ class Listings:
         while len(self._listings) > LISTINGS_MAX:
             del self._listings[next(iter(self._listings))]
         return page
-
-
-def _those_in(batches: Iterator[list[bytes]], partitions: Partitions) -> Iterator[list[bytes]]:
-    for batch in batches:
-        ids = partition_ids(batch, partitions.count)
-        yield [key for key, each in zip(batch, ids, strict=True) if each in partitions.wanted]
 
 
 def _parsed(cursor: object) -> tuple[str, int]:

@@ -11,11 +11,12 @@ import msgpack
 import structlog
 
 from imap_wal import layout
-from imap_wal.agent.listings import ListingGone, Listings, Partitions
+from imap_wal.agent.listings import ListingGone, Listings
 from imap_wal.agent.transport import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, values
 from imap_wal.errors import ImapWalError, InvalidSetting
+from imap_wal.partitions import Partitions
 from imap_wal.restore import LiveView
 from imap_wal.worker import Worker
 from storage_backends import StorageError

@@ -207,7 +207,7 @@ class Pages:
     def catch_up(self) -> None:
         pass
 
-    def keys(self, name: str, limit: int) -> Iterator[list[bytes]]:
+    def keys(self, name: str, limit: int, partitions: None) -> Iterator[list[bytes]]:
         number = 0
         for size in self.sizes:
             yield [b"%d" % (number + index) for index in range(size)]

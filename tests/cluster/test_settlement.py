@@ -4,6 +4,7 @@ next restart shows."""
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from tests.cluster.network import Network
 
 SILENT = "tests.cluster.silent_agent"
 Start = Callable[..., Cluster]
+RESTORED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) (?:restored|settled) from .*: [\d,]+ entries compared, ([\d,]+) set')
 
 
 @pytest.fixture
@@ -202,3 +204,18 @@ def test_evicted_keys_are_read_from_the_log(start: Start, offload: bool) -> None
     got = {number: value for number in range(100) if (value := orders.get(number)) is not None}
     assert got == expected
     assert after_a_restart(cluster, "orders", 2) == expected
+
+
+def test_each_member_restores_its_own_partitions_from_its_own_agent(start: Start) -> None:
+    cluster = start(3)
+    keys = {f"key-{number}": f"value-{number}" for number in range(3000)}
+    _map(cluster, "orders").put_all(keys)
+    assert after_a_restart(cluster, "orders", 3) == keys
+
+    def shares() -> list[int]:
+        found = [RESTORED.findall(member.log.read_text()) for member in cluster.members]
+        return [sum(int(loaded.replace(",", "")) for loaded in each) for each in found]
+
+    # A member says so after its entries can be read. The first lifetime found nothing.
+    until(f"each key is loaded once; {shares()}", lambda: sum(shares()) == len(keys))
+    assert min(shares()) > len(keys) / 10, shares()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal import clears, entry, format, partitions, segment
+from imap_wal import clears, entry, format, segment
 from imap_wal.archive import archive_sealed, batches, to_rows
 from imap_wal.clears import Floors
 from imap_wal.entry import Row, clear_of, is_clear
@@ -15,7 +15,7 @@ from imap_wal.errors import ImapWalError, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.index import NewestIndex
 from imap_wal.manifest import ClusterManifest, NodeManifest
-from imap_wal.partitions import partition_id
+from imap_wal.partitions import partition_id, partition_number
 from imap_wal.pieces import read_piece
 from imap_wal.restore import snapshot_pieces
 from imap_wal.segment import SegmentReader
@@ -99,13 +99,12 @@ def test_a_key_is_hashed_once_for_a_lookup_whatever_the_number_of_counts(monkeyp
     for count in range(2, 60):
         floors.add(clear((2, 1, 1, count), count // 2, count), "n1")
     hashed: list[bytes] = []
-    partition_hash = partitions.partition_hash
 
     def counted(key: bytes) -> int:
         hashed.append(key)
-        return partition_hash(key)
+        return partition_number(key)
 
-    monkeypatch.setattr(partitions, "partition_hash", counted)
+    monkeypatch.setattr(clears, "partition_number", counted)
     keys = [b"%08d%d" % (0, number) for number in range(50)]
     found = floors.hidden(keys, [(1, 1, 1, 1)] * 50)
     assert sorted(hashed) == sorted(keys)

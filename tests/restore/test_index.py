@@ -6,14 +6,17 @@ import errno
 import random
 import sys
 import tracemalloc
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from imap_wal.entry import Row
+from imap_wal import partitions as hashing
+from imap_wal.entry import Row, clear_of
 from imap_wal.errors import StorageUnavailable
 from imap_wal.index import NewestIndex
+from imap_wal.partitions import Partitions, partition_id
 from imap_wal.runs import Run, RunWriter
 from tests.histories import put
 
@@ -276,3 +279,54 @@ def test_a_listing_of_rows_goes_on_when_its_map_is_moved_to_scratch_between_two_
     assert index.overflowed and len(first) < 4
     found = [(row[1], node) for page, owners in [(first, nodes), *listing] for row, node in zip(page, owners, strict=True)]
     assert found == [(b"%03d" % each, "n1") for each in range(4)]
+
+
+def keys_in(index: NewestIndex, name: str, wanted: Partitions) -> list[bytes]:
+    return [key for states in index.keys(name, 7, wanted) for key, _, _ in states]
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
+def test_the_keys_of_some_partitions_are_listed_while_keys_are_added(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+    random_ = random.Random(seed)
+    index = NewestIndex(memory_bytes, tmp_path)
+    there: set[bytes] = set()
+    for count in (1, 11, 271) * 3:
+        for node, row in rows_of(random_, 300):
+            index.add(node, [row])
+            if row[0] == "a":
+                there.add(row[1])
+        wanted = Partitions(frozenset(random_.sample(range(count), random_.randrange(count + 1))), count)
+        found = keys_in(index, "a", wanted)
+        assert len(found) == len(set(found))
+        assert set(found) == {key for key in there if partition_id(key, count) in wanted.wanted}
+
+
+def test_a_key_is_hashed_once_however_often_partitions_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+    partition_ids = hashing.partition_ids
+
+    def counted(keys: Sequence[bytes], count: int) -> list[int]:
+        hashed.extend(keys)
+        return partition_ids(keys, count)
+
+    monkeypatch.setattr(hashing, "partition_ids", counted)
+    index = NewestIndex(1 << 30)
+    rows = [put(f"k{number}", "v", (1, 1, 1, number)) for number in range(1000)]
+    index.add("n1", rows[:900])
+    thirds = [Partitions(frozenset(range(first, 271, 3)), 271) for first in range(3)]
+    assert sum(len(keys_in(index, "orders", third)) for third in thirds) == len(hashed) == 900
+    index.add("n1", rows)
+    assert sum(len(keys_in(index, "orders", third)) for third in thirds) == len(hashed) == 1000
+
+
+def test_the_keys_of_some_partitions_are_listed_after_a_clear(tmp_path: Path) -> None:
+    index = NewestIndex(100_000, tmp_path)
+    everything = Partitions(frozenset(range(10)), 11)
+    index.add("n1", [put(f"k{number}", "v", (1, 1, 1, number)) for number in range(100)])
+    before = keys_in(index, "orders", everything)
+    index.add("n1", [clear_of("orders", partition, 11, 1000, (1, 1, 2, partition)) for partition in range(10)], clears=True)
+    after = [put(f"l{number}", "v", (1, 1, 3, number)) for number in range(100)]
+    index.add("n1", after)
+    found = keys_in(index, "orders", everything)
+    assert before and not set(before) & set(found)
+    assert set(found) == {row[1] for row in after if partition_id(row[1], 11) != 10}

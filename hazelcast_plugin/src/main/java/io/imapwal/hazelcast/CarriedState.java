@@ -18,13 +18,11 @@ import java.util.Set;
 import java.util.UUID;
 
 /**
- * Is sent with a partition to its next owner, and says for which maps the copy is not whole. A new
+ * Is sent with a partition to its next owner, and says for which maps the copy is whole. A new
  * owner that did not receive it gained the partition by loss.
  */
 public final class CarriedState extends Operation implements IdentifiedDataSerializable {
-    private boolean gained;
-    private Set<String> settled;
-    private Set<String> unsettled;
+    private Set<String> whole;
     private Set<String> doubted;
     private Map<String, List<Data>> changed;
     private Set<String> partial;
@@ -35,29 +33,24 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
     }
 
     /**
-     * @param gained    the sender gained the partition by loss. Of maps that are not named here it may
-     *                  have nothing in memory, because they were not used there since
-     * @param settled   if gained: maps that were compared with the log since
-     * @param unsettled maps that have to be compared with the log
+     * @param whole     maps that are whole in memory
      * @param doubted   maps that have to be compared with the log once {@code from} has left: its agent
      *                  may still append changes whose outcome the sender does not know
      * @param changed   for each map, keys for which the log may be newer than the copy: they were
      *                  changed while the partition began to migrate
      * @param partial   maps of which keys were evicted
      */
-    CarriedState(boolean gained, Set<String> settled, Set<String> unsettled, Set<String> doubted,
-                 Map<String, List<Data>> changed, Set<String> partial, UUID from) {
-        this.gained = gained;
-        this.settled = settled;
-        this.unsettled = unsettled;
+    CarriedState(Set<String> whole, Set<String> doubted, Map<String, List<Data>> changed,
+                 Set<String> partial, UUID from) {
+        this.whole = whole;
         this.doubted = doubted;
         this.changed = changed;
         this.partial = partial;
         this.from = from;
     }
 
-    boolean gained() {
-        return gained;
+    Set<String> whole() {
+        return whole;
     }
 
     Set<String> doubted() {
@@ -66,14 +59,6 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
 
     Map<String, List<Data>> changed() {
         return changed;
-    }
-
-    boolean unsettled(String map) {
-        return unsettled.contains(map) || gained && !settled.contains(map);
-    }
-
-    Set<String> unsettled() {
-        return unsettled;
     }
 
     Set<String> partial() {
@@ -92,9 +77,7 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
     @Override
     protected void writeInternal(ObjectDataOutput out) throws IOException {
         super.writeInternal(out);
-        out.writeBoolean(gained);
-        write(out, settled);
-        write(out, unsettled);
+        write(out, whole);
         write(out, doubted);
         out.writeInt(changed.size());
         for (Map.Entry<String, List<Data>> each : changed.entrySet()) {
@@ -111,9 +94,7 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
     @Override
     protected void readInternal(ObjectDataInput in) throws IOException {
         super.readInternal(in);
-        gained = in.readBoolean();
-        settled = read(in);
-        unsettled = read(in);
+        whole = read(in);
         doubted = read(in);
         changed = new HashMap<>();
         for (int maps = in.readInt(); maps > 0; maps--) {

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.core.HazelcastException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.SerializationService;
 import com.hazelcast.map.impl.record.Record;
@@ -23,6 +24,10 @@ final class Comparison {
     final Wholeness.Unsettled reason;
     /** Keys that memory has and the log, as far as it was read, has not. */
     private Set<Data> unseen;
+    /** How many parts were sent to the partition's thread. Used by the thread that sends them. */
+    private int sent;
+    /** How many of these parts have been compared. */
+    private int compared;
     long set;
     long removed;
 
@@ -31,15 +36,34 @@ final class Comparison {
         this.reason = reason;
     }
 
+    boolean sent() {
+        return sent > 0;
+    }
+
+    /** @return the number of the part */
+    int send() {
+        return sent++;
+    }
+
+    /** @throws HazelcastException an earlier part failed: what it would have set must not be taken for absent in the log */
+    void requireNext(int part) {
+        if (part != compared) {
+            throw new HazelcastException("part " + part + " of partition " + partition + " was to be compared with the log, but only "
+                    + compared + " before it have been");
+        }
+    }
+
+    void compared() {
+        compared++;
+    }
+
     boolean begun() {
         return unseen != null;
     }
 
     void begin(RecordStore<?> store) {
         unseen = new HashSet<>();
-        if (store != null) {
-            store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
-        }
+        store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
     }
 
     /** Sets what differs. @return what was changed */
@@ -50,12 +74,12 @@ final class Comparison {
             if (entry.expiresAtMs() != 0 && entry.expiresAtMs() <= now) {
                 continue;
             }
-            unseen.remove(entry.key());
-            if (same(store, entry, serialization)) {
+            boolean known = unseen.remove(entry.key());
+            if (known && same(store, entry, serialization)) {
                 continue;
             }
             store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
-            if (same(store, entry, serialization)) {
+            if (known ? same(store, entry, serialization) : store.existInMemory(entry.key())) {
                 corrections.set().add(entry);
             } else if (store.getRecord(entry.key()) != null) {
                 // The map is full, so Hazelcast did not take the new value: the old one must go.

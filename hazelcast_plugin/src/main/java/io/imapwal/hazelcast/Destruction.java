@@ -86,11 +86,11 @@ final class Destruction {
     }
 
     /** Tells every member, before the caller learns the outcome. */
-    void tell(boolean complete) {
-        plugin.state(map).destroyed(complete);
+    void tell() {
+        plugin.state(map).destroyed();
         try {
             // One that has left is not told: the next owners of its partitions compare them with the log.
-            plugin.tellOthers(() -> new DestroyedOperation(map, complete));
+            plugin.tellOthers(() -> new DestroyedOperation(map));
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

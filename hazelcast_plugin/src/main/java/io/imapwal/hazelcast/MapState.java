@@ -4,15 +4,9 @@ import com.hazelcast.cluster.Member;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.internal.util.ThreadUtil;
-import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
-import com.hazelcast.map.impl.MapStoreWrapper;
-import com.hazelcast.map.impl.operation.TriggerLoadIfNeededOperation;
-import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
-import com.hazelcast.query.impl.IndexRegistry;
-import com.hazelcast.query.impl.InternalIndex;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
@@ -24,23 +18,23 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.atomic.AtomicReferenceArray;
+import java.util.concurrent.locks.ReentrantLock;
 
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
- * What this member knows about one map: whether it may exist here at all, and whether the cluster has all of it.
+ * What this member knows about one map: whether it may exist here at all, and which of its partitions are whole in memory.
  *
  * <pre>
- *            open: agent greeted; on the member that will load: every member's agent greeted, log merged
- *  closed ────────────────────────────▶ open ────────────────────────────────────▶ restored
- *    ▲      (fails: LogUnavailable,       │  Restorer here or on another member done    │
- *    │       tried again)                 │                                             │
- *    └────────────────────────────────────┴───────────── destroy ◀─────────────────────┘
+ *            every member's agent greeted       every member has it open; this one's partitions settled
+ *  closed ────────────────────────────▶ open ──────────────────────────────────────────────▶ loaded
+ *    ▲      (fails: LogUnavailable,       │                                                      │
+ *    │       tried again)                 │                                                      │
+ *    └────────────────────────────────────┴──────────── destroy ◀────────────────────────────────┘
  * </pre>
  *
- * Until restored, changes and loads are refused, whatever Hazelcast thinks of a partition: a backup that is promoted in the
- * middle of a load counts as loaded there.
+ * Each member loads the partitions that it owns, from its own agent: a restore is a settlement of partitions with nothing in
+ * memory. Operations on a partition wait until it is whole, whatever Hazelcast thinks of it.
  */
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
@@ -53,27 +47,25 @@ final class MapState {
     private final WalPlugin plugin;
     private final String map;
     private final Wholeness wholeness;
-    /** The record stores whose evictions are noticed. */
-    private final AtomicReferenceArray<RecordStore<?>> watched;
+    private final HeldIndexes indexes = new HeldIndexes();
+    /** Held while partitions of the map are settled: by one thread at a time. */
+    private final ReentrantLock settling = new ReentrantLock();
     private volatile AgentSettings settings;
-    private boolean informed;
 
     private CompletableFuture<Void> preparing;
     private long startedNanos;
-    private long askedNanos = System.nanoTime() - PAUSE_NANOS;
     private volatile boolean open;
-    /**
-     * In which membership this member learned that the cluster has all of the map; null: in none.
-     */
-    private volatile Membership restored;
-    /** Grows with each close: a restore that began before does not count after it. */
+    /** All partitions that this member owned were settled once. */
+    private volatile boolean loaded;
+    /** The other members have done so too, or it has been waited for. */
+    private volatile boolean loadedEverywhere;
+    /** Grows with each close: what began before does not count after it. */
     private volatile int generation;
 
     MapState(WalPlugin plugin, String map) {
         this.plugin = plugin;
         this.map = map;
-        this.wholeness = new Wholeness(map);
-        this.watched = new AtomicReferenceArray<>(plugin.nodeEngine().getPartitionService().getPartitionCount());
+        this.wholeness = new Wholeness(map, plugin.nodeEngine().getPartitionService().getPartitionCount());
     }
 
     String map() {
@@ -89,102 +81,140 @@ final class MapState {
         return settings;
     }
 
-    /** Partitions that this member gained before it knew of the map. */
-    synchronized void inform() {
-        if (!informed) {
-            informed = true;
-            plugin.partitions().gained().forEach(partition -> wholeness.doubt(partition, null));
-        }
+    ReentrantLock settling() {
+        return settling;
     }
 
-    /** The partition has to be settled. Called on its thread, or on any thread if this was noticed late. */
+    boolean isOpen() {
+        return open;
+    }
+
+    boolean isLoaded() {
+        return loaded;
+    }
+
+    boolean isLoadedEverywhere() {
+        return loadedEverywhere;
+    }
+
+    /** {@code getMap} may return. Hazelcast waits for a second if it then finds a partition that is not whole. */
+    void awaitOthers(long deadline) throws InterruptedException {
+        Membership present = plugin.guard().membership();
+        for (long pauseMs = 1; peers(present).loading() && System.nanoTime() - deadline < 0; pauseMs *= 2) {
+            TimeUnit.MILLISECONDS.sleep(pauseMs);
+        }
+        loadedEverywhere = loaded;
+    }
+
+    /** Each partition that this member owned has been settled. @param ofGeneration the generation in which that began */
+    synchronized void setLoaded(int ofGeneration) {
+        loaded |= open && ofGeneration == generation;
+    }
+
+    /** The partition has to be settled: memory and log may differ. Called on its thread, or on any thread if this was noticed late. */
     void doubt(int partition, UUID leaving) {
-        wholeness.doubt(partition, leaving);
-        if (restored()) {
-            hold(partition);
-        }
+        wholeness.doubt(partition, leaving, !loaded);
+        hold(partition);
     }
 
-    /**
-     * Puts a gate before operations on the partition. On its thread, a record store is made to
-     * carry the gate where memory has none: otherwise {@code size} and queries would make an empty
-     * one, and count it.
-     */
-    private void hold(int partition) {
-        boolean onItsThread = ThreadUtil.isRunningOnPartitionThread();
-        RecordStore<?> store = store(partition);
-        if (store == null && onItsThread && plugin.states().size() <= HELD_EMPTY_MAX && context().getExistingMapContainer(map) != null) {
-            store = newStore(partition);
-        }
-        if (store instanceof DefaultRecordStore held) {
-            if (held.getLoadingFutures().stream().noneMatch(Gate.class::isInstance)) {
-                held.getLoadingFutures().add(new Gate(this, partition));
-            }
-            if (onItsThread) {
-                OffloadGate.place(held, this, partition);
-            }
-        }
-        if (onItsThread) {
-            // Queries by an index would not notice the gate. Without the index they scan, and wait.
-            setIndexed(partition, false);
-        }
+    /** On the partition's thread: this member becomes its owner. It has to be settled if it did not arrive whole. */
+    void gained(int partition) {
+        wholeness.demand(partition, !loaded);
+        hold(partition);
     }
 
-    /** On the partition's thread: holds it, unless it was settled meanwhile. */
-    void holdUnsettled(int partition) {
-        Wholeness.Unsettled reason = wholeness.unsettled(partition);
-        if (reason != null) {
-            hold(partition);
-            // An offloaded change is in the queue until memory has it.
-            reason.quiet = !(store(partition) instanceof DefaultRecordStore held) || held.getOffloadedOperations().isEmpty();
-        }
+    /** Whether operations on the partition wait. Backups do not: each partition is compared with the log when it gets this owner. */
+    boolean holds(int partition) {
+        return !wholeness.whole(partition) && plugin.partitions().isOwner(partition);
     }
 
-    /**
-     * On the partition's thread: memory has nothing of it any more. If other members have the rest
-     * of the map, the map counts as restored as soon as it is used here: so the partition is
-     * compared with the log then.
-     */
-    void emptied(int partition) {
-        if (plugin.partitions().owns(partition)) {
-            wholeness.doubt(partition, null);
-        }
-    }
-
-    /**
-     * The map was destroyed, in memory and in the log, or in the log only in part.
-     *
-     * @param complete nothing of it is left in the log: where memory has nothing, there is nothing
-     *                 to compare
-     */
-    void destroyed(boolean complete) {
-        if (!complete || restored()) {
-            plugin.partitions().owned().forEach(partition -> doubt(partition, null));
+    /** An operation needs the partition: it is settled if this member owns it and it is not whole. */
+    void demand(int partition) {
+        if (open && plugin.partitions().owns(partition) && wholeness.demand(partition, !loaded)) {
             plugin.settlements().wake();
         }
     }
 
-    /** A record store that does not ask Hazelcast to load the map. */
-    RecordStore<?> newStore(int partition) {
-        RecordStore<?> store = context().getPartitionContainer(partition).getRecordStore(map, true);
-        store.setPreMigrationLoadedStatus(true);
-        store.startLoading();
-        return store;
-    }
-
-    /** Hazelcast uses the indexes of a member while all of its partitions count as indexed. */
-    private void setIndexed(int partition, boolean indexed) {
-        MapContainer container = context().getExistingMapContainer(map);
-        IndexRegistry registry = container == null ? null : container.getGlobalIndexRegistry();
-        if (registry != null) {
-            InternalIndex[] indexes = registry.getIndexes();
-            IndexRegistry.beginPartitionUpdate(indexes);
-            if (indexed) {
-                IndexRegistry.markPartitionAsIndexed(partition, indexes);
-            } else {
-                IndexRegistry.markPartitionAsUnindexed(partition, indexes);
+    /** All partitions that this member owns. */
+    void demandAll() {
+        int count = plugin.nodeEngine().getPartitionService().getPartitionCount();
+        for (int partition = 0; partition < count; partition++) {
+            if (!wholeness.whole(partition) && plugin.partitions().owns(partition)) {
+                wholeness.demand(partition, !loaded);
             }
         }
+    }
+
+    /** The partition has another owner. This member may keep a backup, and become its owner again. */
+    void forget(int partition) {
+        wholeness.forget(partition);
+        indexes.forget(partition);
+        hold(partition);
+    }
+
+    private void hold(int partition) {
+        if (!wholeness.whole(partition) && ThreadUtil.isRunningOnPartitionThread()) {
+            holdIndexes(partition);
+        }
+    }
+
+    /** When what runs on the partition's thread now has ended. */
+    void holdIndexesLater(int partition) {
+        new PartitionThreads(plugin.nodeEngine()).later(partition, this::holdIndexesOf);
+    }
+
+    /** On the partition's thread: if it waits, queries do not use the indexes. */
+    void holdIndexesOf(int partition) {
+        if (holds(partition)) {
+            holdIndexes(partition);
+        }
+    }
+
+    /**
+     * On the partition's thread, after a loss: {@code clear} does nothing where memory has no record
+     * store, so there is one that holds it. Not for very many maps, because of the memory.
+     */
+    void holdUnsettled(int partition) {
+        Wholeness.Unsettled reason = wholeness.unsettled(partition);
+        if (reason == null) {
+            return;
+        }
+        if (!plugin.partitions().isOwner(partition)) {
+            // It moved when this was noticed on another thread. Its next owner settles it.
+            forget(partition);
+            return;
+        }
+        if (loaded && plugin.states().size() <= HELD_EMPTY_MAX && context().getExistingMapContainer(map) != null) {
+            context().getPartitionContainer(partition).getRecordStore(map);
+        }
+        hold(partition);
+        // An offloaded change is in the queue until memory has it.
+        RecordStore<?> store = store(partition);
+        reason.quiet = store == null || store.getOffloadedOperations().isEmpty();
+    }
+
+    /** The map was destroyed, in the log and in memory, or only in part. */
+    void destroyed() {
+        for (int partition : plugin.partitions().owned()) {
+            if (open) {
+                doubt(partition, null);
+            } else {
+                // The next use of the map here reads the log.
+                wholeness.forget(partition);
+            }
+        }
+        plugin.settlements().wake();
+    }
+
+    /** On the partition's thread: memory has nothing of it any more. */
+    void emptied(int partition) {
+        wholeness.forget(partition);
+        indexes.forget(partition);
+    }
+
+    /** On the partition's thread, while it waits. */
+    void holdIndexes(int partition) {
+        indexes.hold(context().getExistingMapContainer(map), partition);
     }
 
     /** Keys of the partition that are locked. */
@@ -199,30 +229,18 @@ final class MapState {
         return store == null ? 0 : store.size();
     }
 
-    /** On the partition's thread: memory says what the log says, and operations may continue. */
-    void settled(Comparison comparison) {
-        if (wholeness.settle(comparison.partition, comparison.reason)) {
-            setIndexed(comparison.partition, true);
-            if (store(comparison.partition) instanceof DefaultRecordStore held) {
-                held.getLoadingFutures().removeIf(Gate.class::isInstance);
-            }
-        }
+    /** Whether memory has nothing of a partition that waits, not even a place in an index. */
+    boolean empty(int partition) {
+        return size(partition) == 0 && !indexes.any(partition);
     }
 
     /**
-     * Notices evictions in this partition, and clears of it. Called before an entry gets into it.
+     * Memory says what the log says, and operations may continue. On the partition's thread, unless
+     * the partition is {@link #empty}.
      */
-    void watch(int partition) {
-        RecordStore<?> store = store(partition);
-        if (store != null && watched.get(partition) != store) {
-            if (EvictionWatch.possible()) {
-                EvictionWatch.watch(store, wholeness, partition);
-            }
-            MapStoreWrapper wrapper = store.getMapContainer().getMapStoreContext().getMapStoreWrapper();
-            if (wrapper != null && wrapper.getImpl() instanceof WalMapStore mapStore) {
-                LoggedClear.place(store, mapStore, partition);
-            }
-            watched.set(partition, store);
+    void settled(Comparison comparison) {
+        if (wholeness.settle(comparison.partition, comparison.reason)) {
+            indexes.release(comparison.partition);
         }
     }
 
@@ -237,8 +255,9 @@ final class MapState {
 
     /** @throws RuntimeException retryable, while the partition waits to be settled; LogUnavailable, when it waits too long */
     void requireSettled(int partition) {
-        if (!plugin.partitions().known(partition) || !wholeness.settled(partition)) {
-            throw refusal(partition);
+        if (!wholeness.whole(partition)) {
+            demand(partition);
+            throw plugin.partitions().owns(partition) ? refusal(partition) : OrderGuard.moved(partition);
         }
     }
 
@@ -253,38 +272,19 @@ final class MapState {
                 : wholeness.refusal(partition, known, plugin.link(known).agent());
     }
 
-    boolean restored() {
-        Membership known = restored;
-        return known != null && plugin.guard().isPresent(known);
-    }
-
-    /** It was here, and this member has dropped it from memory. */
-    boolean dropped() {
-        return generation > 0 && !restored();
-    }
-
     int generation() {
         return generation;
     }
 
-    /** @param present the membership in which this member was told */
-    synchronized void setRestored(int ofGeneration, Membership present) {
-        if (ofGeneration == generation && plugin.guard().isPresent(present)) {
-            restored = present;
-            // The first partitions of a new cluster are assigned without an event.
-            FormerCluster.scannedPartitions(plugin.nodeEngine());
-            plugin.settlements().wake();
-        }
-    }
-
     synchronized void close() {
         generation++;
-        restored = null;
+        loaded = false;
+        loadedEverywhere = false;
         open = false;
         preparing = null;
-        // The next restore reads the log again: what is known of the partitions does not hold for it.
+        // The next use reads the log again: what is known of the partitions does not hold for it.
         wholeness.forgetAll();
-        informed = false;
+        indexes.forgetAll();
     }
 
     /**
@@ -294,7 +294,7 @@ final class MapState {
      * @throws LogUnavailable              it may not now, and why
      * @throws RetryableHazelcastException it is being found out
      */
-    void open(AgentSettings settings, boolean readThrough) {
+    void open(AgentSettings settings) {
         this.settings = settings;
         if (open) {
             return;
@@ -302,18 +302,10 @@ final class MapState {
         if (plugin.merging()) {
             throw new LogUnavailable("map \"" + map + "\" is not available: member " + plugin.member() + " is joining another cluster", null);
         }
-        inform();
-        plugin.partitions().noteOwned();
         CompletableFuture<Void> attempt;
         long left;
         synchronized (this) {
-            boolean over = preparing != null && preparing.isDone();
-            if (preparing == null || (over && System.nanoTime() - startedNanos > PAUSE_NANOS)) {
-                preparing = new CompletableFuture<>();
-                startedNanos = System.nanoTime();
-                start(preparing, settings, readThrough, generation);
-            }
-            attempt = preparing;
+            attempt = beginToOpen(settings);
             left = SHORT_WAIT_MS - TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - startedNanos);
         }
         try {
@@ -330,35 +322,28 @@ final class MapState {
         }
     }
 
-    /** @throws RetryableHazelcastException until the cluster has all of the map */
-    void requireRestored() {
-        if (restored()) {
-            return;
+    private synchronized CompletableFuture<Void> beginToOpen(AgentSettings opening) {
+        boolean over = preparing != null && preparing.isDone();
+        if (preparing == null || (over && System.nanoTime() - startedNanos > PAUSE_NANOS)) {
+            preparing = new CompletableFuture<>();
+            startedNanos = System.nanoTime();
+            start(preparing, opening, generation);
         }
-        synchronized (this) {
-            if (System.nanoTime() - askedNanos > PAUSE_NANOS) {
-                askedNanos = System.nanoTime();
-                int asked = generation;
-                Membership present = plugin.guard().membership();
-                thread(() -> {
-                    if (peers(present).restored) {
-                        setRestored(asked, present);
-                    } else {
-                        // The member that was loading may have died: its backup takes over when asked.
-                        plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
-                                new TriggerLoadIfNeededOperation(map), namePartition());
-                    }
-                });
-            }
-        }
-        throw new RetryableHazelcastException("map \"" + map + "\" is being restored from its log");
+        return preparing;
     }
 
-    /** What other members have to say about a map. @param missing why a member cannot take entries; null when all can */
-    record Peers(boolean restored, String missing) {
+    /**
+     * What other members have to say about a map.
+     *
+     * @param loaded  a member has it in use
+     * @param missing why a member cannot take entries; null when all can
+     * @param opening a member that has not opened the map yet, and so would not take backups; null: all have
+     * @param loading a member has opened the map, and not yet loaded all of its partitions
+     */
+    record Peers(boolean loaded, String missing, String opening, boolean loading) {
     }
 
-    /** @param present the membership in which this member asks */
+    /** @param present as which member this one asks */
     Peers peers(Membership present) {
         NodeEngineImpl nodeEngine = plugin.nodeEngine();
         List<CompletableFuture<Object>> answers = new ArrayList<>();
@@ -370,7 +355,10 @@ final class MapState {
                         (Operation) new StatusOperation(map, present), member.getAddress()).setTryCount(1).invoke());
             }
         }
+        boolean loaded = false;
         String missing = null;
+        String opening = null;
+        boolean loading = false;
         for (int i = 0; i < answers.size(); i++) {
             String answer;
             try {
@@ -381,13 +369,14 @@ final class MapState {
             } catch (ExecutionException | TimeoutException e) {
                 answer = "member " + members.get(i).getAddress() + " does not answer: " + AgentLink.reason(ExceptionUtil.peel(e));
             }
-            if (answer.equals(StatusOperation.RESTORED)) {
-                return new Peers(true, null);
-            } else if (!answer.equals(StatusOperation.READY)) {
-                missing = answer;
+            switch (answer) {
+                case StatusOperation.LOADED -> loaded = true;
+                case StatusOperation.OPEN -> loading = true;
+                case StatusOperation.READY -> opening = "member " + members.get(i).getAddress() + " is opening the map";
+                default -> missing = answer;
             }
         }
-        return new Peers(false, missing);
+        return new Peers(loaded, missing, opening, loading);
     }
 
     /** A member that joins is not in the list of a view that was claimed before, so it asks the others for the view's number. */
@@ -427,67 +416,71 @@ final class MapState {
 
     /** This member's answer to another one's {@link #peers}. */
     String status() {
-        if (restored()) {
-            return StatusOperation.RESTORED;
+        if (open) {
+            return loaded ? StatusOperation.LOADED : StatusOperation.OPEN;
         }
         try {
             MapStoreConfig config = plugin.nodeEngine().getConfig().findMapConfig(map).getMapStoreConfig();
             if (!config.isEnabled()) {
                 return "member " + plugin.member() + " has no map-store for map \"" + map + "\"";
             }
-            AgentLink link = plugin.link(AgentSettings.of(map, config.getProperties()));
+            AgentSettings opening = AgentSettings.of(map, config.getProperties());
+            AgentLink link = plugin.link(opening);
             learnView(link);
             link.connect();
+            if (!plugin.merging()) {
+                // So that it loads its partitions while the other member loads its own.
+                beginToOpen(opening);
+            }
             return StatusOperation.READY;
         } catch (RuntimeException e) {
             return AgentLink.reason(e);
         }
     }
 
-    private void start(CompletableFuture<Void> attempt, AgentSettings settings, boolean readThrough, int ofGeneration) {
+    private void start(CompletableFuture<Void> attempt, AgentSettings opening, int ofGeneration) {
         Membership present = plugin.guard().membership();
         thread(() -> {
             try {
-                prepare(settings, readThrough, ofGeneration, present);
-                synchronized (this) {
-                    open |= ofGeneration == generation;
-                }
-                attempt.complete(null);
+                prepare(opening, present);
             } catch (Throwable e) {
                 String why = "map \"" + map + "\" is not available, because its log is not: " + AgentLink.reason(e)
                         + ". It comes back by itself as soon as the log does";
                 plugin.logger().warning("imap-wal: " + why);
                 attempt.completeExceptionally(new LogUnavailable(why, e instanceof LogUnavailable ? e.getCause() : e));
+                return;
             }
+            synchronized (this) {
+                if (ofGeneration == generation && plugin.guard().isPresent(present)) {
+                    settings = opening;
+                    // Partitions may have waited since before the map was used here.
+                    wholeness.progress();
+                    open = true;
+                }
+            }
+            attempt.complete(null);
+            plugin.settlements().load(this, ofGeneration);
         });
     }
 
-    private void prepare(AgentSettings settings, boolean readThrough, int ofGeneration, Membership present) throws Exception {
-        AgentLink link = plugin.link(settings);
+    private void prepare(AgentSettings opening, Membership present) throws Exception {
+        AgentLink link = plugin.link(opening);
         learnView(link);
         link.connect();
+        // Before other members may send backups.
+        plugin.partitions().replaceRecordStores();
         link.viewWithout(plugin.partitions().departed());
         Peers peers = peers(present);
-        if (peers.restored) {
-            setRestored(ofGeneration, present);
-        }
-        boolean loads = !peers.restored && plugin.nodeEngine().getPartitionService().getPartition(namePartition()).isLocal();
-        if (loads && peers.missing != null) {
+        if (!peers.loaded && peers.missing != null) {
             throw new IllegalStateException(peers.missing);
         }
-        if (loads || readThrough) {
-            // Makes the agent merge the logs now, not when a partition's thread waits for it.
-            try (AgentReader reader = plugin.newReader(settings)) {
-                reader.keys(map, null, 1);
-            } catch (java.io.IOException e) {
-                throw new java.io.IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
-            }
+        plugin.partitions().assigned();
+        // Makes the agent merge the logs now, not when a partition's thread waits for it.
+        try (AgentReader reader = plugin.newReader(opening)) {
+            reader.keys(map, null, 1);
+        } catch (java.io.IOException e) {
+            throw new java.io.IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
         }
-    }
-
-    private int namePartition() {
-        NodeEngineImpl nodeEngine = plugin.nodeEngine();
-        return nodeEngine.getPartitionService().getPartitionId(nodeEngine.toData(map));
     }
 
     private void thread(Runnable work) {

@@ -33,6 +33,12 @@ final class PartitionThreads {
         return left.getCount();
     }
 
+    /** Runs it after what waits for the partition's thread already. Does not wait. */
+    void later(int partition, IntConsumer action) {
+        OperationExecutor executor = ((OperationServiceImpl) nodeEngine.getOperationService()).getOperationExecutor();
+        executor.execute(new Task(partition, action, new CountDownLatch(1)));
+    }
+
     private record Task(int partition, IntConsumer action, CountDownLatch left) implements PartitionSpecificRunnable {
         @Override
         public void run() {

@@ -72,7 +72,6 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
         RecordStore<?> store = service.getMapServiceContext().getRecordStore(getPartitionId(), item.map);
         MapState state = plugin.state(item.map);
-        state.requireRestored();
         state.requireSettled(getPartitionId());
         plugin.placements().check(item.map, item.key, transaction);
         if (plugin.settler().isDoubted(item.map, item.key)) {

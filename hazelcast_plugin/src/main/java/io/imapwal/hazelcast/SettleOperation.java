@@ -4,8 +4,6 @@ import com.hazelcast.core.HazelcastException;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.map.impl.operation.steps.engine.Step;
-import com.hazelcast.map.impl.record.Record;
-import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.nio.ObjectDataOutput;
 import com.hazelcast.spi.impl.operationservice.BackupAwareOperation;
 import com.hazelcast.spi.impl.operationservice.MutatingOperation;
@@ -24,44 +22,35 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
     private final transient MapState state;
     private final transient Comparison comparison;
     private final transient List<AgentReader.Entry> entries;
+    private final transient int part;
     private final transient boolean last;
     private transient Corrections corrections = new Corrections();
 
-    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries, boolean last) {
+    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries, int part, boolean last) {
         super(state.map());
         this.state = state;
         this.comparison = comparison;
         this.entries = entries;
+        this.part = part;
         this.last = last;
-        // Otherwise Hazelcast would begin to load the map.
-        createRecordStoreOnDemand = false;
     }
 
     @Override
-    @SuppressWarnings("unchecked")
     protected void runInternal() {
         if (state.wholeness().unsettled(getPartitionId()) != comparison.reason) {
             throw new HazelcastException("partition " + getPartitionId() + " has another owner by now");
         }
-        if (mapContainer == null) {
-            throw new HazelcastException("map \"" + name + "\" was destroyed");
-        }
-        RecordStore<Record> store = recordStore;
+        comparison.requireNext(part);
+        // Also those that were added since, while some of the entries are in memory.
+        state.holdIndexes(getPartitionId());
         if (!comparison.begun()) {
-            comparison.begin(store);
+            comparison.begin(recordStore);
             state.wholeness().refill(getPartitionId());
         }
-        if (store == null && !entries.isEmpty()) {
-            store = (RecordStore<Record>) state.newStore(getPartitionId());
-        }
-        if (store != null) {
-            state.watch(getPartitionId());
-            corrections = comparison.set(store, entries, getNodeEngine().getSerializationService(), getCallerAddress());
-            if (last) {
-                corrections.removed().addAll(comparison.removeUnseen(store).removed());
-            }
-        }
+        corrections = comparison.set(recordStore, entries, getNodeEngine().getSerializationService(), getCallerAddress());
+        comparison.compared();
         if (last) {
+            corrections.removed().addAll(comparison.removeUnseen(recordStore).removed());
             state.settled(comparison);
         }
     }
@@ -77,9 +66,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         List<Data> changed = new ArrayList<>(corrections.removed());
         corrections.set().forEach(entry -> changed.add(entry.key()));
         invalidateNearCache(changed);
-        if (recordStore != null) {
-            evict(null);
-        }
+        evict(null);
         super.afterRunInternal();
     }
 

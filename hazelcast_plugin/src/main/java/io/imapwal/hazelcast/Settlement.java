@@ -53,9 +53,14 @@ final class Settlement {
                 reader.loadParts(state.map(), keys, settings.restoreTimeoutMs(), this::take);
             }
         }
-        for (int partition : comparisons.keySet()) {
-            List<AgentReader.Entry> rest = waiting.remove(partition);
-            send(partition, rest == null ? List.of() : rest, true);
+        for (Comparison comparison : comparisons.values()) {
+            List<AgentReader.Entry> rest = waiting.remove(comparison.partition);
+            if (rest == null && !comparison.sent() && state.empty(comparison.partition)) {
+                // Neither the log nor memory has anything. Many maps have entries in few partitions.
+                state.settled(comparison);
+            } else {
+                send(comparison.partition, rest == null ? List.of() : rest, true);
+            }
         }
         await(0);
         if (failure != null) {
@@ -92,6 +97,7 @@ final class Settlement {
             }
         }
         read += entries.size();
+        state.wholeness().progress();
         if (waitingBytes > IN_FLIGHT_BYTES) {
             Map<Integer, List<AgentReader.Entry>> parts = new HashMap<>(waiting);
             waiting.clear();
@@ -109,8 +115,10 @@ final class Settlement {
         long bytes = entries.stream().mapToLong(Settlement::size).sum();
         waitingBytes -= bytes;
         sentBytes += bytes;
+        Comparison comparison = comparisons.get(partition);
+        int part = comparison.send();
         sent.add(new Sent(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
-                new SettleOperation(state, comparisons.get(partition), entries, last), partition)
+                new SettleOperation(state, comparison, entries, part, last), partition)
                 .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
     }
 

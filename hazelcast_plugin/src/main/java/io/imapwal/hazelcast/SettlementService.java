@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.config.InvalidConfigurationException;
 import com.hazelcast.internal.cluster.ClusterService;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
@@ -25,33 +26,29 @@ import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
-import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.function.Consumer;
 import java.util.stream.IntStream;
 
 /**
- * Knows how this member became the owner of each of its partitions. Those that it did not get whole
- * from their former owner are settled from the log.
+ * Knows how this member became the owner of each of its partitions. For each map, those that it did
+ * not get whole from their former owner are settled from the log.
  *
  * <pre>
  *  became owner by                      seen as                                         then
- *  the first assignment                 owner before any member has left                known
- *  migration                            commit, after a CarriedState has arrived        known; what it says is not whole is settled
- *  promotion of a backup                commit without one                              gained by loss
- *  assignment of a lost partition       owner, and none of the above (no event)         gained by loss
+ *  the first assignment                 (no event)                                      not whole: settled when the map is used
+ *  assignment of a lost partition       (no event)                                      likewise
+ *  migration                            commit, after a CarriedState has arrived        whole, if that says so
+ *  promotion of a backup                commit without one                              gained by loss: settled at once
  * </pre>
  *
  * The callbacks come on the partition's thread, while no operation of the partition runs.
  */
 public final class SettlementService implements ManagedService, MigrationAwareService, MembershipAwareService {
     static final String NAME = "io.imapwal:settlement";
+    private static final long REPLACED_WAIT_S = 10;
 
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
-    /** 1: this member owns the partition, and has handled how it became the owner. */
-    private final AtomicIntegerArray known;
-    /** Gained by loss, and still owned: for maps that are opened on this member later. */
-    private final Set<Integer> gained = ConcurrentHashMap.newKeySet();
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
     /**
@@ -59,13 +56,13 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
      * They are kept, since a map of another agent may be opened later: 16 bytes for each member.
      */
     private final Set<UUID> departed = new HashSet<>();
-    /** No member has left yet. */
-    private volatile boolean quiet = true;
+
+    /** All record stores of this member are made by {@link RecordStores}. */
+    private volatile boolean ours;
 
     SettlementService(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
         this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
-        this.known = new AtomicIntegerArray(partitions.getPartitionCount());
     }
 
     static SettlementService of(NodeEngine nodeEngine) {
@@ -75,6 +72,31 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     @Override
     public void init(NodeEngine engine, Properties properties) {
         LoggedTransactions.install(engine);
+        ours = RecordStores.install(engine);
+    }
+
+    /** Whether they are. If not, a map of ours must not be made yet: it is being opened, see {@link #replaceRecordStores}. */
+    boolean hasRecordStores() {
+        if (!RecordStores.possible()) {
+            throw new InvalidConfigurationException("imap-wal does not work with this version of Hazelcast, "
+                    + nodeEngine.getVersion() + ": its record stores are made in another way. Use a version that imap-wal's documentation names");
+        }
+        return ours;
+    }
+
+    /**
+     * An operation under way may be about to make a record store in Hazelcast's own way. No map of
+     * ours is opened before it has ended, so it does not make one of ours. Waits for the partitions'
+     * threads: never on one of them.
+     */
+    synchronized void replaceRecordStores() throws InterruptedException {
+        if (!hasRecordStores()) {
+            ours = RecordStores.install(nodeEngine) && new PartitionThreads(nodeEngine).run(
+                    IntStream.range(0, partitions.getPartitionCount()).boxed().toList(), partition -> { }, REPLACED_WAIT_S) == 0;
+        }
+        if (!ours) {
+            throw new RetryableHazelcastException("imap-wal is starting: the threads of partitions are busy");
+        }
     }
 
     /**
@@ -92,16 +114,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         synchronized (departed) {
             departed.clear();
         }
-        quiet = true;
     }
 
     @Override
     public void shutdown(boolean terminate) {
         // the plug-in's own listener does it
-    }
-
-    boolean quiet() {
-        return quiet;
     }
 
     /** The members that may not write any more. */
@@ -111,49 +128,24 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
     }
 
-    /** The partitions that were gained by loss. A map that is new on this member has to settle them. */
-    Set<Integer> gained() {
-        return Set.copyOf(gained);
-    }
-
-    /** Whether it is known how this member got the partition; if not, its settlement begins. Cheap: called for each change. */
-    boolean known(int partition) {
-        if (quiet || known.get(partition) == 1) {
-            return true;
-        }
-        InternalPartition now = partitions.getPartition(partition, false);
-        if (!now.isLocal() || now.isMigrating()) {
-            // It belongs to another member, or soon will: an operation on it finds that out.
-            return true;
-        }
-        gainedByLoss(partition, Set.of());
-        return false;
-    }
-
-    /** Whether this member is the partition's owner, or is just becoming it. */
-    boolean owns(int partition) {
+    /** Also before the commit of a promotion: Hazelcast lets reads in as soon as the partition table names this member. */
+    boolean isOwner(int partition) {
         return partitions.getPartition(partition, false).isLocal();
     }
 
     List<Integer> owned() {
-        return IntStream.range(0, known.length()).filter(this::owns).boxed().toList();
+        return IntStream.range(0, partitions.getPartitionCount()).filter(this::isOwner).boxed().toList();
     }
 
-    /** Finds partitions that were assigned to this member without an event. */
-    void findAssigned() {
-        for (int partition = 0; partition < known.length(); partition++) {
-            known(partition);
-        }
+    /** Whether this member owns it, and it is not on its way. */
+    boolean owns(int partition) {
+        InternalPartition now = partitions.getPartition(partition, false);
+        return now.isLocal() && !now.isMigrating();
     }
 
-    /** While no member has left, all that this member owns was assigned or migrated to it: nothing can have been lost. */
-    void noteOwned() {
-        for (int partition = 0; partition < known.length() && quiet; partition++) {
-            InternalPartition now = partitions.getPartition(partition, false);
-            if (now.isLocal() && !now.isMigrating()) {
-                known.set(partition, 1);
-            }
-        }
+    /** Whether the partitions of the cluster have owners. If not, Hazelcast is made to assign them. */
+    boolean assigned() {
+        return partitions.getPartition(0).getOwnerOrNull() != null;
     }
 
     void arrive(int partition, CarriedState state) {
@@ -162,7 +154,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     @Override
     public void memberAdded(MembershipServiceEvent event) {
-        noteOwned();
+        // its partitions are migrated to it
     }
 
     @Override
@@ -183,7 +175,6 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     void depart(Set<UUID> members) {
-        quiet = false;
         synchronized (departed) {
             departed.addAll(members);
         }
@@ -195,12 +186,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             return null;
         }
         int partition = event.getPartitionId();
-        if (!quiet && known.get(partition) == 0) {
-            gainedByLoss(partition, Set.of());
-        }
-        boolean lost = gained.contains(partition);
-        Set<String> settled = new HashSet<>();
-        Set<String> unsettled = new HashSet<>();
+        Set<String> whole = new HashSet<>();
         Set<String> partial = new HashSet<>();
         Set<String> doubted = Set.of();
         Map<String, List<Data>> changed = Map.of();
@@ -213,10 +199,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                     throw new RetryableHazelcastException("partition " + partition + " is migrated when member " + reason.leaving
                             + ", which left changes whose outcome is not known, has left the cluster");
                 }
-                if (state.dropped() || !state.wholeness().settled(partition)) {
-                    unsettled.add(state.map());
-                } else if (lost) {
-                    settled.add(state.map());
+                if (state.wholeness().whole(partition)) {
+                    whole.add(state.map());
                 }
                 if (state.wholeness().partial(partition)) {
                     partial.add(state.map());
@@ -237,7 +221,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                         + " is not known yet; it is migrated when they are settled");
             }
         }
-        return new CarriedState(lost, settled, unsettled, doubted, changed, partial, nodeEngine.getLocalMember().getUuid());
+        return new CarriedState(whole, doubted, changed, partial, nodeEngine.getLocalMember().getUuid());
     }
 
     @Override
@@ -253,16 +237,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             }
             owners.remove(nodeEngine.getLocalMember().getUuid());
             replaced.put(event.getPartitionId(), owners);
-            if (wasBackup(event)) {
-                // Hazelcast lets reads in as soon as the partition table names this member, which is
-                // before the commit, and a backup may lag.
-                forMaps(state -> state.doubt(event.getPartitionId(), null));
-            }
         }
-    }
-
-    private static boolean wasBackup(PartitionMigrationEvent event) {
-        return event.getNewReplicaIndex() == 0 && event.getCurrentReplicaIndex() > 0;
     }
 
     private void forMaps(Consumer<MapState> action) {
@@ -298,48 +273,28 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         if (event.getMigrationEndpoint() == MigrationEndpoint.DESTINATION) {
             arrived.remove(event.getPartitionId());
             replaced.remove(event.getPartitionId());
-            if (wasBackup(event)) {
-                forMaps(state -> state.wholeness().forget(event.getPartitionId()));
-            }
         }
     }
 
     private void gainedByLoss(int partition, Set<UUID> former) {
         depart(former);
-        gained.add(partition);
-        known.set(partition, 1);
-        WalPlugin plugin = plugin();
-        if (plugin != null) {
-            for (MapState state : plugin.states()) {
-                state.doubt(partition, null);
-            }
-            plugin.settlements().wake();
-        }
+        forMaps(state -> state.doubt(partition, null));
+        holdLater(partition);
+        wake();
     }
 
     private void migrated(int partition, CarriedState carried) {
-        known.set(partition, 1);
-        if (carried.gained()) {
-            gained.add(partition);
-        } else {
-            gained.remove(partition);
-        }
-        WalPlugin plugin = plugin();
-        boolean named = !carried.unsettled().isEmpty() || !carried.doubted().isEmpty() || !carried.partial().isEmpty()
-                || !carried.changed().isEmpty();
-        if (plugin == null && !named) {
+        boolean named = !carried.whole().isEmpty() || !carried.doubted().isEmpty() || !carried.changed().isEmpty();
+        WalPlugin plugin = named ? WalPlugin.of(nodeEngine) : plugin();
+        if (plugin == null) {
             return;
         }
-        plugin = WalPlugin.of(nodeEngine);
-        for (MapState state : plugin.states()) {
-            state.wholeness().forget(partition);
-            state.watch(partition);
-            if (carried.unsettled(state.map())) {
-                state.doubt(partition, null);
+        plugin.states().forEach(state -> state.wholeness().forget(partition));
+        for (String map : carried.whole()) {
+            // One that was destroyed meanwhile, or has nothing in the partition, is compared with the log at its next use here.
+            if (plugin.state(map).isOpen()) {
+                plugin.state(map).wholeness().arrived(partition);
             }
-        }
-        for (String map : carried.unsettled()) {
-            plugin.state(map).doubt(partition, null);
         }
         for (String map : carried.partial()) {
             plugin.state(map).wholeness().evicted(partition);
@@ -353,13 +308,26 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         for (String map : carried.doubted()) {
             plugin.state(map).doubt(partition, carried.from());
         }
-        plugin.settlements().wake();
+        // Those that did not arrive whole.
+        plugin.states().stream().filter(MapState::isOpen).forEach(state -> state.gained(partition));
+        holdLater(partition);
+        wake();
+    }
+
+    /** Hazelcast's map service is told of the same commit after this one, and then counts the partition as indexed. */
+    private void holdLater(int partition) {
+        new PartitionThreads(nodeEngine).later(partition, id -> forMaps(state -> state.holdIndexesOf(id)));
     }
 
     private void forget(int partition) {
-        known.set(partition, 0);
-        gained.remove(partition);
-        forMaps(state -> state.wholeness().forget(partition));
+        forMaps(state -> state.forget(partition));
+    }
+
+    private void wake() {
+        WalPlugin plugin = plugin();
+        if (plugin != null) {
+            plugin.settlements().wake();
+        }
     }
 
     /** Null while no map with a log was used on this member. */

@@ -4,14 +4,17 @@ import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.internal.util.ExceptionUtil;
+import com.hazelcast.spi.exception.RetryableException;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 
@@ -25,13 +28,15 @@ final class SettlementWorker {
     private static final long WATCH_PAUSE_MS = 50;
     /** A partition's thread may be busy for longer; it holds the partition then. */
     private static final long HOLD_WAIT_S = 10;
+    private static final long LOAD_NANOS = TimeUnit.SECONDS.toNanos(2);
     private static final long MIN_PAUSE_MS = 20;
     private static final long MAX_PAUSE_MS = 1000;
     /** The most keys in memory of partitions that are settled together, because they are remembered meanwhile. */
     private static final int GROUP_KEYS = 500_000;
 
     private final WalPlugin plugin;
-    private final PartitionThreads threads;
+    /** What was logged last, by map, until its partitions are settled. */
+    private final Map<String, String> said = new ConcurrentHashMap<>();
     private Thread thread;
     private boolean asked;
     private long watchUntil = System.nanoTime();
@@ -39,7 +44,6 @@ final class SettlementWorker {
 
     SettlementWorker(WalPlugin plugin) {
         this.plugin = plugin;
-        this.threads = new PartitionThreads(plugin.nodeEngine());
     }
 
     /** There may be something to settle. */
@@ -72,16 +76,21 @@ final class SettlementWorker {
 
     private void run() {
         long pauseMs = MIN_PAUSE_MS;
-        Map<String, String> said = new HashMap<>();
         while (true) {
             boolean done = false;
             try {
-                plugin.partitions().findAssigned();
-                done = round(said);
+                if (isWatching()) {
+                    plugin.states().stream().filter(MapState::isOpen).forEach(MapState::demandAll);
+                }
+                done = round();
             } catch (HazelcastInstanceNotActiveException e) {
                 close();
-            } catch (RuntimeException e) {
-                plugin.logger().severe("imap-wal: settling partitions failed; it is retried", e);
+            } catch (RuntimeException | Error e) {  // partitions wait for this thread
+                if (plugin.nodeEngine().isRunning()) {
+                    plugin.logger().severe("imap-wal: settling partitions failed; it is retried", e);
+                } else {
+                    close();
+                }
             }
             pauseMs = done ? MIN_PAUSE_MS : Math.min(MAX_PAUSE_MS, pauseMs * 2);
             if (!pause(done, pauseMs)) {
@@ -90,9 +99,13 @@ final class SettlementWorker {
         }
     }
 
+    private synchronized boolean isWatching() {
+        return watchUntil - System.nanoTime() > 0;
+    }
+
     /** False: there is nothing to do, and the thread ends. */
     private synchronized boolean pause(boolean done, long pauseMs) {
-        boolean watching = watchUntil - System.nanoTime() > 0;
+        boolean watching = isWatching();
         if (closed || done && !asked && !watching) {
             thread = null;
             return false;
@@ -109,48 +122,112 @@ final class SettlementWorker {
     }
 
     /** Settles what can be settled now. @return whether nothing is left */
-    private boolean round(Map<String, String> said) {
+    private boolean round() {
         boolean all = true;
         Map<AgentLink, String> failed = new HashMap<>();
-        for (MapState state : new ArrayList<>(plugin.states())) {
-            Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
-            if (unsettled.isEmpty() || !state.restored() || state.settings() == null) {
+        List<MapState> waiting = new ArrayList<>(plugin.states());
+        waiting.removeIf(state -> !state.isOpen() || state.isLoaded() && !state.wholeness().isAnyUnsettled());
+        // Maps that are loaded were in use; and to load a map, other members are asked.
+        waiting.sort(Comparator.comparing(state -> !state.isLoaded()));
+        for (MapState state : waiting) {
+            AgentLink link = plugin.link(state.settings());
+            // An agent that does not answer is asked once in a round: other agents' maps wait for this.
+            String why = failed.get(link);
+            if (why == null && !state.settling().tryLock()) {
+                all = false;
                 continue;
             }
-            AgentLink link = plugin.link(state.settings());
-            String why = "";
-            try {
-                threads.run(unsettled.keySet(), state::holdUnsettled, HOLD_WAIT_S);
-                if (failed.containsKey(link)) {
-                    // An agent that does not answer is asked once in a round: other agents' maps wait for this.
-                    throw new IOException(failed.get(link));
+            if (why == null) {
+                try {
+                    all &= settle(state);
+                } catch (HazelcastInstanceNotActiveException e) {
+                    throw e;
+                } catch (IOException | ExecutionException | RuntimeException e) {
+                    Throwable cause = ExceptionUtil.peel(e);
+                    why = AgentLink.reason(cause);
+                    if (!(cause instanceof RetryableException)) {  // that is Hazelcast's: a partition migrates, for example
+                        failed.put(link, why);
+                    }
+                } catch (InterruptedException e) {
+                    Thread.currentThread().interrupt();
+                    throw new HazelcastInstanceNotActiveException("interrupted");
+                } finally {
+                    state.settling().unlock();
                 }
-                all &= settle(state);
-            } catch (HazelcastInstanceNotActiveException e) {
-                throw e;
-            } catch (IOException | ExecutionException | RuntimeException e) {
-                why = AgentLink.reason(ExceptionUtil.peel(e));
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-                throw new HazelcastInstanceNotActiveException("interrupted");
             }
-            if (!why.isEmpty()) {
+            if (why != null) {
                 all = false;
-                failed.put(link, why);
-                String reason = why;
-                unsettled.values().forEach(each -> each.reason = reason);
-                if (!why.equals(said.put(state.map(), why))) {
-                    plugin.logger().warning("imap-wal: map \"" + state.map() + "\": " + unsettled.size()
-                            + " partition(s) wait to be compared with the log: " + why);
-                }
+                say(state, why);
             }
         }
         return all;
     }
 
+    private void say(MapState state, String why) {
+        Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
+        unsettled.values().forEach(each -> each.reason = why);
+        if (!why.equals(said.put(state.map(), why))) {
+            plugin.logger().warning("imap-wal: map \"" + state.map() + "\": " + unsettled.size()
+                    + " partition(s) wait to be "
+                    + (state.isLoaded() ? "compared with" : "restored from") + " the log; this is retried: " + why);
+        }
+    }
+
+    /**
+     * The first load of a map, on the caller's thread, so that maps do not wait for each other. The
+     * other members often open it a little later. If it fails, it is retried by this worker.
+     *
+     * @param generation in which the map was opened
+     */
+    void load(MapState state, int generation) {
+        try {
+            long deadline = System.nanoTime() + LOAD_NANOS;
+            for (long pauseMs = 1; !loaded(state, generation) && System.nanoTime() - deadline < 0; pauseMs *= 2) {
+                TimeUnit.MILLISECONDS.sleep(pauseMs);
+            }
+            state.awaitOthers(deadline);
+        } catch (IOException | ExecutionException | RuntimeException e) {
+            say(state, AgentLink.reason(ExceptionUtil.peel(e)));
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+        if (state.isOpen() && (!state.isLoaded() || state.wholeness().isAnyUnsettled())) {
+            wake();
+        }
+    }
+
+    /** @return whether nothing is left: also if the map was closed meanwhile */
+    private boolean loaded(MapState state, int generation) throws IOException, InterruptedException, ExecutionException {
+        state.settling().lock();
+        try {
+            return !state.isOpen() || state.generation() != generation || settle(state);
+        } finally {
+            state.settling().unlock();
+        }
+    }
+
+    /** @return whether nothing is left */
     private boolean settle(MapState state) throws IOException, InterruptedException, ExecutionException {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
+        int generation = state.generation();
+        if (!state.isLoaded()) {
+            MapState.Peers peers = state.peers(plugin.guard().membership());
+            String missing = peers.missing() == null ? peers.opening() : peers.missing();
+            state.demandAll();
+            if (!peers.loaded() && missing != null) {
+                // No fault of the agent: other maps are settled.
+                state.wholeness().unsettled().values().forEach(each -> each.reason = missing);
+                return false;
+            }
+            // The first partitions of a new cluster are assigned without an event.
+            FormerCluster.scannedPartitions(plugin.nodeEngine());
+        }
+        Map<Integer, Wholeness.Unsettled> held = new HashMap<>(state.wholeness().unsettled());
+        held.values().removeIf(each -> !state.isLoaded() && each.quiet);
+        if (!held.isEmpty()) {
+            new PartitionThreads(plugin.nodeEngine()).run(held.keySet(), state::holdUnsettled, HOLD_WAIT_S);
+        }
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
             if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
                 // Hazelcast reports it later, on another thread.
@@ -165,27 +242,45 @@ final class SettlementWorker {
         if (!plugin.partitions().departed().equals(lost)) {
             return false;
         }
-        if (now.isEmpty()) {
-            return unsettled.isEmpty();
+        if (!now.isEmpty()) {
+            compare(state, now);
         }
+        return plugin.partitions().assigned() && noteLoaded(state, generation) && now.size() == unsettled.size();
+    }
+
+    private static boolean noteLoaded(MapState state, int generation) {
+        if (!state.wholeness().isAnyUnsettled()) {
+            state.setLoaded(generation);
+        }
+        return state.isLoaded();
+    }
+
+    private void compare(MapState state, Map<Integer, Wholeness.Unsettled> partitions) throws IOException, InterruptedException, ExecutionException {
         long from = System.nanoTime();
         long read = 0;
         long set = 0;
         long removed = 0;
+        AgentSettings settings = state.settings();
         try (AgentReader reader = plugin.newReader(settings)) {
             reader.schemas(plugin.schemas()::register);
-            for (Map<Integer, Wholeness.Unsettled> group : groups(state, now)) {
+            for (Map<Integer, Wholeness.Unsettled> group : groups(state, partitions)) {
                 Settlement settlement = new Settlement(plugin, state, group);
-                settlement.run(reader);
-                read += settlement.read();
-                set += settlement.set();
-                removed += settlement.removed();
+                try {
+                    settlement.run(reader);
+                } finally {
+                    read += settlement.read();
+                    set += settlement.set();
+                    removed += settlement.removed();
+                }
             }
+            said.remove(state.map());
+        } finally {
+            // Some of them may be settled, also if one failed.
+            long settled = partitions.keySet().stream().filter(state.wholeness()::whole).count();
+            plugin.logger().info(String.format("imap-wal: map \"%s\": %d of %d partition(s) %s from %s: %,d entries compared, %,d set, "
+                            + "%,d removed, in %,d ms", state.map(), settled, partitions.size(), state.isLoaded() ? "settled" : "restored",
+                    plugin.link(settings).agent(), read, set, removed, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
         }
-        plugin.logger().info(String.format("imap-wal: map \"%s\": %d partition(s) settled from %s: %,d entries compared, %,d set, "
-                        + "%,d removed, in %,d ms", state.map(), now.size(), link.agent(), read, set, removed,
-                TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
-        return now.size() == unsettled.size();
     }
 
     /** Those that this member owns, and whose former owners have left if that matters. */

@@ -5,10 +5,14 @@ import com.hazelcast.nio.ObjectDataOutput;
 
 import java.io.IOException;
 
-/** Asks a member whether a map is restored, and if not, whether its agent is there. */
+/**
+ * Asks a member how far it is with a map: its agent is there, the map may be used there, its
+ * partitions are loaded; or why not. The member begins to open the map.
+ */
 public final class StatusOperation extends NamedMapOperation {
-    static final String RESTORED = "restored";
     static final String READY = "ready";
+    static final String OPEN = "open";
+    static final String LOADED = "loaded";
 
     private Membership asker;
     private String answer;

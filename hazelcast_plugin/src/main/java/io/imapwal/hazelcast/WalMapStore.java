@@ -73,6 +73,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             throw new InvalidConfigurationException(e.getMessage());
         }
         plugin = WalPlugin.of(instance);
+        boolean hasRecordStores = plugin.partitions().hasRecordStores();
         MapConfig config = plugin.nodeEngine().getConfig().findMapConfig(mapName);
         refuse(config);
         readThrough = settings.readThrough() || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
@@ -80,7 +81,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         serialization = (InternalSerializationService) plugin.nodeEngine().getSerializationService();
         link = plugin.link(settings);
         state = plugin.state(mapName);
-        state.open(settings, readThrough);
+        state.open(settings);
+        if (!hasRecordStores) {
+            throw new RetryableHazelcastException("map \"" + map + "\" has been opened");
+        }
     }
 
     /** Forgets what is known about the map. Hazelcast calls this at a graceful shutdown too: only a user's {@code destroy} is logged. */
@@ -91,11 +95,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         }
         destroyed = true;
         Destruction destruction = Destruction.isAsked(plugin) ? new Destruction(plugin, map, settings) : null;
-        boolean complete = false;
         try {
             if (destruction != null) {
                 destruction.run();
-                complete = true;
             }
         } catch (RuntimeException e) {
             // Otherwise Hazelcast would keep the map in memory, with entries that the log no longer has.
@@ -106,7 +108,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             plugin.settler().forget(map);
             plugin.placements().forget(map);
             if (destruction != null) {
-                destruction.tell(complete);
+                destruction.tell();
             }
         }
     }
@@ -114,7 +116,6 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     @Override
     public void store(Object key, MetadataAwareValue<Object> value) {
         try {
-            state.requireRestored();
             if (!isLogged(key, value.getValue())) {
                 link.append(List.of(upsert(key, value)));
             }
@@ -127,7 +128,6 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     @Override
     public void storeAll(Map<Object, MetadataAwareValue<Object>> entries) {
-        state.requireRestored();
         List<Change> changes = new ArrayList<>(entries.size());
         entries.forEach((key, value) -> {
             if (!isLogged(key, value.getValue())) {
@@ -139,7 +139,6 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     @Override
     public void delete(Object key) {
-        state.requireRestored();
         if (!isLogged(key, null)) {
             link.append(List.of(tombstone(key)));
         }
@@ -156,7 +155,6 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         if (plugin.guard().onBackup(partition)) {
             return;
         }
-        state.requireRestored();
         if (state.locked(partition) > 0) {
             if (clearing.remove(partition)) {
                 compare(partition);
@@ -190,10 +188,13 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     /** Memory has no key of the partition that could be cleared; the log may have some. */
     void clearEvicted(int partition) {
-        if ((!readThrough && !state.wholeness().partial(partition)) || plugin.guard().onBackup(partition)) {
+        if (plugin.guard().onBackup(partition)) {
             return;
         }
-        state.requireRestored();
+        state.requireSettled(partition);
+        if (!readThrough && !state.wholeness().partial(partition)) {
+            return;
+        }
         if (state.locked(partition) > 0) {
             deleteUnlocked(partition, List.of());
         } else {
@@ -209,6 +210,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     /** Hazelcast does not clear locked keys. */
     private void deleteUnlocked(int partition, Collection<Object> keys) {
+        state.requireSettled(partition);
         if (readThrough || state.wholeness().partial(partition)) {
             throw new NotAppended("map \"" + map + "\": partition " + partition + " has locked keys, and perhaps evicted ones that are not locked;"
                     + " it cannot be cleared while keys are locked. Nothing was changed in it", null);
@@ -225,7 +227,13 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     /** Whether a transaction has logged this very change. */
     private boolean isLogged(Object key, Object value) {
         Placements placements = plugin.placements();
-        return !placements.none() && placements.isLogged(map, keyData(key), serialization.toData(value));
+        if (placements.none()) {
+            return false;
+        }
+        Data data = keyData(key);
+        // A settlement may have read the log before the transaction was logged.
+        state.requireSettled(partition(data));
+        return placements.isLogged(map, data, serialization.toData(value));
     }
 
     /**
@@ -235,14 +243,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
     public MetadataAwareValue<Object> load(Object key) {
-        state.requireRestored();
-        if (!readThrough && plugin.settler().idle() && plugin.partitions().quiet() && state.wholeness().everywhere()) {
-            return null;
-        }
         Data data = keyData(key);
         int partition = partition(data);
         state.requireSettled(partition);
-        state.watch(partition);
         if (!plugin.settler().inDoubt(map, data) && !readThrough && !state.wholeness().partial(partition)) {
             return null;
         }
@@ -252,20 +255,18 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     @Override
     public Map<Object, MetadataAwareValue<Object>> loadAll(Collection<Object> keys) {
-        state.requireRestored();
         boolean doubtedOnly = !readThrough && forGetAll();
-        if (doubtedOnly && plugin.settler().idle() && plugin.partitions().quiet() && state.wholeness().everywhere()) {
-            return Map.of();
-        }
         List<Data> data = new ArrayList<>(keys.size());
         for (Object key : keys) {
             Data each = keyData(key);
             int partition = partition(each);
             state.requireSettled(partition);
-            state.watch(partition);
             if (state.wholeness().partial(partition) || plugin.settler().inDoubt(map, each) || !doubtedOnly) {
                 data.add(each);
             }
+        }
+        if (data.isEmpty()) {
+            return Map.of();
         }
         Map<Object, MetadataAwareValue<Object>> loaded = new HashMap<>();
         try {
@@ -287,17 +288,11 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Restores the whole map and returns nothing for Hazelcast to do, or, when the map is restored already, hands out keys.
-     *
-     * <p>Hazelcast's own way (keys from here, values asked for by each owner) ignores keys that did not reach their owner and turns
-     * a failed load into one error and an empty partition; {@link Restorer} returns only when every entry has arrived.
+     * For a user's {@code loadAll}, after evicting. Maps are not restored in this way: Hazelcast ignores keys that did not reach
+     * their owner, and turns a failed load into one error and an empty partition.
      */
     @Override
     public Iterable<Object> loadAllKeys() {
-        if (!state.restored()) {
-            new Restorer(plugin, map, settings, state).run();
-            return List.of();
-        }
         return () -> new KeyPages(plugin.newReader(settings), map, settings.restoreChunk(), this::unavailable);
     }
 
@@ -335,7 +330,6 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         Data data = keyData(key);
         int partition = partition(data);
         state.requireSettled(partition);
-        state.watch(partition);
         byte[] keyBytes = data.toByteArray();
         requireSize(map, keyBytes, value, link.welcome(), link);
         byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass, System.currentTimeMillis(),

@@ -261,10 +261,7 @@ final class WalPlugin {
     }
 
     MapState state(String map) {
-        MapState state = maps.computeIfAbsent(map, name -> new MapState(this, name));
-        // Only after it is in the list: partitions that are gained from now on are reported to it.
-        state.inform();
-        return state;
+        return maps.computeIfAbsent(map, name -> new MapState(this, name));
     }
 
     private void close() {

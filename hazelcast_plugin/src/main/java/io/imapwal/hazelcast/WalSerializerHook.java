@@ -6,9 +6,7 @@ import com.hazelcast.nio.serialization.DataSerializableFactory;
 /** Lets members send our operations to each other. */
 public final class WalSerializerHook implements DataSerializerHook {
     static final int FACTORY_ID = -77_001;
-    static final int RESTORE = 1;
     static final int STATUS = 2;
-    static final int RESTORED = 3;
     static final int SETTLE = 4;
     static final int SETTLE_BACKUP = 5;
     static final int VIEW = 20;
@@ -31,9 +29,7 @@ public final class WalSerializerHook implements DataSerializerHook {
     @Override
     public DataSerializableFactory createFactory() {
         return id -> switch (id) {
-            case RESTORE -> new RestoreOperation();
             case STATUS -> new StatusOperation();
-            case RESTORED -> new RestoredOperation();
             case SETTLE -> new SettleProcessor();
             case SETTLE_BACKUP -> new SettleProcessor.OnBackup();
             case VIEW -> new ViewOperation();

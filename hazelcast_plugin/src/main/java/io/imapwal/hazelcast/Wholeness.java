@@ -8,63 +8,70 @@ import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLongArray;
 
 /**
  * What this member's memory holds of one map, for each partition that it owns.
  *
  * <pre>
- *            gained by loss; or it arrived from a member where it was unsettled
- *  whole ─────────────────────────────────────────────────────────────────▶ unsettled
- *    │ ▲                                                                      │  ▲
- *    │ └───────── Settlement compared all of it with the log ─────────────────┘  │
- *    ▼ evict                                                                     │
- *  partial ──────────────────────── gained by loss ──────────────────────────────┘
+ *                 first use of the map here; gained by loss; it arrived from a member where it was not whole
+ *  not whole ──────────────────────────────────────────────────────────────────────────────▶ unsettled
+ *    ▲   │                                                                                     │    ▲
+ *    │   │ it arrived whole from its former owner      Settlement made memory equal to the log │    │
+ *    │   ▼                                                                                     ▼    │
+ *    └─ whole ◀────────────────────────────────────────────────────────────────────────────────┘    │
+ *  it      │ evict                                                                                  │
+ *  leaves  ▼                                                                                        │
+ *        partial ─────────────────────────────── gained by loss ────────────────────────────────────┘
  *
  *  whole      what is not in memory is not in the log    load answers null without asking
  *  partial    a key was evicted                          load asks the log
- *  unsettled  memory and log may differ                  operations wait, and fail with
- *                                                        LogUnavailable after settle-timeout-ms
+ *  unsettled  memory and log may differ                  operations wait, and fail with LogUnavailable after
+ *                                                        settle-timeout-ms; while the map is loaded the first time,
+ *                                                        restore-timeout-ms after the last entries arrived
  * </pre>
  *
- * A partition counts as whole until something is known that says otherwise. So everything that can
- * make it not whole has to be noticed: {@link SettlementService} does that, and treats what it cannot
- * explain as a loss.
+ * A partition is not whole until that is proved, and no more once it has left: nothing has to be noticed to be safe.
  */
 final class Wholeness {
     private final String map;
-    private final ConcurrentMap<Integer, Unsettled> unsettled = new ConcurrentHashMap<>();
-    private final Set<Integer> partial = ConcurrentHashMap.newKeySet();
+    private final AtomicLongArray whole;
+    private final ConcurrentMap<Integer, Unsettled> unsettled = new ConcurrentHashMap<>(1);
+    private final Set<Integer> partial = ConcurrentHashMap.newKeySet(1);
+    /** When entries of the log arrived last. */
+    private volatile long progressNanos = System.nanoTime();
 
-    Wholeness(String map) {
+    Wholeness(String map, int partitions) {
         this.map = map;
+        this.whole = new AtomicLongArray((partitions + 63) / 64);
     }
 
     /** Why a partition has to be settled. Compared by identity: a settlement ends the reason that was there when it began, and no later one. */
     static final class Unsettled {
-        final long sinceNanos;
+        private final long sinceNanos;
         /** The member that must have left before the partition is compared with the log; or null. */
         final UUID leaving;
+        /** Nothing was lost: the map was not in memory here yet. */
+        final boolean first;
         volatile String reason = "it is waiting for its turn";
         /** The gate is there, and every change that began before it has ended: the log has it, or never will. */
         volatile boolean quiet;
 
-        private Unsettled(long sinceNanos, UUID leaving) {
-            this.sinceNanos = sinceNanos;
+        private Unsettled(Unsettled former, UUID leaving, boolean first, boolean quiet) {
+            this.quiet = quiet;
+            // Waiting began with the first reason.
+            this.sinceNanos = former == null ? System.nanoTime() : former.sinceNanos;
             this.leaving = leaving;
+            this.first = first;
         }
     }
 
-    /** Nothing of the map has to be settled, and nothing was evicted. */
-    boolean everywhere() {
-        return unsettled.isEmpty() && partial.isEmpty();
+    boolean whole(int partition) {
+        return (whole.get(partition >> 6) & 1L << partition) != 0;
     }
 
     boolean partial(int partition) {
         return partial.contains(partition);
-    }
-
-    boolean settled(int partition) {
-        return !unsettled.containsKey(partition);
     }
 
     Unsettled unsettled(int partition) {
@@ -76,15 +83,30 @@ final class Wholeness {
         return Map.copyOf(unsettled);
     }
 
-    Set<Integer> partial() {
-        return Set.copyOf(partial);
+    boolean isAnyUnsettled() {
+        return !unsettled.isEmpty();
     }
 
-    /** @param leaving the member that must have left before; or null */
-    void doubt(int partition, UUID leaving) {
-        // Waiting began with the first reason.
-        unsettled.compute(partition, (id, former) ->
-                new Unsettled(former == null ? System.nanoTime() : former.sinceNanos, leaving));
+    /** The partition has to be settled unless it is whole, or will be anyway. @return whether that is new */
+    boolean demand(int partition, boolean first) {
+        if (whole(partition) || unsettled.containsKey(partition)) {
+            return false;
+        }
+        boolean[] added = {false};
+        unsettled.computeIfAbsent(partition, id -> {
+            added[0] = !whole(partition);
+            // The map was not in memory here: no change can have begun.
+            return added[0] ? new Unsettled(null, null, first, first) : null;
+        });
+        return added[0];
+    }
+
+    /** Memory and log may differ from now on. @param leaving the member that must have left before; or null */
+    void doubt(int partition, UUID leaving, boolean first) {
+        unsettled.compute(partition, (id, former) -> {
+            set(partition, false);
+            return new Unsettled(former, leaving, first, false);
+        });
     }
 
     void evicted(int partition) {
@@ -99,37 +121,75 @@ final class Wholeness {
         partial.remove(partition);
     }
 
-    /** Memory agrees with the log now. @return false: there is a newer reason to settle it again */
+    /** Memory agrees with the log now. @return false: there is a newer reason to settle it again, or it has another owner */
     boolean settle(int partition, Unsettled proved) {
-        return unsettled.remove(partition, proved);
+        boolean[] settled = {false};
+        unsettled.computeIfPresent(partition, (id, reason) -> {
+            if (reason != proved) {
+                return reason;
+            }
+            set(partition, true);
+            settled[0] = true;
+            return null;
+        });
+        return settled[0];
+    }
+
+    /** It arrived from a member where it was whole. */
+    void arrived(int partition) {
+        unsettled.compute(partition, (id, former) -> {
+            set(partition, true);
+            return null;
+        });
     }
 
     /** The partition has another owner. */
     void forget(int partition) {
-        unsettled.remove(partition);
+        unsettled.compute(partition, (id, former) -> {
+            set(partition, false);
+            return null;
+        });
         partial.remove(partition);
     }
 
     void forgetAll() {
-        unsettled.clear();
+        for (int partition = 0; partition < whole.length() << 6; partition++) {
+            if (whole(partition) || unsettled.containsKey(partition)) {
+                forget(partition);
+            }
+        }
         partial.clear();
     }
 
-    /** Whether operations have waited so long that they now fail. */
+    private void set(int partition, boolean now) {
+        long bit = 1L << partition;
+        whole.getAndUpdate(partition >> 6, word -> now ? word | bit : word & ~bit);
+    }
+
+    void progress() {
+        progressNanos = System.nanoTime();
+    }
+
+    /** Whether operations have waited so long that they now fail. A large map may be loaded for long, as long as entries arrive. */
     boolean overdue(int partition, AgentSettings settings) {
         Unsettled reason = unsettled.get(partition);
-        return reason != null
-                && System.nanoTime() - reason.sinceNanos > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
+        if (reason == null) {
+            return false;
+        }
+        long waited = System.nanoTime() - reason.sinceNanos;
+        return reason.first
+                ? Math.min(waited, System.nanoTime() - progressNanos) > TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs())
+                : waited > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
     }
 
     /** The exception for an operation on an unsettled partition. */
     RuntimeException refusal(int partition, AgentSettings settings, String agent) {
         Unsettled reason = unsettled.get(partition);
-        String why = reason == null ? "" : ": " + reason.reason;
-        String text = "map \"" + map + "\": partition " + partition + " is compared with the log of " + agent
-                + " before it is used, because its former owner was lost";
+        String text = "map \"" + map + "\": partition " + partition + (reason == null || reason.first
+                ? " is restored from the log of " + agent + " before it is used"
+                : " is compared with the log of " + agent + " before it is used, because its former owner was lost");
         return overdue(partition, settings)
-                ? new LogUnavailable(text + "; this has not succeeded yet" + why
+                ? new LogUnavailable(text + "; this has not succeeded yet" + (reason == null ? "" : ": " + reason.reason)
                         + ". Nothing was changed. The member retries until it succeeds", null)
                 : new RetryableHazelcastException(text);
     }

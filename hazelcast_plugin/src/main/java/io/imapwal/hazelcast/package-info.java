@@ -7,11 +7,10 @@
  *          Settler ◀── keys whose outcome is unknown ──────────────┘
  *             └──▶ SettleProcessor on the key's owner: what the log says becomes what memory says
  *
- * restore  WalMapStore.init ─▶ MapState (is the log there? has the cluster the map already?)
- *          WalMapStore.loadAllKeys ─▶ Restorer ═ keys, load ═▶ agent
- *                                        └──▶ RestoreOperation on each partition's owner
+ * restore  WalMapStore.init ─▶ MapState (is the log there? have the other members opened the map?)
+ *          ─▶ SettlementWorker.load: all partitions of this member are settled; their LoggedRecordStores hold operations
  *
- * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map, Gate before its operations
+ * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map, which LoggedRecordStore asks
  *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
  *                                                   └──▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
  *          EvictionWatch ─▶ Wholeness: what is not in memory is read from the log

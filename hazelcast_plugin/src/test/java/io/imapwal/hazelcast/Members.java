@@ -6,8 +6,12 @@ import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.Hazelcast;
 import com.hazelcast.core.HazelcastInstance;
 
+import java.io.IOException;
+import java.net.InetAddress;
+import java.net.ServerSocket;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.stream.IntStream;
 
 /** Real members on the loopback interface, that find only each other. */
 final class Members {
@@ -48,8 +52,22 @@ final class Members {
         return new MapConfig(name).setMapStoreConfig(store);
     }
 
+    /** The first of ten ports that are free. Other tests may run beside this one. */
     static int port() {
-        return ThreadLocalRandom.current().nextInt(2000, 3000) * 10;
+        while (true) {
+            int first = ThreadLocalRandom.current().nextInt(2000, 3000) * 10;
+            if (IntStream.range(first, first + 10).allMatch(Members::isFree)) {
+                return first;
+            }
+        }
+    }
+
+    private static boolean isFree(int port) {
+        try (ServerSocket socket = new ServerSocket(port, 1, InetAddress.getLoopbackAddress())) {
+            return socket.isBound();
+        } catch (IOException e) {
+            return false;
+        }
     }
 
     static HazelcastInstance start(Config config) {

@@ -7,6 +7,7 @@ import com.hazelcast.config.IndexType;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
 import com.hazelcast.partition.MigrationListener;
 import com.hazelcast.partition.MigrationState;
@@ -18,6 +19,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
+import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -29,6 +31,7 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.stream.IntStream;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -44,6 +47,7 @@ class SettlementTest {
     private final FakeAgent.Log log = new FakeAgent.Log();
     private final int port = Members.port();
     private boolean offload;
+    private boolean readBackups;
     private int settleTimeoutMs = 10_000;
     private int timeoutMs = 10_000;
     private int restoreChunk = 10_000;
@@ -55,6 +59,7 @@ class SettlementTest {
         config.setProperty("hazelcast.invocation.max.retry.count", "250");
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setOffload(offload);
+        map.setReadBackupData(readBackups);
         map.getMapStoreConfig().setProperty("settle-timeout-ms", String.valueOf(settleTimeoutMs));
         map.getMapStoreConfig().setProperty("timeout-ms", String.valueOf(timeoutMs));
         map.getMapStoreConfig().setProperty("restore-chunk", String.valueOf(restoreChunk));
@@ -409,7 +414,7 @@ class SettlementTest {
         assertEquals(listings, agent.listings);
         agent.hold.countDown();
         change.toCompletableFuture().join();
-        eventually(wholeness::everywhere);
+        eventually(() -> !wholeness.isAnyUnsettled());
         assertEquals(listings + 1, agent.listings);
         assertEquals(2, map.get(1));
     }
@@ -437,8 +442,8 @@ class SettlementTest {
         // evictions in the queue of the partition's thread.
         eventually(() -> agent.loads == before + 4);
         entries.keySet().stream().limit(100).forEach(map::evict);
-        assertFalse(plugin.state("orders").wholeness().settled(partition));
-        eventually(() -> plugin.state("orders").wholeness().settled(partition));
+        assertFalse(plugin.state("orders").wholeness().whole(partition));
+        eventually(() -> plugin.state("orders").wholeness().whole(partition));
         agent.readDelayMs = 0;
         assertEquals(entries, map.getAll(entries.keySet()));
     }
@@ -492,6 +497,54 @@ class SettlementTest {
         assertTrue(indexHits(map) > hits, "the index is used again");
     }
 
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void allEntriesAreProcessedAndIteratedOnlyWhereMemoryIsWhole(boolean offloaded) throws Exception {
+        offload = offloaded;
+        settleTimeoutMs = 1500;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        HazelcastInstance c = start(2);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        safe();
+        // The survivor has neither them nor their backups.
+        List<Integer> keys = IntStream.range(0, 1000).filter(key -> !hasReplica(b, key)).limit(20).boxed().toList();
+        keys.forEach(key -> map.set(key, key));
+        agents.get(1).readError = "the disk is away";
+        a.getLifecycleService().terminate();
+        c.getLifecycleService().terminate();
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(keys.get(0))).getMessage().contains("the disk is away"));
+        assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf()));
+        assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf(), Predicates.greaterEqual("this", 0)));
+        assertThrows(LogUnavailable.class, () -> map.iterator().forEachRemaining(each -> { }));
+        assertThrows(LogUnavailable.class, () -> map.keySet(Predicates.pagingPredicate(10)));
+        assertThrows(LogUnavailable.class, map::clear);
+        agents.get(1).readError = null;
+        eventually(() -> map.get(keys.get(0)) != null);
+        assertEquals(Set.copyOf(keys), map.executeOnEntries(new ValueOf()).keySet());
+        map.clear();
+        assertTrue(map.isEmpty());
+    }
+
+    private static boolean hasReplica(HazelcastInstance member, int key) {
+        var engine = WalPlugin.of(member).nodeEngine();
+        var partition = engine.getPartitionService().getPartition(engine.getPartitionService().getPartitionId(key));
+        return List.of(partition.getReplicaAddress(0), partition.getReplicaAddress(1)).contains(engine.getThisAddress());
+    }
+
+    /** Reads. */
+    static final class ValueOf implements EntryProcessor<Integer, Integer, Integer>, Serializable {
+        @Override
+        public Integer process(Map.Entry<Integer, Integer> entry) {
+            return entry.getValue();
+        }
+
+        @Override
+        public EntryProcessor<Integer, Integer, Integer> getBackupProcessor() {
+            return null;
+        }
+    }
+
     /**
      * The other member opens it while it is destroyed: this one answers that the map is restored.
      * It is, as nothing is left.
@@ -521,6 +574,157 @@ class SettlementTest {
             }
         }
         assertEquals(200, b.getMap("orders").size());
+    }
+
+    /** One part meets a migration that then fails; the last part does not. */
+    @Test
+    void aPartitionOfWhichOnePartFailedIsNotWhole() throws Exception {
+        restoreChunk = 1000;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        int partition = a.getPartitionService().getPartition(0).getPartitionId();
+        Map<Integer, Integer> entries = new HashMap<>();
+        for (int key = 0; entries.size() < 2500; key++) {
+            if (a.getPartitionService().getPartition(key).getPartitionId() == partition) {
+                entries.put(key, key);
+            }
+        }
+        map.putAll(entries);
+        FakeAgent agent = agents.get(0);
+        agent.readDelayMs = 500;
+        int before = agent.loads;
+        WalPlugin plugin = WalPlugin.of(a);
+        plugin.state("orders").doubt(partition, null);
+        plugin.settlements().wake();
+        var hazelcastPartition = (com.hazelcast.internal.partition.impl.InternalPartitionImpl)
+                plugin.nodeEngine().getPartitionService().getPartition(partition);
+        eventually(() -> agent.loads >= before + 3);
+        hazelcastPartition.setMigrating();
+        eventually(() -> agent.loads >= before + 5);
+        hazelcastPartition.resetMigrating();
+        agent.readDelayMs = 0;
+        eventually(() -> plugin.state("orders").wholeness().whole(partition));
+        assertEquals(2500, map.size());
+        assertEquals(entries, map.getAll(entries.keySet()));
+    }
+
+    /** Hazelcast marks a partition as indexed when the map is first used, whatever is in memory. */
+    @Test
+    void aQueryByAnIndexWaitsForPartitionsThatWereNeverLoaded() throws Exception {
+        IMap<Integer, Integer> map = notLoaded();
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("__key", 0)), "by a scan");
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("this", 0)), "by the index");
+    }
+
+    @Test
+    void anEntryViewWaitsForItsPartition() throws Exception {
+        IMap<Integer, Integer> map = notLoaded();
+        assertThrows(LogUnavailable.class, () -> map.get(7));
+        assertThrows(LogUnavailable.class, () -> map.getEntryView(7));
+    }
+
+    /** Hazelcast marks the partition as indexed after the plug-in was told of the promotion. The worker is busy meanwhile. */
+    @Test
+    void aQueryByAnIndexWaitsForAPromotedPartitionWhileTheWorkerIsBusy() throws Exception {
+        settleTimeoutMs = 1500;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(a, 1).get(0);
+        logOnly(b, key, 1000, 0);
+        MapState state = WalPlugin.of(b).state("orders");
+        state.settling().lock();
+        try {
+            a.getLifecycleService().terminate();
+            eventually(() -> owned(b, 1).size() == 1 && count(b) == 31 && state.wholeness().isAnyUnsettled());
+            safe();
+            eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)) != null);
+            assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
+        } finally {
+            state.settling().unlock();
+        }
+    }
+
+    /** As when a destruction is told while a partition moves: MapState.destroyed is not on the partition's thread. */
+    @Test
+    void aDoubtOfAPartitionThatHasMovedEnds() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        a.getMap("orders").set(1, 1);
+        safe();
+        int partition = a.getPartitionService().getPartition(owned(b, 1).get(0)).getPartitionId();
+        MapState state = WalPlugin.of(a).state("orders");
+        state.doubt(partition, null);
+        WalPlugin.of(a).settlements().wake();
+        long until = System.nanoTime() + 10_000_000_000L;
+        while (state.wholeness().isAnyUnsettled() && System.nanoTime() < until) {
+            Thread.sleep(50);
+        }
+        assertFalse(state.wholeness().isAnyUnsettled(), "after 10 s");
+    }
+
+    @Test
+    void aClosedMapIsNotLoaded() throws Exception {
+        HazelcastInstance a = start(0);
+        a.getMap("orders").set(1, 1);
+        MapState state = WalPlugin.of(a).state("other");
+        state.open(WalPlugin.of(a).state("orders").settings());
+        eventually(state::isLoaded);
+        int generation = state.generation();
+        state.close();
+        WalPlugin.of(a).settlements().load(state, generation);
+        assertFalse(state.isLoaded(), "of the opening before");
+        WalPlugin.of(a).settlements().load(state, state.generation());
+        assertFalse(state.isLoaded(), "loaded though closed; any partition whole: " + state.wholeness().whole(0));
+    }
+
+    @Test
+    void aReadOfABackupThatHasBecomeTheOwnerWaits() throws Exception {
+        settleTimeoutMs = 1500;
+        readBackups = true;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            map.set(i, i);
+        }
+        safe();
+        int key = owned(a, 1).get(0);
+        logOnly(b, key, null, 0);
+        MapState state = WalPlugin.of(b).state("orders");
+        state.settling().lock();
+        try {
+            a.getLifecycleService().terminate();
+            eventually(() -> count(b) == 31 && state.wholeness().isAnyUnsettled());
+            assertThrows(LogUnavailable.class, () -> map.containsKey(key));
+            assertThrows(LogUnavailable.class, () -> map.get(key));
+        } finally {
+            state.settling().unlock();
+        }
+    }
+
+    private IMap<Integer, Integer> notLoaded() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> before = a.getMap("orders");
+        for (int i = 0; i < 200; i++) {
+            before.set(i, i);
+        }
+        a.getLifecycleService().terminate();
+        FakeAgent agent = new FakeAgent(log).start();
+        agents.add(agent);
+        agent.unreadable = log.maps.get("orders").firstKey();
+        Config config = Members.config("settlement", port, agent.endpoint());
+        MapConfig map = Members.map("orders", agent.endpoint());
+        map.getMapStoreConfig().setProperty("restore-timeout-ms", "1500");
+        map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
+        config.addMapConfig(map);
+        HazelcastInstance b = Members.start(config);
+        started.add(b);
+        return b.getMap("orders");
     }
 
     private static long indexHits(IMap<?, ?> map) {

@@ -304,7 +304,8 @@ class WalMapStoreTest {
             assertTrue(e.getMessage().contains("may be in the log"), e.getMessage());
         }
         agent.mood = FakeAgent.Mood.ACK;
-        eventually(() -> WalPlugin.of(member).settler().idle() && WalPlugin.of(member).state(name).wholeness().everywhere());
+        eventually(() -> WalPlugin.of(member).settler().idle()
+                && !WalPlugin.of(member).state(name).wholeness().isAnyUnsettled());
         assertEquals(inLog ? null : 1, map.get(7));
         assertEquals(inLog ? 0 : 1, log.size(name));
     }

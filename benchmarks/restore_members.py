@@ -1,0 +1,60 @@
+"""The same log restored by one member and by three, each with an agent: how long until `size`
+answers. It waits for every partition. All agents share this machine's processors and disk, so three
+members cannot be three times as fast here."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.harness import Cluster, compile_java, logged_map
+
+VALUE = b"v" * 100
+BATCH = 10_000
+RESTORED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) restored .*: ([\d,]+) entries compared, .* in ([\d,]+) ms')
+
+
+def run(entries: int) -> list[dict[str, Any]]:
+    def maps(endpoint: str) -> Mapping[str, Any]:
+        return {"default": logged_map(endpoint)}
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Cluster(folder, compile_java(folder), maps, options=("-Xmx1g",), lifetime_timeout_s=0, durability="os") as cluster:
+            cluster.start(3)
+            orders = cluster.client().get_map("orders").blocking()
+            with ThreadPoolExecutor(4) as callers:
+                batches = [range(first, min(entries, first + BATCH)) for first in range(0, entries, BATCH)]
+                list(callers.map(lambda keys: orders.put_all(dict.fromkeys(keys, VALUE)), batches))
+            one, _ = _restored(cluster, 1, entries)
+            three, shares = _restored(cluster, 3, entries)
+    return [
+        {
+            "measurement": f"restore of {entries:,} entries by three members, each from its own agent",
+            "median": round(three, 2),
+            "unit": "s",
+            "ratio": round(three / one, 2),
+            "to": "the time of one member",
+            "target": 1.0,
+            "at_most": True,
+            "note": f"one member: {one:.2f} s; of three, without the merge of the logs: "
+            + ", ".join(f"{count:,} entries in {seconds:.2f} s" for count, seconds in shares),
+        }
+    ]
+
+
+def _restored(cluster: Cluster, members: int, entries: int) -> tuple[float, list[tuple[int, float]]]:
+    """Seconds, and of each member: entries and seconds."""
+    cluster.kill_everything()
+    cluster.start(members)
+    client = cluster.client()
+    began = time.monotonic()
+    assert client.get_map("orders").blocking().size() == entries
+    seconds = time.monotonic() - began
+    found = [RESTORED.findall(member.log.read_text()) for member in cluster.members]
+    return seconds, [(int(count.replace(",", "")), int(ms.replace(",", "")) / 1000) for each in found for count, ms in each]

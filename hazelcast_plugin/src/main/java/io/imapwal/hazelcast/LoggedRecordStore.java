@@ -1,0 +1,165 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.iteration.IterationPointer;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.logging.ILogger;
+import com.hazelcast.map.impl.MapContainer;
+import com.hazelcast.map.impl.MapKeyLoader;
+import com.hazelcast.map.impl.iterator.MapEntriesWithCursor;
+import com.hazelcast.map.impl.iterator.MapKeysWithCursor;
+import com.hazelcast.map.impl.operation.AddIndexOperation;
+import com.hazelcast.map.impl.operation.MapOperation;
+import com.hazelcast.map.impl.operation.MapPartitionDestroyOperation;
+import com.hazelcast.map.impl.operation.PartitionWideEntryOperation;
+import com.hazelcast.map.impl.record.Record;
+import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
+
+import java.util.LinkedHashSet;
+import java.util.Set;
+import java.util.function.BiConsumer;
+
+/**
+ * The memory of one of our maps in one partition. Operations of the partition's owner wait until it
+ * is whole, and Hazelcast does not load it.
+ *
+ * <pre>
+ *  partition    what Hazelcast does with an operation
+ *  not whole    repeats it later
+ *  overdue      fails it with LogUnavailable
+ *  a backup     carries it out
+ *  whole        carries it out
+ * </pre>
+ */
+@SuppressWarnings("rawtypes")
+final class LoggedRecordStore extends DefaultRecordStore {
+    private final MapState state;
+    private final Queue queue = new Queue();
+
+    LoggedRecordStore(MapContainer container, int partition, MapKeyLoader loader, ILogger logger, MapState state) {
+        super(container, partition, loader, logger);
+        this.state = state;
+        // Otherwise the first operation would begin to load.
+        loader.promoteToLoadedOnMigration();
+    }
+
+    private void requireWhole() {
+        if (state.holds(getPartitionId())) {
+            state.demand(getPartitionId());
+            throw state.refusal(getPartitionId());
+        }
+    }
+
+    /** Hazelcast calls this before most operations. */
+    @Override
+    public void checkIfLoaded() {
+        requireWhole();
+        super.checkIfLoaded();
+    }
+
+    /**
+     * {@code getMap} asks this first, of one partition, and again after some milliseconds; then it
+     * asks {@link #isLoaded} of each, and waits a second if one is not.
+     */
+    @Override
+    public boolean isKeyLoadFinished() {
+        return (state.isLoadedEverywhere() || isReady()) && super.isKeyLoadFinished();
+    }
+
+    @Override
+    public boolean isLoaded() {
+        return isReady() && super.isLoaded();
+    }
+
+    /** Whether {@code getMap} need not wait for this partition. If it is overdue, operations tell why. */
+    private boolean isReady() {
+        if (!state.holds(getPartitionId())) {
+            return true;
+        }
+        state.demand(getPartitionId());
+        return state.overdue(getPartitionId());
+    }
+
+    /** Hazelcast would read all keys on one member. */
+    @Override
+    public void startLoading() {
+        // see Settlement
+    }
+
+    /** Hazelcast does not check before an entry processor that is carried out on all entries. */
+    @Override
+    public void forEach(BiConsumer<Data, Record> consumer, boolean backup) {
+        if (!backup && state.holds(getPartitionId()) && isCalledBy(PartitionWideEntryOperation.class)) {
+            requireWhole();
+        }
+        super.forEach(consumer, backup);
+    }
+
+    /** After this, Hazelcast counts the partition as complete in a new index. Queries do not use the index before the partition is whole. */
+    @Override
+    public void forEach(BiConsumer<Data, Record> consumer, boolean backup, boolean includeExpired) {
+        if (!backup && state.holds(getPartitionId()) && isCalledBy(AddIndexOperation.class)) {
+            state.holdIndexesLater(getPartitionId());
+        }
+        super.forEach(consumer, backup, includeExpired);
+    }
+
+    private static boolean isCalledBy(Class<?> operation) {
+        return StackWalker.getInstance().walk(frames -> frames.limit(10)
+                .anyMatch(frame -> frame.getClassName().equals(operation.getName())));
+    }
+
+    /** For {@code getEntryView}, locks and transactions. */
+    @Override
+    public Record getRecordOrNull(Data key, boolean backup) {
+        if (!backup) {
+            requireWhole();
+        }
+        return super.getRecordOrNull(key, backup);
+    }
+
+    /** With {@code read-backup-data}, on the caller's thread. Null: Hazelcast asks the owner, which this member may be by now. */
+    @Override
+    public Data readBackupData(Data key) {
+        return state.holds(getPartitionId()) ? null : super.readBackupData(key);
+    }
+
+    /** For iterators and paged queries, before which Hazelcast does not check either. */
+    @Override
+    public MapKeysWithCursor fetchKeys(IterationPointer[] pointers, int size) {
+        requireWhole();
+        return super.fetchKeys(pointers, size);
+    }
+
+    @Override
+    public MapEntriesWithCursor fetchEntries(IterationPointer[] pointers, int size) {
+        requireWhole();
+        return super.fetchEntries(pointers, size);
+    }
+
+    /** Whoever destroys it: what is made next is not whole because this one was. */
+    @Override
+    public void destroy() {
+        state.emptied(getPartitionId());
+        super.destroy();
+    }
+
+    @Override
+    public Set<MapOperation> getOffloadedOperations() {
+        return queue;
+    }
+
+    /**
+     * With offload, {@code containsKey} and some others look into memory without a check. All
+     * offloaded operations are put into this queue.
+     */
+    private final class Queue extends LinkedHashSet<MapOperation> {
+        @Override
+        public boolean add(MapOperation operation) {
+            // What is destroyed is not whole any more, and need not be.
+            if (!(operation instanceof MapPartitionDestroyOperation)) {
+                requireWhole();
+            }
+            return super.add(operation);
+        }
+    }
+}
