@@ -3,15 +3,18 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+VERSIONS := build/versions.txt
 MVN := mvn -q -B -f hazelcast_plugin
 JAR := hazelcast_plugin/target/imap-wal-hazelcast.jar
-JAVA_SOURCES := hazelcast_plugin/pom.xml $(shell find hazelcast_plugin/src/main -type f 2>/dev/null)
+JAVA_SOURCES := LICENSE NOTICE hazelcast_plugin/pom.xml $(shell find hazelcast_plugin/src/main -type f 2>/dev/null)
 PACKAGING := pyproject.toml hatch_build.py requirements/constraints.txt
+SBOM_TOOL := cyclonedx-bom==7.5.0
+SBOM_PLUGIN := 2.9.3
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage torture nemesis bench bench-quick docs lint format constraints wheel clean
+.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage torture nemesis bench bench-quick docs lint format constraints sbom reproducible wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,17 +27,23 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps are empty files that say when pip last ran; pip itself is slow even with nothing to do.
+# pip checks hashes only if every requirement has one. Our own folder has none: it is installed after the others.
 $(VENV)/.everything: $(PACKAGING) | $(BIN)/python
-	$(PIP) --editable '.[dev]'
-	@touch $(VENV)/.demo $@
+	$(PIP) --require-hashes --requirement requirements/constraints.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/.demo $(VENV)/.docs $@
 
-$(VENV)/.demo: $(PACKAGING) | $(BIN)/python
-	$(PIP) --editable '.[demo]'
+$(VENV)/.demo: $(PACKAGING) $(VERSIONS) | $(BIN)/python
+	$(PIP) --constraint $(VERSIONS) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.docs: $(PACKAGING) | $(BIN)/python
-	$(PIP) --editable '.[docs]'
+$(VENV)/.docs: $(PACKAGING) $(VERSIONS) | $(BIN)/python
+	$(PIP) --constraint $(VERSIONS) --editable '.[docs]'
 	@touch $@
+
+$(VERSIONS): requirements/constraints.txt
+	@mkdir -p $(@D)
+	grep -oE '^[^# ]+==[^ ]+' $< > $@
 
 $(JAR): $(JAVA_SOURCES)
 	$(MVN) package -DskipTests
@@ -82,10 +91,26 @@ format: python ## write what ruff would
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-constraints: ## versions of a fresh install of everything, without old pins
+constraints: ## newest versions of everything that the extras need, and their hashes
 	$(PYTHON) -m venv build/fresh
-	build/fresh/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
-	(echo '# Versions that the tests ran with; regenerate with `make constraints`.'; build/fresh/bin/python -m pip freeze --exclude-editable) > requirements/constraints.txt
+	build/fresh/bin/python -m pip install --quiet --upgrade uv
+	(echo '# Versions and hashes of everything that the tests run with; regenerate with `make constraints`.'; build/fresh/bin/uv pip compile --quiet --no-header --no-annotate --generate-hashes --extra dev --python $(PYTHON) pyproject.toml) > build/constraints.txt
+	mv build/constraints.txt requirements/constraints.txt
+
+sbom: $(JAR) $(VERSIONS) ## what both sides are made of, as CycloneDX, in out/sbom/
+	rm -rf build/sbom && mkdir -p out/sbom
+	$(PYTHON) -m venv build/sbom/runtime
+	build/sbom/runtime/bin/python -m pip install --quiet --constraint $(VERSIONS) '.[agent,spark,s3,duckdb,uvloop]'
+	build/sbom/runtime/bin/python -m pip uninstall --quiet --yes pip setuptools
+	$(PYTHON) -m venv build/sbom/tool
+	build/sbom/tool/bin/python -m pip install --quiet $(SBOM_TOOL)
+	build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o out/sbom/python.cdx.json build/sbom/runtime/bin/python
+	$(MVN) org.cyclonedx:cyclonedx-maven-plugin:$(SBOM_PLUGIN):makeBom -DoutputFormat=json -DoutputName=java.cdx -DoutputDirectory=$(CURDIR)/out/sbom -DincludeTestScope=false
+
+reproducible: jar ## builds the jar again in another folder: the bytes must be the same
+	rm -rf build/again && mkdir -p build/again/plugin && cp -r hazelcast_plugin/pom.xml hazelcast_plugin/src build/again/plugin && cp LICENSE NOTICE build/again
+	mvn -q -B -f build/again/plugin package -DskipTests -Dmdep.skip
+	cmp $(JAR) build/again/plugin/target/imap-wal-hazelcast.jar
 
 wheel: setup ## a wheel with the jar in it, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

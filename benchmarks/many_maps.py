@@ -42,9 +42,9 @@ def _row(measurement: str, ours: float, unit: str, bare: float | None, target: f
         "measurement": measurement,
         "median": round(ours, 2),
         "unit": unit,
-        "ratio": round(ours, 2),
-        "to": f"{unit}, the target for so many",
-        "target": round(target, 2),
+        "ratio": round(ours / target, 2),
+        "to": f"of the target for so many, {target:g} {unit}",
+        "target": 1.0,
         "at_most": True,
         "note": "" if bare is None else f"without a map store: {bare:.2f} {unit}",
     }

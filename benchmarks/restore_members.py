@@ -4,19 +4,14 @@ members cannot be three times as fast here."""
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cluster_log import compared, fill, text
 from tests.cluster.harness import Cluster, compile_java, logged_map
-
-VALUE = b"v" * 100
-BATCH = 10_000
-RESTORED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) restored .*: ([\d,]+) entries compared, .* in ([\d,]+) ms')
 
 
 def run(entries: int) -> list[dict[str, Any]]:
@@ -27,10 +22,7 @@ def run(entries: int) -> list[dict[str, Any]]:
         folder = Path(name)
         with Cluster(folder, compile_java(folder), maps, options=("-Xmx1g",), lifetime_timeout_s=0, durability="os") as cluster:
             cluster.start(3)
-            orders = cluster.client().get_map("orders").blocking()
-            with ThreadPoolExecutor(4) as callers:
-                batches = [range(first, min(entries, first + BATCH)) for first in range(0, entries, BATCH)]
-                list(callers.map(lambda keys: orders.put_all(dict.fromkeys(keys, VALUE)), batches))
+            fill(cluster, entries)
             one, _ = _restored(cluster, 1, entries)
             three, shares = _restored(cluster, 3, entries)
     return [
@@ -42,8 +34,7 @@ def run(entries: int) -> list[dict[str, Any]]:
             "to": "the time of one member",
             "target": 1.0,
             "at_most": True,
-            "note": f"one member: {one:.2f} s; of three, without the merge of the logs: "
-            + ", ".join(f"{count:,} entries in {seconds:.2f} s" for count, seconds in shares),
+            "note": f"one member: {one:.2f} s; of three, without the merge of the logs: {text(shares)}",
         }
     ]
 
@@ -55,6 +46,4 @@ def _restored(cluster: Cluster, members: int, entries: int) -> tuple[float, list
     client = cluster.client()
     began = time.monotonic()
     assert client.get_map("orders").blocking().size() == entries
-    seconds = time.monotonic() - began
-    found = [RESTORED.findall(member.log.read_text()) for member in cluster.members]
-    return seconds, [(int(count.replace(",", "")), int(ms.replace(",", "")) / 1000) for each in found for count, ms in each]
+    return time.monotonic() - began, compared(cluster, "restored")

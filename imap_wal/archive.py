@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from imap_wal import layout, missing
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.contents import open_checked
+from imap_wal.disposal import dispose
 from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, PARTITION_COUNT, TIMESTAMP_MS, Row, clear_of
 from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
@@ -709,8 +710,7 @@ class _Run:
             ) from error
         self._publish(work)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
-        for archive in work.absorbed:
-            self._store.delete(archive.path)
+        dispose(self._store, [archive.path for archive in work.absorbed], f"{self._folder}/archive")
         return Archived(
             len(segments),
             sum(archive.records for archive in work.archives) - sum(archive.records for archive in work.absorbed),
@@ -752,7 +752,7 @@ class _Run:
             named = {archive.path for archive in self._manifests.read()[1].archives}
             for file in files:
                 if f"-{self._nonce}" in file.path and file.path not in named:
-                    self._store.delete(file.path)
+                    dispose(self._store, [file.path], f"{self._folder}/archive")
 
     def _sweep(self) -> None:
         """Delete what an earlier run left when it died: archives of earlier epochs that the
@@ -762,15 +762,15 @@ class _Run:
         for file in self._store.list(f"{self._folder}/archive"):
             name = layout.parse_archive_path(file.path)
             if name is not None and file.path not in known and name.epoch < self._manifest.epoch:
-                self._store.delete(file.path)
+                dispose(self._store, [file.path], f"{self._folder}/archive")
         self._delete(self._wal.archived)
 
     def _delete(self, files: Iterable[SegmentFile]) -> None:
         delete_segments(self._store, self._folder, self._manifest.epoch, [each.path for each in files])
 
 
-def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> None:
-    """Delete files of segments that are archived or covered. `epoch`: the node's present one. Two
+def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> set[str]:
+    """Delete files of segments that are archived or covered, and return those that are gone. `epoch`: the node's present one. Two
     kinds of objects are kept: those that shut a replaced writer out, and the newest one. Without
     the newest, a copy of the folder made during the deletion could lack all objects and look whole.
     (Where segments are appended to, the manifest names the newest.)"""
@@ -778,9 +778,7 @@ def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: It
     if not store.capabilities.durable_append:
         listed = store.list(f"{node_folder}/wal")
         kept = layout.fences(listed, epoch) | {sorted_out(listed).newest}
-    for path in paths:
-        if path not in kept:
-            store.delete(path)
+    return dispose(store, [path for path in paths if path not in kept], f"{node_folder}/wal")
 
 
 def to_manifest(item: Metadata) -> Metadata:

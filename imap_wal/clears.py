@@ -39,6 +39,11 @@ class Floors:
         self._top: Order = (-1, -1, -1, -1)
 
     def add(self, row: Row, node: str) -> None:
+        if not 0 <= row[PARTITION] < row[PARTITION_COUNT]:  # no version of this program wrote that
+            raise ImapWalError(
+                f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for partition {row[PARTITION]} of {row[PARTITION_COUNT]}; there is no "
+                "such partition, so it is not known what it deletes. `imap-wal verify` names its file; replace that file by a copy"
+            )
         newest = self._newest.get(row[PARTITION_COUNT])
         if newest is None:
             if len(self._newest) == COUNTS_MAX:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import NoneType
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgpack
+from msgspec import Meta, MsgspecError
+from msgspec.msgpack import Decoder
 
 Order: TypeAlias = tuple[int, int, int, int]
 """(incarnation, partition_version, session, request). The greater tuple is the newer change. No clock takes part."""
@@ -34,6 +36,8 @@ PARTITION_COUNT: Final = EXPIRES_AT_MS
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 """What the columns of an archive take."""
 PARTITIONS_MAX: Final = 2**31 - 1
+PARTITION_MAX: Final = PARTITIONS_MAX - 1
+"""The limit for a member's entry. A log of records may have any number there."""
 
 
 class DataEntry(NamedTuple):
@@ -73,28 +77,42 @@ def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
     return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
 
 
+Number: TypeAlias = Annotated[int, Meta(ge=LOWEST, le=HIGHEST)]
+Counter: TypeAlias = Annotated[int, Meta(ge=0, le=HIGHEST)]
+_Entry: TypeAlias = tuple[
+    str,
+    bytes | None,
+    str,
+    bytes | None,
+    str,
+    bool,
+    Number,
+    Number,
+    Number,
+    tuple[Counter, Counter, Counter, Counter],
+]
+_decode: Final = Decoder(list[_Entry]).decode
+FAULTS: Final = (MsgspecError, RecursionError, UnicodeDecodeError)
+"""All that msgspec raises, whatever the bytes are."""
+
 _UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
 _TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
 _CLEAR = (str, NoneType, str, NoneType, str, bool, int, int, int, tuple)
+_ORDER = (int, int, int, int)
 
 
-def check(row: tuple[Any, ...]) -> None:
+def check(row: Any) -> None:
     """ValueError for an entry that must not get into a log, because a reader or an archive would
     not take it, or would take it for another one."""
-    kinds = tuple(map(type, row))  # in one go: an agent does this for every entry of every commit
+    kinds = tuple(map(type, row)) if isinstance(row, tuple) else ()
     if kinds != _UPSERT and kinds != _TOMBSTONE and kinds != _CLEAR:
         raise ValueError("it is not a DataEntry")
-    name, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order = row
-    if deleted is not (value is None) or not name or len(order) != 4 or type(order[1]) is not int or type(order[3]) is not int:
+    name, key, key_class, value, value_class, deleted, _, expires_at_ms, partition, order = row
+    if deleted is not (value is None) or not name or tuple(map(type, order)) != _ORDER:
         raise ValueError("it is not a DataEntry")
-    if not (
-        LOWEST <= timestamp_ms <= HIGHEST
-        and LOWEST <= expires_at_ms <= HIGHEST
-        and LOWEST <= partition <= HIGHEST
-        and 0 <= order[1] <= HIGHEST
-        and order[3] <= HIGHEST
-    ):
-        raise ValueError(_out_of_range(row))
+    for field, number, lowest, highest in _numbers(row):
+        if not lowest <= number <= highest:
+            raise ValueError(f"{field} is {number}; it takes {_RANGES[lowest, highest]}")
     if not deleted:
         return
     if key is not None:
@@ -108,18 +126,75 @@ def check(row: tuple[Any, ...]) -> None:
         raise ValueError("a clear has key_class or value_class; both must be empty")
 
 
-def _out_of_range(row: tuple[Any, ...]) -> str:
-    """Which number is too low or too high."""
-    _, version, _, request = row[ORDER]
-    numbers = {
-        "timestamp_ms": (row[TIMESTAMP_MS], LOWEST),
-        "expires_at_ms": (row[EXPIRES_AT_MS], LOWEST),
-        "partition": (row[PARTITION], LOWEST),
-        "partition_version": (version, 0),
-        "request": (request, 0),
-    }
-    name, value, lowest = next((name, value, lowest) for name, (value, lowest) in numbers.items() if not lowest <= value <= HIGHEST)
-    return f"{name} is {value}; it takes {'0' if lowest == 0 else '-2^63'} to 2^63 - 1"
+_RANGES = {(LOWEST, HIGHEST): "-2^63 to 2^63 - 1", (0, HIGHEST): "0 to 2^63 - 1"}
+
+
+def _numbers(row: tuple[Any, ...]) -> tuple[tuple[str, Any, int, int], ...]:
+    """(field, its number, lowest, highest); those of the order last, and in its order."""
+    incarnation, version, session, request = row[ORDER]
+    return (
+        ("timestamp_ms", row[TIMESTAMP_MS], LOWEST, HIGHEST),
+        ("expires_at_ms", row[EXPIRES_AT_MS], LOWEST, HIGHEST),
+        ("partition", row[PARTITION], LOWEST, HIGHEST),
+        ("incarnation", incarnation, 0, HIGHEST),
+        ("partition_version", version, 0, HIGHEST),
+        ("session", session, 0, HIGHEST),
+        ("request", request, 0, HIGHEST),
+    )
+
+
+def decoded(payload: bytes, count: int) -> list[Row]:
+    """The entries of a msgpack stream, exactly `count` of them, each as `check` demands it.
+    ValueError for any other stream."""
+    try:
+        rows = cast(list[Row], _decode(in_array(payload, count)))
+    except FAULTS as error:
+        raise ValueError(str(error)) from error
+    # Types and ranges are right. `check` decides the rest: tombstones, clears and empty names.
+    for row in [row for row in rows if row[5] is not (row[3] is None) or not row[0] or (row[5] and (row[7] or row[1] is None))]:
+        check(row)
+    return rows
+
+
+def in_array(payload: bytes, count: int) -> bytes:
+    """A msgpack stream of `count` values as one array."""
+    return b"\xdd" + count.to_bytes(4, "big") + payload
+
+
+def mended(row: Any) -> tuple[Row, str]:
+    """An entry of a log as a reader takes it, and what was wrong with it ("": nothing). Early
+    versions wrote any number into a log; it is replaced by the nearest one that an archive takes.
+    ValueError for anything but an entry, and for a clear of an impossible partition: it is not
+    known what that deletes."""
+    if type(row) is not tuple or len(row) != 10 or type(row[ORDER]) is not tuple or len(row[ORDER]) != 4:
+        raise ValueError("it is not a DataEntry")
+    if row[KEY] is None:
+        check(row)
+        return cast(Row, row), ""
+    numbers, wrong = [], []
+    for field, number, lowest, highest in _numbers(row):
+        nearest = _nearest(field, number, lowest, highest)
+        if field == "expires_at_ms" and row[DELETED] is True:
+            nearest = 0
+        if nearest != number or type(number) is not int:
+            wrong.append(f"{field} is {number!r}, read as {nearest}")
+        numbers.append(nearest)
+    found = cast(Row, (*row[:TIMESTAMP_MS], *numbers[:3], tuple(numbers[3:])))
+    check(found)
+    return found, ", ".join(wrong)
+
+
+def request_of(row: Any) -> tuple[int, int]:
+    """(session, request) of an entry in a log, as `mended` returns them. ValueError, TypeError or
+    LookupError if it has none."""
+    _, _, session, request = row[ORDER]
+    return _nearest("session", session, 0, HIGHEST), _nearest("request", request, 0, HIGHEST)
+
+
+def _nearest(field: str, number: Any, lowest: int, highest: int) -> int:
+    if type(number) not in (int, float, bool) or (type(number) is float and not number.is_integer()):
+        raise ValueError(f"its {field} is {number if type(number) is float else type(number).__name__}, which is not a whole number")
+    return int(min(max(number, lowest), highest))
 
 
 def pack(entry: Row | DataEntry) -> bytes:

@@ -28,6 +28,8 @@ from typing import NamedTuple, Self
 
 import google_crc32c
 import msgpack
+from msgspec import MsgspecError
+from msgspec.msgpack import Decoder
 
 from imap_wal.errors import CorruptLog, ShortLog, TooLarge, UnsupportedVersion
 
@@ -107,8 +109,12 @@ START = Position(0, 0, 0, 0)
 """Before everything."""
 
 
+NOTHING_BEFORE = 1
+"""In a header, in place of the CRC of the frame before: its writer knew of none. All were archived or removed."""
+
+
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the segment before (0: none);
+    """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the segment before (0: not said; or `NOTHING_BEFORE`);
     `directory` is the node's log-directory UUID."""
 
     segment_id: bytes
@@ -152,7 +158,13 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
         raise UnsupportedVersion(
             file, 8, f"format version {version}; this imap-wal reads version {VERSION}", "upgrade imap-wal; the file was not touched"
         )
-    return SegmentHeader(*msgpack.unpackb(data[_PREFIX.size : end], use_list=False)), end + 4
+    try:
+        return _decode_header(data[_PREFIX.size : end]), end + 4
+    except (MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptLog(file, _PREFIX.size, f"the segment header matches its checksum, but its fields are not what they must be: {error}") from error
+
+
+_decode_header = Decoder(SegmentHeader).decode
 
 
 def header_bytes_needed(data: bytes) -> int:

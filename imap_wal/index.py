@@ -196,6 +196,11 @@ class NewestIndex:
         in_memory = {name for name, table in self._tables.items() if table.rows}
         return sorted(in_memory.union(self._cleared.maps(), *(run.sections for run in self._runs.values())))
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a map has a row or a clear."""
+        table = self._tables.get(name)
+        return bool(table and table.rows) or name in self._cleared or any(name in run.sections for run in self._runs.values())
+
     def clears(self, name: str) -> list[Claim]:
         """The newest clear of each partition of a map, and who wrote it."""
         return self._cleared.claims(name)
@@ -240,6 +245,11 @@ class NewestIndex:
         for entries, _ in self._stored_pages(name, rows_max, lambda entries: [len(entry[KEY]) for entry in entries]):
             states = [(entry[KEY], entry[DELETED], entry[EXPIRES_AT_MS]) for entry in entries]
             yield states if partitions is None else list(compress(states, partitions.have([state[0] for state in states])))
+
+    def hash_keys(self, count: int) -> None:
+        """Hash the keys in memory, for `keys` of some of `count` partitions."""
+        for table in self._tables.values():
+            table.keys_in(Partitions(frozenset(), count))
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
         """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at

@@ -1,4 +1,5 @@
-"""Names on storage. Every user-chosen name is percent-encoded, so a map may be called "../a b".
+"""Names on storage. Every name that a user chose is percent-encoded, so a map may be called
+"../a b". A long name of a map is replaced by a hash in {map}.
 
 {namespace}/{cluster}/manifest/{number}.json
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
@@ -21,6 +22,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -34,6 +36,15 @@ _SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-\d{8,}-\d{8,}$")
 _CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
 _WRITER = re.compile(r"/wal/(\d{8,})(?:-[0-9a-f]+)?\.writer$")
 _ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
+
+_DISPOSABLE = re.compile(
+    r"[^/]+/[^/]+/(?:nodes/[^/]+/)?(?:wal/\d{8,}-\d{8,}(?:\.\d{8,})?\.wal|archive/[^/]+/[^/]+\.parquet|snapshot/[^/]+/\d{8,}/[^/]+\.parquet)"
+)
+
+
+def is_disposable(path: str) -> bool:
+    """Whether this can be a segment, an archive or a file of a snapshot."""
+    return _DISPOSABLE.fullmatch(path) is not None
 
 
 @lru_cache(10_000)
@@ -69,6 +80,48 @@ def check_name(name: str, what: str) -> None:
             "are possible; shorten it: letters, digits, _ and - take 1 byte, every other character "
             f"3 or more: {name[:40]!r}…"
         )
+
+
+MAP_NAME_BYTES_MAX = 1024
+MAP_COMPONENT_BYTES_MAX = 200
+_PREFIX_BYTES = 120
+
+
+def check_map_name(name: str) -> None:
+    """`check_name` for a map. Its name may be longer, because its folder gets a short one."""
+    if type(name) is not str:
+        raise InvalidSetting(f"the name of a map is {name!r:.100}; it takes text")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidSetting(f"the name of a map: {not_text(error)}") from error
+    if not name:
+        raise InvalidSetting("the name of a map is empty; give it one character or more")
+    if size > MAP_NAME_BYTES_MAX:
+        raise InvalidSetting(f"the name of a map takes {size} bytes of UTF-8; at most {MAP_NAME_BYTES_MAX} are possible: {name[:40]!r}…")
+
+
+@lru_cache(10_000)
+def map_component(name: str) -> str:
+    """A map's name as one path component: encoded. If that takes more than 200 bytes, it is cut,
+    followed by `~` and a SHA-256. Then manifests and files have the name, see `map_of`."""
+    encoded = encode(name)
+    if len(encoded) <= MAP_COMPONENT_BYTES_MAX:
+        return encoded
+    return f"{encoded[:_PREFIX_BYTES]}~{sha256(name.encode()).hexdigest()}"
+
+
+def is_hashed(component: str) -> bool:
+    """Whether a path component has a hash, and so not the whole name of its map."""
+    return "~" in component
+
+
+def map_of(component: str, known: Iterable[str]) -> str:
+    """The map of a path component. For one with a hash, the name among `known` that has this
+    component, or "" if none has."""
+    if not is_hashed(component):
+        return decode(component)
+    return next((name for name in known if len(encode(name)) > MAP_COMPONENT_BYTES_MAX and map_component(name) == component), "")
 
 
 @lru_cache(10_000)
@@ -260,7 +313,7 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
 def archive_path(node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str) -> str:
     """A name that no other run ever chooses: `epoch` is that of the node when the archive was
     made."""
-    return f"{node}/archive/{encode(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
+    return f"{node}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
 
 
 class ArchiveName(NamedTuple):
@@ -282,4 +335,4 @@ def parse_archive_path(path: str) -> ArchiveName | None:
 
 
 def snapshot_folder(cluster: str, map_name: str, generation: int) -> str:
-    return f"{cluster}/snapshot/{encode(map_name)}/{generation:08d}"
+    return f"{cluster}/snapshot/{map_component(map_name)}/{generation:08d}"

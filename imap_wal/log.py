@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -86,7 +86,7 @@ class Log:
         if len(given) > COUNT_MAX:
             raise TooLarge(f"one commit of {len(given)} changes; it takes at most {COUNT_MAX}, append in parts")
         for name in {each.map for each in given}:
-            layout.check_name(name, "map")
+            layout.check_map_name(name)
         for each in given:
             self._check(each)
         kind = CLEARS if any(map(is_clear, given)) else ENTRIES
@@ -304,15 +304,18 @@ def create(
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
     wal_dir: str | os.PathLike[str] = "",
+    storage_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Log:
-    """Make a log under `url` and open it; of several processes one makes it. `LogExists` where there is one (`exist_ok=True` opens that). `InvalidSetting` in a
-    cluster of maps: a restore of theirs would take this log's entries for changes of them. Settings as for `open`; `wal_dir` as for `imap_wal.open`."""
+    """Make a log under `url` and open it; of several processes one makes it. `LogExists` if there
+    is one (`exist_ok=True` opens that). `InvalidSetting` in a cluster of maps: a restore of the
+    maps would read this log's entries as their changes. Settings as for `open`; `wal_dir` and
+    `storage_options` as for `imap_wal.open`."""
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = location(url), location(wal_dir, "wal_dir")
+    url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = storage or open_store(url, wal_dir=wal_dir)
         _check_durability(store, chosen)
@@ -343,6 +346,7 @@ def open(  # the public name: imap_wal.log.open
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
     wal_dir: str | os.PathLike[str] = "",
+    storage_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Log:
     """Become the writer of a log that `create` made; `settings` are the fields of `imap_wal.Settings`.
@@ -353,7 +357,7 @@ def open(  # the public name: imap_wal.log.open
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = location(url), location(wal_dir, "wal_dir")
+    url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = storage or open_store(url, wal_dir=wal_dir)
         _check_durability(store, chosen)
@@ -375,7 +379,7 @@ def _open(url: str, store: SegmentStore, identity: Identity, settings: Settings,
 
 
 def _settings(settings: dict[str, Any]) -> Settings:
-    chosen = choose(settings, ("namespace", "cluster", "node", "takeover", "exist_ok", "wal_dir"))
+    chosen = choose(settings, ("namespace", "cluster", "node", "takeover", "exist_ok", "wal_dir", "storage_options"))
     if chosen.acknowledges_early:
         raise InvalidSetting(
             "durability is 'async', or manual_wal_flush is true; a log returns positions, which are known only once they are written: choose 'always', 'interval' or 'os'"

@@ -14,11 +14,13 @@ import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, overload
 
 import google_crc32c
+import msgspec
+from msgspec import Meta
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness
@@ -41,11 +43,17 @@ INDENTED_BYTES_MAX = 16 * 1024
 MANIFEST_ADVICE = "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 
 
+Whole: TypeAlias = Annotated[int, Meta(ge=0)]
+V = TypeVar("V")
+
+
 class Content(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self: ...
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        """The content of a manifest. ValueError if a field is missing or has not exactly its type.
+        Parts that are parsed later name `file` in their errors."""
 
 
 C = TypeVar("C", bound=Content)
@@ -158,16 +166,50 @@ class ManifestLog(Generic[C]):
             data: dict[str, Any] = json.loads(text)
             if not isinstance(data, dict):
                 raise ValueError("not an object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE) from error
         checksum = data.pop("checksum", None)
         if checksum != _checksum_of_rest(text) and checksum != _checksum(_canonical(data)):
             raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
         known = getattr(self._kind, "formats", (FORMAT,))
-        if data.get("format", FORMAT) not in known:
-            what = f"manifest format {data['format']}; this imap-wal reads {' and '.join(map(str, known))}"
+        with whole(path):
+            format = _checked(data, _Head).format
+        if format not in known:
+            what = f"manifest format {format}; this imap-wal reads {' and '.join(map(str, known))}"
             raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")
-        return data, self._kind.from_json(data)
+        with whole(path):
+            return data, self._kind.from_json(data, path)
+
+
+class _Head(msgspec.Struct):
+    """What every manifest has. `format` is a text in one that must not be opened."""
+
+    format: int | str = FORMAT
+    number: Whole = 0
+    floor: Whole = 1
+    nonce: str = ""
+
+
+@contextmanager
+def whole(file: str) -> Iterator[None]:
+    """`CorruptLog` for errors in the fields of a manifest whose checksum is right."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
+        said = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CorruptLog(file, 0, f"this manifest matches its checksum, but its fields are not what they must be: {said}", MANIFEST_ADVICE) from error
+
+
+def _checked(data: Any, kind: type[V]) -> V:
+    """JSON as a value of this type. ValueError unless every field has exactly its type (a float is
+    not an int)."""
+    return msgspec.convert(data, kind, str_keys=True)
+
+
+def _require(data: Mapping[str, Any], *names: str) -> None:
+    """KeyError if one of these fields is missing: every version has written them."""
+    for name in names:
+        data[name]
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -229,9 +271,9 @@ class Seen:
     """How far a cluster's manifest was: its number, the last snapshot generation and the last
     incarnation given."""
 
-    number: int = 0
-    generation: int = 0
-    incarnation: int = 0
+    number: Whole = 0
+    generation: Whole = 0
+    incarnation: Whole = 0
 
     def __str__(self) -> str:
         return f"manifest {self.number} (generation {self.generation}, incarnation {self.incarnation})"
@@ -265,21 +307,18 @@ class Archive:
     def to_json(self) -> dict[str, Any]:
         return _fields(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**{**data, "first": Position(*data["first"]), "last": Position(*data["last"])})
-
 
 class ArchiveList(Sequence[Archive]):
     """A long list of archives, stored in a manifest as one string: base64 of deflated JSON. An
     open, a new session and a new segment copy it without parsing it, so they take the same time
     with one archive and with ten thousand."""
 
-    __slots__ = ("_archives", "_text")
+    __slots__ = ("_archives", "_file", "_text")
 
-    def __init__(self, archives: tuple[Archive, ...] | None, text: str = "") -> None:
-        """Give one of the two; the other is computed on first use. Safe in any thread."""
-        self._archives, self._text = archives, text
+    def __init__(self, archives: tuple[Archive, ...] | None, text: str = "", file: str = "") -> None:
+        """Give one of the first two; the other is computed on first use: `CorruptLog`, which names
+        the manifest `file`. Safe in any thread."""
+        self._archives, self._text, self._file = archives, text, file
 
     @property
     def text(self) -> str:
@@ -290,7 +329,8 @@ class ArchiveList(Sequence[Archive]):
     @property
     def whole(self) -> tuple[Archive, ...]:
         if self._archives is None:
-            self._archives = tuple(map(Archive.from_json, _unpacked(self._text)))
+            with whole(self._file):
+                self._archives = _checked(_unpacked(self._text), tuple[Archive, ...])
         return self._archives
 
     @overload
@@ -326,21 +366,21 @@ class NodeManifest:
 
     directory: str = ""
     """UUID of this log directory; a new disk under an old node name has another."""
-    epoch: int = 0
-    session: int = 0
+    epoch: Whole = 0
+    session: Whole = 0
     """The last session number given."""
-    plugins: Mapping[str, int] = field(default_factory=dict)
+    plugins: Mapping[str, Whole] = field(default_factory=dict)
     """Plug-in UUID and incarnation → session, of the last plug-in starts."""
-    requests: Mapping[int, int] = field(default_factory=dict)
+    requests: Mapping[Whole, Whole] = field(default_factory=dict)
     """Session → last durable request, as it stood at `checkpoint`."""
     checkpoint: Position = START
     """Recovery scans from here."""
     clean: bool = True
     """The last writer closed the log; nothing is to be scanned behind `checkpoint`."""
-    archived: tuple[int, int] = (0, 0)
+    archived: tuple[Whole, Whole] = (0, 0)
     """(epoch, segment): segments up to this one are archived."""
     archives: Sequence[Archive] = ()
-    metadata: tuple[tuple[Any, ...], ...] = ()
+    metadata: tuple[tuple[str | int, ...], ...] = ()
     """Metadata carried over from archived segments: schemas as ("schema", id, hex)."""
     kind: str = ""
     """LOG of a log made by `imap_wal.log.create`; "" of maps' logs."""
@@ -349,10 +389,10 @@ class NodeManifest:
     wal_id: str = ""
     """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a
     log of version 1 until its next open."""
-    newest: int = 0
+    newest: Whole = 0
     """Number of the newest segment that was in `wal/` when this was published, or is archived. A
     folder without it is incomplete."""
-    begins: tuple[int, int] = (0, 0)
+    begins: tuple[Whole, Whole] = (0, 0)
     """(epoch, segment): the first segment of that epoch, published before its writer creates one.
     A segment of an earlier epoch with this number or a higher one was begun by a writer that had
     been replaced, and is void, whether the present epoch has written a segment yet or not. If
@@ -365,7 +405,7 @@ class NodeManifest:
     embedded: bool = False
     """The last open was that of a program, not of an agent: a cluster of Hazelcast members that
     claims this log shuts the program out."""
-    former: Mapping[int, int] = field(default_factory=dict)
+    former: Mapping[Whole, int] = field(default_factory=dict)
     """Session of a plug-in in an older incarnation → its last request that counts."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
@@ -410,31 +450,22 @@ class NodeManifest:
         return document
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        _require(data, "directory", "epoch", "session", "plugins", "requests", "checkpoint", "clean", "archived", "archives", "metadata")
         archives = data["archives"]
-        return cls(
-            directory=data["directory"],
-            epoch=data["epoch"],
-            session=data["session"],
-            plugins=data["plugins"],
-            requests={int(session): request for session, request in data["requests"].items()},
-            checkpoint=Position(*data["checkpoint"]),
-            clean=data["clean"],
-            archived=(data["archived"][0], data["archived"][1]),
-            archives=ArchiveList(None, archives) if isinstance(archives, str) else tuple(map(Archive.from_json, archives)),
-            metadata=tuple(tuple(item) for item in data["metadata"]),
-            kind=data.get("kind", ""),
-            removed=Position(*data.get("removed", START)),
-            wal_id=data.get("wal_id", ""),
-            newest=data.get("newest", 0),
-            begins=(data["begins"][0], data["begins"][1]) if "begins" in data else (0, 0),
-            permit=data.get("permit", ""),
-            forgotten=data.get("forgotten", False),
-            embedded=data.get("embedded", False),
-            former={int(session): request for session, request in data.get("former", {}).items()},
-            cluster=Seen(**data.get("cluster", {})),
-            clears=data.get("clears", False),
-        )
+        packed = isinstance(archives, str)
+        # The list is a tuple in memory.
+        given = ArchiveList(None, archives, file) if packed else _checked(archives, tuple[Archive, ...])
+        found = replace(_checked({**data, "archives": ()}, cls), archives=given)
+        for item in found.metadata:
+            match item:
+                case ["schema", int(), str(content)]:
+                    bytes.fromhex(content)
+                case [str(name), *_] if name != "schema":
+                    pass
+                case _:
+                    raise ValueError("an item of metadata has another shape than its type")
+        return found
 
 
 _NO_NODE = NodeManifest()
@@ -502,16 +533,12 @@ class Mark:
     directory: str
     position: Position
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(data["directory"], Position(*data["position"]))
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a rewrite published for one map: `files` hold the newest change of every key up to `marks`. A map that was dropped has no files."""
 
-    generation: int
+    generation: Whole
     files: tuple[str, ...]
     marks: Mapping[str, Mark]
     live: int
@@ -528,7 +555,7 @@ class Snapshot:
     """Bytes of each file; empty: not known."""
     rows: tuple[int, ...] = ()
     """How many rows each file has; empty: not known."""
-    versions: int = 0
+    versions: Whole = 0
     """The table in `ClusterManifest.versions` that holds above `marks`; 0: none."""
     last_expiry_ms: int = 0
     """When the last row expires; 0: some row never does, or it is not known."""
@@ -541,13 +568,9 @@ class Snapshot:
     @classmethod
     def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, Mark]] | None = None) -> Self:
         """`shared`: marks that several snapshots have, by their number."""
-        marks = (shared or {})[data["marks"]] if isinstance(data["marks"], str) else _marks(data["marks"])
-        lists = {name: tuple(data.get(name, ())) for name in ("files", "checksums", "sizes", "rows")}
-        return cls(**{**data, **lists, "marks": marks})
-
-
-def _marks(data: dict[str, Any]) -> dict[str, Mark]:
-    return {node: Mark.from_json(mark) for node, mark in data.items()}
+        given = data["marks"]
+        marks = (shared or {})[given] if isinstance(given, str) else _checked(given, dict[str, Mark])
+        return replace(_checked({**data, "marks": {}}, cls), marks=marks)
 
 
 def _marks_json(marks: Mapping[str, Mark]) -> dict[str, Any]:
@@ -571,10 +594,10 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
     return found, {number: _marks_json(distinct[each]) for each, number in numbers.items()}
 
 
-def _from_json_with_marks(snapshots: Mapping[str, Any], marks: Mapping[str, Any]) -> dict[str, Snapshot]:
-    """What `_with_marks_once` gave."""
-    shared = {number: _marks(each) for number, each in marks.items()}
-    return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in snapshots.items()}
+def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
+    """What `_with_marks_once` gave. ValueError, KeyError."""
+    shared = _checked(marks, dict[str, dict[str, Mark]])
+    return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in _checked(snapshots, dict[str, dict[str, Any]]).items()}
 
 
 def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[Mark, ...]]:
@@ -594,12 +617,14 @@ class SnapshotTable(Mapping[str, Snapshot]):
     """The snapshots of many maps, stored in a manifest as one string, as `ArchiveList` is: an open
     and a claim copy it without parsing it. What they need of it is beside it, in `covered`."""
 
-    __slots__ = ("_covered", "_snapshots", "_text")
+    __slots__ = ("_covered", "_file", "_snapshots", "_text")
 
-    def __init__(self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[Mark, ...]] | None = None) -> None:
-        """Give the first, or the other two; what is not given is computed on first use. Safe in any
-        thread."""
-        self._snapshots, self._text, self._covered = snapshots, text, covered
+    def __init__(
+        self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[Mark, ...]] | None = None, file: str = ""
+    ) -> None:
+        """Give the first, or the other three; what is not given is computed on first use:
+        `CorruptLog`, which names the manifest `file`. Safe in any thread."""
+        self._snapshots, self._text, self._covered, self._file = snapshots, text, covered, file
 
     @property
     def text(self) -> str:
@@ -610,7 +635,8 @@ class SnapshotTable(Mapping[str, Snapshot]):
     @property
     def whole(self) -> Mapping[str, Snapshot]:
         if self._snapshots is None:
-            self._snapshots = _from_json_with_marks(*_unpacked(self._text))
+            with whole(self._file):
+                self._snapshots = _from_json_with_marks(*_checked(_unpacked(self._text), tuple[Any, Any]))
         return self._snapshots
 
     @property
@@ -646,12 +672,8 @@ class Lifetime:
     incarnation appended behind its cut is void."""
 
     cluster_id: str
-    incarnation: int
+    incarnation: Whole
     cuts: Mapping[str, Position]
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(data["cluster_id"], data["incarnation"], {node: Position(*cut) for node, cut in data["cuts"].items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -660,25 +682,25 @@ class ClusterManifest:
 
     formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
 
-    incarnation: int = 0
+    incarnation: Whole = 0
     """The last incarnation given, to a cluster lifetime or an embedded open."""
-    claims: Mapping[str, int] = field(default_factory=dict)
+    claims: Mapping[str, Whole] = field(default_factory=dict)
     """Of a log of version 1; today they have a manifest of their own, see `ClaimManifest`."""
     lifetimes: tuple[Lifetime, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     """By map name."""
-    generation: int = 0
+    generation: Whole = 0
     """The last snapshot generation given."""
-    orphan_floor: int = 0
+    orphan_floor: Whole = 0
     """No snapshot of a generation below this is published any more; its files may be deleted."""
     versions: Mapping[int, PartitionVersions] = field(default_factory=dict)
     """Generation of the rewrite that made it → table. Above the marks of a snapshot that names a
     table, an entry of a lower pair was never acknowledged: it is void."""
     forgotten: tuple[str, ...] = ()
     """Log directories of nodes that were forgotten: they are not taken in again."""
-    embedded: int = 0
+    embedded: Whole = 0
     """The last incarnation given to an embedded open."""
     clears: bool = False
     """A snapshot has, or had, clears."""
@@ -704,26 +726,15 @@ class ClusterManifest:
         return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears"))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        _require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
         snapshots: Mapping[str, Snapshot]
         if isinstance(data["snapshots"], str):
-            covered = {node: tuple(map(Mark.from_json, marks)) for node, marks in data["covered"].items()}
-            snapshots = SnapshotTable(None, data["snapshots"], covered)
+            snapshots = SnapshotTable(None, data["snapshots"], _checked(data["covered"], dict[str, tuple[Mark, ...]]), file)
         else:
             snapshots = _from_json_with_marks(data["snapshots"], data.get("marks", {}))
-        return cls(
-            incarnation=data["incarnation"],
-            claims=data["claims"],
-            lifetimes=tuple(Lifetime.from_json(lifetime) for lifetime in data["lifetimes"]),
-            nodes=data["nodes"],
-            snapshots=snapshots,
-            generation=data["generation"],
-            orphan_floor=data.get("orphan_floor", 0),
-            versions={int(number): PartitionVersions.decode(text) for number, text in data.get("versions", {}).items()},
-            forgotten=tuple(data.get("forgotten", ())),
-            embedded=data.get("embedded", 0),
-            clears=data.get("clears", False),
-        )
+        versions = {number: PartitionVersions.decode(text) for number, text in _checked(data.get("versions", {}), dict[int, str]).items()}
+        return replace(_checked({**data, "snapshots": {}, "versions": {}}, cls), snapshots=snapshots, versions=versions)
 
     def covered(self, node: str) -> tuple[Mark, ...]:
         """For each log directory that the node had, the farthest mark of any snapshot."""
@@ -762,8 +773,8 @@ class ClaimManifest:
     The newest claim may be a view: then `members` are those that may write in it. The list is
     always complete: a member that comes later is entered before its first change."""
 
-    claims: Mapping[str, int] = field(default_factory=dict)
-    permits: int = 0
+    claims: Mapping[str, Whole] = field(default_factory=dict)
+    permits: Whole = 0
     """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none has."""
     members: tuple[str, ...] = ()
     """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
@@ -809,8 +820,9 @@ class ClaimManifest:
         return _without_defaults(_fields(self), ("permits", "members", "lost", "forced"))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(data["claims"], data.get("permits", 0), tuple(data.get("members", ())), tuple(data.get("lost", ())), data.get("forced", False))
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        _require(data, "claims")
+        return _checked(data, cls)
 
 
 def claim_manifests(

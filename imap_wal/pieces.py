@@ -37,6 +37,10 @@ ROWS_MAX = 8192
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 """A batch of changes is about this much (one frame or row group, where that is more)."""
 
+NAMED_MAX = 10
+"""How many entries of a frame a warning names."""
+NUMBERS_ADVICE = "`imap-wal verify` names all of them; `imap-wal repair --drop-entry POSITION` writes a copy of the log without one"
+
 END = Position(2**62, 0, 0, 0)
 """After everything."""
 
@@ -154,7 +158,7 @@ class _SegmentPass:
                 elif frame.kind == format.METADATA:
                     yield from self._flush()
                     position = self._position(frame)
-                    items = tuple(tuple(item) for item in self._unpack(frame.payload, frame))
+                    items = self._metadata(frame)
                     yield Changes(piece.node, [], position, position, metadata=items, next_offset=frame.end)
                 else:
                     yield from self._flush()
@@ -205,13 +209,32 @@ class _SegmentPass:
     def _position(self, frame: Frame) -> Position:
         return Position(self._piece.epoch, self._piece.number, frame.offset, max(frame.count - 1, 0))
 
-    def _unpack(self, payload: bytes, frame: Frame) -> list[Any]:
+    def _metadata(self, frame: Frame) -> tuple[Metadata, ...]:
         try:
-            return list(entry.rows(payload))
-        except (ValueError, msgpack.UnpackException) as error:
-            raise CorruptLog(
-                self._piece.path, frame.offset, f"the checksum of this frame is right, but its content is no msgpack ({error})"
-            ) from error
+            items: list[Any] = list(entry.rows(frame.payload))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            what = f"the checksum of this frame is right, but its content is no msgpack ({error})"
+            raise CorruptLog(self._piece.path, frame.offset, what) from error
+        if not all(map(_is_metadata, items)):
+            raise CorruptLog(self._piece.path, frame.offset, "the checksum of this frame is right, but its content is not metadata")
+        return tuple(items)
+
+    def _entries(self, frames: list[Frame]) -> list[Row]:
+        try:
+            return entry.decoded(frames[0].payload if len(frames) == 1 else b"".join([frame.payload for frame in frames]), self._records)
+        except ValueError:
+            return [row for frame in frames for row in self._mended(frame)]
+
+    def _mended(self, frame: Frame) -> list[Row]:
+        """The entries of a frame in which some may be invalid. They were acknowledged, so all that
+        can be read is taken."""
+        piece = self._piece
+        rows, named = entries_of(piece.path, Position(piece.epoch, piece.number, frame.offset, 0), frame)
+        if named:
+            more = f", and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
+            what = "; ".join(f"{position}: {wrong}" for position, wrong in named[:NAMED_MAX])
+            _log.warning("%s has entries with impossible numbers: %s%s. %s", piece.path, what, more, NUMBERS_ADVICE)
+        return rows
 
     def _flush(self) -> Iterator[Changes]:
         frames = self._frames
@@ -220,9 +243,7 @@ class _SegmentPass:
         piece = self._piece
         rows: list[Row] = []
         if self._maps is None or self._maps:  # else only positions are wanted
-            rows = self._unpack(frames[0].payload if len(frames) == 1 else b"".join([frame.payload for frame in frames]), frames[0])
-            if len(rows) != self._records:
-                raise CorruptLog(piece.path, frames[0].offset, f"frames promise {self._records} entries and hold {len(rows)}")
+            rows = self._entries(frames)
         first, last = self._position(frames[0])._replace(index=0), self._position(frames[-1])
         places: list[Position] | None = None
         if self._positions and rows:
@@ -251,6 +272,45 @@ class _SegmentPass:
                 piece.path, found.end, found.frames_after, piece.node,
             )  # fmt: skip
         return found.error() if found.is_damage else None
+
+
+def _is_metadata(item: Any) -> bool:
+    """Whether a node's manifest can keep it."""
+    match item:
+        case ("schema", int(number), bytes()):
+            return type(number) is int
+        case (str(name), *rest):
+            return name != "schema" and {*map(type, rest)} <= {str, int}
+        case _:
+            return False
+
+
+def entries_of(path: str, first: Position, frame: Frame) -> tuple[list[Row], list[tuple[Position, str]]]:
+    """The entries of a frame as a reader takes them, and the positions of those with impossible
+    numbers. `first`: the position of the first entry. `CorruptLog` names the position of an entry
+    that cannot be used."""
+    try:
+        found = list(entry.rows(frame.payload))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
+        raise CorruptLog(path, frame.offset, f"the checksum of this frame is right, but its content is no msgpack ({error})") from error
+    if len(found) != frame.count:
+        raise CorruptLog(path, frame.offset, f"this frame promises {frame.count} entries and holds {len(found)}")
+    rows: list[Row] = []
+    named: list[tuple[Position, str]] = []
+    for index, row in enumerate(found):
+        position = first._replace(index=index)
+        try:
+            taken, wrong = entry.mended(row)
+        except ValueError as error:
+            raise CorruptLog(path, frame.offset, f"the entry at {position} cannot be used: {error}", drop_advice(position)) from error
+        rows.append(taken)
+        if wrong:
+            named.append((position, wrong))
+    return rows, named
+
+
+def drop_advice(position: Position) -> str:
+    return f"write a copy of the log without it: `imap-wal repair --drop-entry {position}`"
 
 
 def select(

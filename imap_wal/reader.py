@@ -18,10 +18,10 @@ import heapq
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgpack
 
@@ -90,13 +90,15 @@ class LogReader:
         cluster: str = "log",
         node: str = "log",
         storage: SegmentStore | None = None,
+        wal_dir: str | os.PathLike[str] = "",
+        storage_options: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
         randomness: Randomness | None = None,
         bound: Bound | None = None,
     ) -> None:
-        self.url, self.namespace, self.cluster, self.node = location(url), namespace, cluster, node
+        self.url, self.namespace, self.cluster, self.node = location(url, options=storage_options), namespace, cluster, node
         with storage_errors(self.url):
-            self._store = storage or open_store(url)
+            self._store = storage or open_store(self.url, wal_dir=location(wal_dir, "wal_dir"))
         self._owns_store = storage is None
         self._log = ClusterLog(self._store, namespace, cluster, clock, randomness)
         self._bound = bound or Bound()

@@ -119,7 +119,9 @@ class Recoverer:
         self._copied = [each.path for each in found.copied]
         self._requests = dict(manifest.requests)
         self._end = manifest.checkpoint
-        self._checksum = self._frames = self._records = 0
+        self._checksum: int | None = None
+        """What the next segment's header may say, see `SegmentReader.goes_on_from`."""
+        self._frames = self._records = 0
         self._whole = 0
         """Where the whole frames of the file scanned last end."""
         self._progress = Progress(clock, f"recovering the log of node {node.node!r}")
@@ -148,7 +150,7 @@ class Recoverer:
         raise self._refusal(damage)
 
     def _result(self, recovery: Recovery) -> Recovered:
-        return Recovered(recovery, self._requests, self._end, self._next_segment, self._checksum)
+        return Recovered(recovery, self._requests, self._end, self._next_segment, self._checksum or 0)
 
     # ---- looking ----
 
@@ -205,13 +207,13 @@ class Recoverer:
             yield from cast(Iterator[SegmentStore], held(self._store, [file.path for file in files]))
 
     def _scan_file(self, index: int, file: _File, store: SegmentStore, first_frame: int | None) -> _Damage | None:
-        place, before = self._place(index), self._checksum
+        place = self._place(index)
         reader = begin(store, place)
         if isinstance(reader, Verdict):
             if reader.status == UNSUPPORTED:
                 raise reader.error()
             return _Damage(index, reader)
-        if not goes_on(before, reader.header.previous_checksum):
+        if not goes_on(self._checksum, reader.header.previous_checksum):
             return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
         for frame in reader.frames(first_frame):
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
@@ -233,17 +235,23 @@ class Recoverer:
         self._whole = found.end
         if found.status != CLEAN:
             return _Damage(index, found)
+        known = reader.goes_on_from
+        self._checksum = self._checksum if known is None else known
         if found.size > found.end and place.followed:
             self._loose.append((file.path, found.end))
         return None
 
     def _note_requests(self, frame: Frame) -> None:
-        rows = list(entry.rows(frame.payload))
-        if len(rows) != frame.count:
-            raise ValueError(f"it promises {frame.count} entries and holds {len(rows)}")
+        try:
+            requests = [row[entry.ORDER][2:] for row in entry.decoded(frame.payload, frame.count)]
+        except ValueError:
+            # Here only the numbers of the requests matter. Readers check the rest of an entry.
+            rows = list(entry.rows(frame.payload))
+            if len(rows) != frame.count:
+                raise ValueError(f"it promises {frame.count} entries and holds {len(rows)}") from None
+            requests = list(map(entry.request_of, rows))
         found: dict[int, int] = {}
-        for row in rows:
-            _, _, session, request = row[entry.ORDER]
+        for session, request in requests:
             found[session] = max(request, found.get(session, 0))
         for session, request in found.items():
             self._requests[session] = max(request, self._requests.get(session, 0))

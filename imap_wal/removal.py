@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from imap_wal.archive import Summary, carried, delete_segments, summarize
+from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest import NOTHING_SEEN, Archive, ManifestLog, NodeManifest, Seen
@@ -39,10 +40,20 @@ class Removal:
 
 
 def plan_removal(
-    store: SegmentStore, node: NodeState, *, upto: Position = END, covered: Mapping[str, Position] | None = None, writing: int = 2**62
+    store: SegmentStore,
+    node: NodeState,
+    *,
+    upto: Position = END,
+    covered: Mapping[str, Position] | None = None,
+    writing: int = 2**62,
+    linked: bool = True,
 ) -> Removal:
     """The files of which every entry is at or below `upto` and, unless `covered` is None, at or below its map's position there. `writing`: number of the first
-    segment that is not sealed."""
+    segment that is not sealed. Without `linked`, nothing behind a symbolic link: it would only leave the manifest, and stay on storage."""
+    archives, stay = [archive for archive in node.manifest.archives if archive.last <= upto], set[str]()
+    if not linked:
+        paths = [*(archive.path for archive in archives), *(segment.path for segment in node.segments)]
+        stay = set(paths).difference(reachable(store, paths))
 
     def goes(name: str, last: Position) -> bool:
         return last <= upto and (covered is None or last <= covered.get(name, START))
@@ -50,7 +61,7 @@ def plan_removal(
     segments: list[Piece] = []
     summaries: list[Summary] = []
     for index, segment in enumerate(node.segments):
-        if segment.number >= writing or (segment.epoch, segment.number) > upto[:2]:
+        if segment.number >= writing or (segment.epoch, segment.number) > upto[:2] or segment.path in stay:
             break
         following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
         piece = Piece(SEGMENT, node.name, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, bytes=segment.bytes)
@@ -62,12 +73,14 @@ def plan_removal(
             break
         segments.append(piece)
         summaries.append(summary)
-    return Removal(tuple(archive for archive in node.manifest.archives if goes(archive.map, archive.last)), tuple(segments), tuple(summaries))
+    gone = tuple(archive for archive in archives if archive.path not in stay and goes(archive.map, archive.last))
+    return Removal(gone, tuple(segments), tuple(summaries))
 
 
 def plan_covered(store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int) -> Removal:
-    """The files of which every entry is at or below its map's position in `covered`."""
-    return plan_removal(store, node, upto=max(covered.values(), default=START), covered=covered, writing=writing)
+    """The files of which every entry is at or below its map's position in `covered`, and that can be
+    deleted: none behind a link."""
+    return plan_removal(store, node, upto=max(covered.values(), default=START), covered=covered, writing=writing, linked=False)
 
 
 def without(manifest: NodeManifest, archives: Collection[Archive], segments: Sequence[Piece], summaries: Sequence[Summary]) -> NodeManifest:
@@ -85,12 +98,12 @@ def without(manifest: NodeManifest, archives: Collection[Archive], segments: Seq
     return left
 
 
-def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeManifest], removal: Removal, justified: Seen = NOTHING_SEEN) -> None:
-    """Do it. `justified`: the manifest of the cluster whose snapshots cover what is removed; an
+def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeManifest], removal: Removal, justified: Seen = NOTHING_SEEN) -> set[str]:
+    """Do it, and return the paths that are gone. `justified`: the manifest of the cluster whose snapshots cover what is removed; an
     older one is not to be read beside this node from then on. `LostRace` when another log directory
     is there by now."""
     if not removal.archives and not removal.segments:
-        return
+        return set()
 
     def change(manifest: NodeManifest) -> NodeManifest:
         if manifest.directory != node.manifest.directory:
@@ -99,6 +112,5 @@ def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeMani
         return replace(left, cluster=left.cluster.up_to(justified))
 
     manifests.update(change)
-    for archive in removal.archives:
-        store.delete(archive.path)
-    delete_segments(store, node.folder, node.manifest.epoch, [segment.path for segment in removal.segments])
+    gone = dispose(store, [archive.path for archive in removal.archives], f"{node.folder}/archive")
+    return gone | delete_segments(store, node.folder, node.manifest.epoch, [segment.path for segment in removal.segments])

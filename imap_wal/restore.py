@@ -543,6 +543,19 @@ class LiveView:
         with self._lock:
             return [name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None]
 
+    def hash_keys(self, count: int) -> None:
+        """Hash keys for listings of some of `count` partitions. A later call hashes only new
+        keys."""
+        with self._lock:
+            self._check_open()
+            self._index.hash_keys(count)
+
+    def known(self, names: Sequence[str]) -> list[str]:
+        """Those of these maps that have anything in the log, even if only tombstones."""
+        with self._lock:
+            self._check_open()
+            return [name for name in names if name in self._index]
+
     def keys(self, name: str, batch: int = 10_000, partitions: Partitions | None = None) -> Iterator[list[bytes]]:
         """The live keys of a map, in no order, at most `batch` at a time. `partitions`: only those
         in these partitions. No value is read."""

@@ -144,6 +144,15 @@ class SegmentReader:
             self.synced = max(self.synced, frame.synced)
             yield frame
 
+    @property
+    def goes_on_from(self) -> int | None:
+        """What the next segment's header says of the last frame before it: the CRC of this segment's
+        last frame, or, where it has none, what its own header says of the one before. 0 or
+        `NOTHING_BEFORE`: there is no frame before. None: not known; no header says it, or reading began behind the first frame."""
+        if self.checksum or self.end > self.first:
+            return self.checksum or None
+        return self.header.previous_checksum or (0 if self.header.number == 1 else None)
+
     def tail(self) -> Tail:
         """What stands behind the last frame that `frames` yielded."""
         size = self._store.size(self.path)

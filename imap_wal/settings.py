@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal.errors import InvalidSetting, not_text
+from storage_backends import StorageError
+from storage_backends.location import Location, located, without_secrets
 
 
 class Durability(StrEnum):
@@ -55,20 +58,34 @@ _AT_MOST = {"ring_slots": 2**20, "segment_bytes": 2**40}
 _MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s", "wal_size_limit_mb", "wal_ttl_seconds"}
 
 
-def location(url: str | os.PathLike[str], name: str = "url") -> str:
-    """A folder or URL that a user gave, as text. `InvalidSetting` for anything else, and for an
-    empty url."""
+def location(url: str | os.PathLike[str], name: str = "url", options: Mapping[str, Any] | None = None, file_mode: str = "") -> Location:
+    """A folder or URL from a user, as text without its options. The result keeps these, `options` and
+    `file_mode` as attributes. `InvalidSetting` for any other type, and for an empty url."""
     text = os.fspath(url) if isinstance(url, os.PathLike) else url
-    if type(text) is not str:
-        raise InvalidSetting(f"{name} is {text!r}; it takes text or a pathlib.Path")
+    if not isinstance(text, str):
+        raise InvalidSetting(f"{name} is {without_secrets(repr(text))}; it takes text or a pathlib.Path")
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidSetting(f"the options of {name} are a {type(options).__name__}; they take a table, or in Python a dict")
     if not text.strip() and (text or name == "url"):
         given = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"
         raise InvalidSetting(f'{given}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", "file:///var/lib/maps" or "s3://bucket/maps"')
     try:
         os.fsencode(text)  # as a file name: those that are no UTF-8 are allowed
     except UnicodeEncodeError as error:
-        raise InvalidSetting(f"{name}: {not_text(error)}") from error
-    return text
+        # from None: `error` has the text
+        raise InvalidSetting(f"{name}: {without_secrets(not_text(error))}") from None
+    try:
+        place = located(text, options)
+        return Location(place, place.options, place.wal_dir, mode(file_mode, "file_mode"), place.known) if file_mode else place
+    except StorageError as error:
+        raise InvalidSetting(f"{name}: {error}") from None
+
+
+def mode(text: Any, name: str) -> int:
+    """Permissions of a file as chmod takes them: the owner reads and writes, nobody executes."""
+    if not isinstance(text, str) or not re.fullmatch(r"0?6[0246]{2}", text):
+        raise InvalidSetting(f'{name} is {text!r}; it takes the mode of a file as text, such as "0600", "0640" or "0660"')
+    return int(text, 8)
 
 
 def existing_folder(path: Any, name: str) -> Path:
@@ -98,8 +115,8 @@ def refuse_wrong_types(settings: Any) -> None:
     for field in fields(settings):
         value = getattr(settings, field.name)
         kinds, takes = _TYPES.get(str(field.type), ((type(value),), ""))
-        if type(value) not in kinds:
-            raise InvalidSetting(f"{field.name} is {value!r}; it takes {takes}")
+        if type(value) not in kinds and not (str in kinds and isinstance(value, Location)):
+            raise InvalidSetting(f"{field.name} is {without_secrets(repr(value))}; it takes {takes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +156,9 @@ class Settings:
     """Seal a segment that is this old; 0: only by size."""
     avoid_flush_during_recovery: bool = False
     """Leave what an earlier run left behind in its segments, instead of archiving it at the start (where archiving is asked for at all)."""
+    file_mode: str = "0600"
+    """Permissions of the log's files on a local storage. Folders get the same, and execute
+    permission for everyone who may read. "0640" lets the group read."""
     manual_wal_flush: bool = False
     """Embedded stores only: changes wait in memory until `flush_wal`, `sync` or `close`, or until the ring is full; a crash loses them."""
 
@@ -151,6 +171,7 @@ class Settings:
                 raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(kind)}") from None
         if self.recovery_mode is RecoveryMode.SALVAGE:
             raise InvalidSetting("recovery_mode 'salvage' is for a log that nobody writes: `imap-wal repair` makes a salvaged copy")
+        mode(self.file_mode, "file_mode")
         if self.scratch is not None:
             object.__setattr__(self, "scratch", existing_folder(self.scratch, "scratch"))
         if self.ring_slots < 2 or self.ring_slots & (self.ring_slots - 1):

@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 from imap_wal import layout
 from imap_wal.contents import check_contents
+from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest import ClusterManifest, Snapshot
 from imap_wal.restore import ClusterLog
@@ -79,9 +80,10 @@ def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
 
 
 def remove_former(log: ClusterLog, *, dry_run: bool = False, check: bool = True) -> tuple[StoredFile, ...]:
-    """Delete the snapshot files that are not needed, and return them. Any number of processes may
+    """Delete the snapshot files that are not needed, and return those that are gone. Any number of processes may
     do so at the same time. A dry run without `check` does not read the snapshots that stay."""
-    files = log.store.list(f"{log.folder}/snapshot")
+    listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
+    files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
     dead = _dead(log, manifest, files, dry_run)
     if dead:
@@ -96,15 +98,16 @@ def remove_former(log: ClusterLog, *, dry_run: bool = False, check: bool = True)
         manifest = change(manifest) if dry_run else log.manifests.update(change)
     gone = tuple(file for file in files if _goes(file, manifest))
     if check or not dry_run:
-        demand_whole(log, manifest, (name for file in gone if (name := _place(file.path)[0])))
-    if not dry_run:
-        for file in gone:
-            log.store.delete(file.path)
-    return gone
+        demand_whole(log, manifest, (name for file in gone if (name := layout.map_of(_place(file.path)[0], manifest.snapshots))))
+    if dry_run:
+        return gone
+    deleted = dispose(log.store, [file.path for file in gone], f"{log.folder}/snapshot")
+    return tuple(file for file in gone if file.path in deleted)
 
 
 def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
-    name, generation = _place(file.path)
+    component, generation = _place(file.path)
+    name = layout.map_of(component, manifest.snapshots)
     snapshot = manifest.snapshots.get(name)
     if not generation or (snapshot is not None and file.path in snapshot.files):
         return False
@@ -129,6 +132,6 @@ def _dead(log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFi
 
 
 def _place(path: str) -> tuple[str, int]:
-    """Map and generation of a snapshot file; ("", 0) of a foreign one."""
+    """The map's path component and generation of a snapshot file; ("", 0) for any other file."""
     *_, name, generation, _ = ("", "", "", *path.split("/"))
-    return (layout.decode(name), int(generation)) if generation.isdigit() else ("", 0)
+    return (name, int(generation)) if generation.isdigit() else ("", 0)

@@ -97,7 +97,7 @@ class Store:
         A map is read with the serializer it was written with; asking for another raises InvalidSetting. `disable_wal=True`: a map that lives in memory only and is
         gone when the store is closed; InvalidSetting where the log holds one of that name."""
         self.check_open()
-        layout.check_name(name, "map")
+        layout.check_map_name(name)
         wanted = RawSerializer() if raw else serializer
         with self._order_lock:
             state = self._maps.get(name)
@@ -473,7 +473,20 @@ def pairs(other: Any) -> Iterable[tuple[Any, Any]]:
     return given
 
 
-_OPTIONS = ("namespace", "cluster", "node", "takeover", "serializer", "clock", "randomness", "storage", "wal_dir", "wal_filter", "shared")
+_OPTIONS = (
+    "namespace",
+    "cluster",
+    "node",
+    "takeover",
+    "serializer",
+    "clock",
+    "randomness",
+    "storage",
+    "wal_dir",
+    "storage_options",
+    "wal_filter",
+    "shared",
+)
 """What `open` takes besides settings."""
 
 
@@ -489,13 +502,16 @@ def open(  # the public name: imap_wal.open
     randomness: Randomness | None = None,
     storage: SegmentStore | None = None,
     wal_dir: str | os.PathLike[str] = "",
+    storage_options: Mapping[str, Any] | None = None,
     wal_filter: WalFilter | None = None,
     shared: bool = False,
     **settings: Any,
 ) -> Store:
     """Open (or create) the durable maps under `url`, a folder or any fsspec URL; `settings` are the
     fields of `Settings`. `wal_dir`: another URL for the segments being written, for example on a
-    quick local disk, with archives and snapshots on an object store; the root remembers it.
+    quick local disk, with archives and snapshots on an object store. The root remembers it, but
+    each open must name it if it is on another kind of storage than the root. `storage_options`:
+    options of the storage of `url`, such as credentials; they are never shown or stored.
     `wal_filter`: sees every entry of the log before it counts, and keeps, skips or changes it, or
     stops there (`imap_wal.wal_filter`).
 
@@ -504,8 +520,9 @@ def open(  # the public name: imap_wal.open
     for processes that write different keys at the same time, each under a node name of its own:
     none sees what another writes before it is opened again.
 
-    `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog` and its siblings for damage,
-    `StorageUnavailable` when the storage fails, `InvalidSetting` for a setting that cannot be."""
+    `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog`
+    and its siblings for damage, `StorageUnavailable` when the storage fails, `InvalidSetting` for
+    an impossible setting."""
     for name, value in (("takeover", takeover), ("shared", shared)):
         if not isinstance(value, bool):  # "no" would shut another store out
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
@@ -513,7 +530,7 @@ def open(  # the public name: imap_wal.open
     chosen = choose(settings, _OPTIONS)
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = location(url), location(wal_dir, "wal_dir")
+    url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     try:
         store = storage or open_store(url, wal_dir=wal_dir)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 
 from imap_wal import layout
 from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, LogError, ShortLog, UnsupportedVersion
-from imap_wal.format import START, Frame, Position
+from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
 from imap_wal.segment import SegmentReader, unborn
 from storage_backends import NotFound, SegmentStore
 
@@ -178,7 +178,8 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
         if tail.frames_after:
             what = f"damage above the last synced position, with {tail.frames_after} whole frames after it: a power loss"
         return Verdict(TORN, place, tail.end, tail.size, what, *after)
-    if place.followed and not goes_on(reader.checksum, said() if reader.checksum else 0):
+    known = reader.goes_on_from
+    if place.followed and known is not None and not goes_on(known, said()):
         return cut_end(place, tail.end, tail.size)
     return Verdict(CLEAN, place, tail.end, tail.size)
 
@@ -189,10 +190,10 @@ def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
     return Verdict(SHORT, place, end, size or end, what)
 
 
-def goes_on(checksum: int, said: int) -> bool:
-    """Whether a segment whose header says `said` of the frame before it can follow a frame with
-    that checksum; 0: not known."""
-    return not checksum or said in (0, checksum)
+def goes_on(known: int | None, said: int) -> bool:
+    """Whether a segment whose header says `said` of the frame before it can follow a frame with the
+    checksum `known`; 0 or `NOTHING_BEFORE`: no frame is before it, None: not known."""
+    return known is None or said in (0, NOTHING_BEFORE, known)
 
 
 def said_by(store: SegmentStore, later: Iterable[str]) -> int:

@@ -25,6 +25,7 @@ import msgpack
 
 from imap_wal import evidence, format, layout
 from imap_wal.clock import Clock, Randomness
+from imap_wal.disposal import tell_links
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
@@ -134,6 +135,7 @@ class NodeLog:
         self.epoch, self.directory, self.recovery = manifest.epoch, manifest.directory, recovery
         self.requests: dict[int, int] = dict(manifest.requests)
         """Session → last durable request, kept by whoever commits."""
+        self.metadata = manifest.metadata
         self.end = manifest.checkpoint
         """Position of the last frame written."""
         self._folder = identity.node_folder
@@ -290,8 +292,10 @@ class NodeLog:
 
     def _next_header(self) -> SegmentHeader:
         who, number = self.identity, self._next_segment
+        # Said, so that this segment is not taken for an empty one if it loses its frames.
+        previous = self._checksum or (format.NOTHING_BEFORE if number > 1 else 0)
         return SegmentHeader(
-            self.randomness.token(), who.namespace, who.cluster, who.node, self.epoch, number, self._checksum, self.clock.now_ms(), self.directory
+            self.randomness.token(), who.namespace, who.cluster, who.node, self.epoch, number, previous, self.clock.now_ms(), self.directory
         )
 
     def _settle_half_made(self) -> None:
@@ -304,7 +308,7 @@ class NodeLog:
 
     def _finish(self) -> None:
         if self._segment is not None:
-            self._checksum = self._segment.checksum
+            self._checksum = self._segment.checksum or self._checksum
             self._segment = None
             self._began = None
 
@@ -433,6 +437,7 @@ def open_node_log(
         raise WriterLocked(identity.node, error.holder) from error
     try:
         manifest, recovered = opening.run()
+        tell_links(store, [f"{folder}/wal", f"{folder}/archive"])
         return NodeLog(
             store, identity, settings, clock, randomness, opening.manifests, opening.clusters, manifest,
             recovered.recovery, recovered.next_segment, recovered.checksum, lock,

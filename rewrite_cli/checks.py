@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from imap_wal.clock import SystemRandomness
+from imap_wal.disposal import ADVICE as LINK_ADVICE
+from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.restore import ClusterLog
 from imap_wal.rivals import ADVICE
@@ -18,6 +20,8 @@ from rewrite_cli.failures import MISSING, Failed
 from rewrite_cli.survey import ClusterView, survey
 from rewrite_cli.verifier import CLEAN, plan
 from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
+from storage_backends.links import links
+from storage_backends.ownership import doubts
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 DISK_FREE_MIN = 0.1
@@ -125,6 +129,8 @@ def storage(url: str) -> Iterator[Check]:
         yield from _capabilities(store, url)
         yield from _writable(store)
         yield from _space(url)
+        for doubt in doubts(url):
+            yield Check("owner", WARNING, doubt, "a log has one user: that of its agents or programs")
         views = survey(store)
         yield Check(
             "logs",
@@ -210,6 +216,9 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.advice != MISSING]
     for finding in found:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
+    for link in sorted(set(links(store.url, folders).values())):
+        yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
     crashed = []
     for node in view.nodes:
         if node.manifest.clean or not store.capabilities.locks:

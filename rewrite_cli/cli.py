@@ -93,9 +93,22 @@ Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WA
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file with defaults; otherwise ./imap-wal.toml, or imap-wal/config.toml under $XDG_CONFIG_HOME.",
 )
+@click.option(
+    "--credentials",
+    envvar="IMAP_WAL_CREDENTIALS",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file with the options of storages by URL, such as access keys: see docs/security.md.",
+)
+@click.option(
+    "--file-mode",
+    envvar="IMAP_WAL_FILE_MODE",
+    default="",
+    show_default="those of the log's folders; 0600 for a new log",
+    help="Permissions of files that a command makes in a log.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
-def group(ctx: click.Context, config_file: Path | None, debug: bool) -> None:
+def group(ctx: click.Context, config_file: Path | None, credentials: Path | None, file_mode: str, debug: bool) -> None:
     """Maps that do not forget: the write-ahead log of Hazelcast's IMap, and of maps embedded in Python.
 
     \b
@@ -105,9 +118,13 @@ def group(ctx: click.Context, config_file: Path | None, debug: bool) -> None:
       imap-wal stat file:///var/lib/maps             what is in a log, how long a restart takes
       imap-wal verify s3://bucket/maps -o json       exit code 3 when something is damaged
     """
-    ctx.obj = {"debug": debug}
+    ctx.obj = {"debug": debug, "credentials": credentials, "file_mode": file_mode}
     found = config_file or config.find()
     if found is not None:
+        if found != config_file and not found.is_absolute():
+            from rewrite_cli import output as out
+
+            out.note(f"settings from {found} of the current folder; --config FILE takes those of another file")
         ctx.default_map = config.defaults(found, ctx, list(COMMANDS))
 
 

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-
 from imap_wal.clock import Clock
 from rewrite_cli import hazelcast_yaml, jars
+from rewrite_cli import output as out
 from rewrite_cli.failures import Failed
 
 STARTER = "com.hazelcast.core.server.HazelcastMemberStarter"
@@ -56,6 +55,7 @@ class Plan:
     java_options: tuple[str, ...] = ("-Xmx512m",)
     takeover: bool = False
     hazelcast_jar: Path | None = None
+    credentials: Path | None = None
 
     @property
     def ports(self) -> list[int]:
@@ -141,6 +141,7 @@ class Cluster:
             "endpoint": endpoint,
             "start_policy": "partial",  # `members` are all that there are, also after a run with more
             "clock_offset_ms": offset,
+            **({"credentials": plan.credentials.absolute()} if plan.credentials else {}),
         }
         return (
             "".join(f"{key} = {_toml(value)}\n" for key, value in top.items())
@@ -191,11 +192,11 @@ class Cluster:
                 code = member.ended()
                 if code is not None and member.pid not in told:
                     told.add(member.pid)
-                    click.echo(f"{member.name} (process {member.pid}) ended with {_how(code)}", err=True)
+                    out.echo(f"{member.name} (process {member.pid}) ended with {_how(code)}", err=True)
             for agent in self.agents:
                 code = agent.ended()
                 if code is not None:
-                    click.echo(f"{agent.name} (process {agent.pid}) ended with {_how(code)}; starting it again", err=True)
+                    out.echo(f"{agent.name} (process {agent.pid}) ended with {_how(code)}; starting it again", err=True)
                     _pause(0.5)
                     agent.start()
             _pause(0.2)

@@ -195,7 +195,7 @@ class Aside:
         paths = {}
         for name, file in self._files.items():
             token = log.randomness.name()
-            paths[name] = f"{folder(log.folder)}/{layout.encode(name)}/{generation:08d}-{token}.parquet"
+            paths[name] = f"{folder(log.folder)}/{layout.map_component(name)}/{generation:08d}-{token}.parquet"
             file.publish(log.store, paths[name])
         return paths
 

@@ -11,6 +11,7 @@ from imap_wal.errors import SEGMENT_ADVICE, Fenced, ImapWalError, InvalidSetting
 from imap_wal.manifest import MISSING_ADVICE
 from rewrite_cli.interrupts import INTERRUPTED
 from storage_backends import Locked, NoSpace, NotFound, StorageError
+from storage_backends.location import without_secrets
 
 CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
 
@@ -87,12 +88,15 @@ def report(error: BaseException, debug: bool = False) -> int:
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
     if isinstance(error, click.UsageError):
-        error.show(sys.stderr)
+        # click quotes the command line, which may have secrets
+        click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
     else:
-        text = " ".join(message(error).split("\n"))
-        click.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
+        text = without_secrets(" ".join(message(error).split("\n")))
+        from rewrite_cli import output as out  # takes time to load, which a command that succeeds has mostly spent
+
+        out.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
     return exit_code(error)
 
 

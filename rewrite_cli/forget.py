@@ -18,6 +18,7 @@ from functools import partial
 
 from imap_wal import format, layout
 from imap_wal.agent.liveness import remove_signs
+from imap_wal.disposal import discard, reachable
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.evidence import epoch_of
 from imap_wal.format import START
@@ -215,7 +216,8 @@ def _log_of(store: SegmentStore, path: str) -> str:
 
 def _clear(log: ClusterLog, node: str, manifests: ManifestLog[NodeManifest], log_id: str, dry_run: bool = False) -> tuple[str, ...]:
     """Delete what is left of a forgotten log, and publish its last manifest. Again after that:
-    delete what came late. The files of another log that is here are left alone."""
+    delete what came late. The files of another log that is here are left alone; so is what is behind
+    a link, but for the manifests."""
     folder = log.node_folder(node)
     # Listed before the manifest is read: while that is the forgotten log's, no other has files here.
     listed = [file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")]
@@ -233,14 +235,13 @@ def _clear(log: ClusterLog, node: str, manifests: ManifestLog[NodeManifest], log
         former = [path for path in former if path < manifests.next_path(number - 1)]
         others = [path for path in others if 0 < epoch_of(path) <= manifest.epoch]
     if dry_run:
-        return (*others, *former)
-    for path in others:
-        log.store.delete(path)
+        return (*reachable(log.store, others), *former)
+    gone = discard(log.store, others)
     if number:
         manifests.update(partial(_ended, log), alone=True)
     for path in former:
         log.store.delete(path)
-    return (*others, *former)
+    return (*(path for path in others if path in gone), *former)
 
 
 def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:

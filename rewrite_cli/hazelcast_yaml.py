@@ -35,6 +35,23 @@ _PROPERTIES = """\
     hazelcast.operation.thread.count: "64"  # a store waits for the disk; with few operation threads, so would everything else
 """
 
+_FILTER = """\
+  serialization:
+    java-serialization-filter:              # reading a Java-serialised value runs code
+      defaults-disabled: false              # allowed: classes java*, com.hazelcast.*; arrays
+      whitelist:
+        package:
+          - io.imapwal.hazelcast            # exceptions that members send each other
+          # - com.acme.model                # yours, if they are only java.io.Serializable
+      blacklist:
+        class:
+          - java.net.URL                    # in a hash table, it sends a DNS query
+        prefix:
+          - java.rmi.
+          - javax.management.
+          - javax.naming.
+"""
+
 
 def to_paste(names: Sequence[str], agent: str, cluster_name: str) -> str:
     """A whole hazelcast.yaml for people, with comments."""
@@ -45,6 +62,7 @@ def to_paste(names: Sequence[str], agent: str, cluster_name: str) -> str:
 hazelcast:
   cluster-name: {_quoted(cluster_name)}
 {_PROPERTIES}\
+{_FILTER}\
   # Members on one machine that find each other without multicast:
   # network:
   #   port:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -17,12 +18,24 @@ _FETCH = f"mvn -q dependency:copy -Dartifact=com.hazelcast:hazelcast:{HAZELCAST_
 
 def plugin_jar() -> Path:
     """The plug-in: in the wheel, or where Maven built it in a source tree."""
-    for path in (PACKAGE / "jars" / PLUGIN_NAME, PACKAGE.parent / "hazelcast_plugin" / "target" / PLUGIN_NAME):
-        if path.is_file():
-            return path
+    shipped = PACKAGE / "jars" / PLUGIN_NAME
+    if shipped.is_file():
+        _check(shipped)
+        return shipped
+    built = PACKAGE.parent / "hazelcast_plugin" / "target" / PLUGIN_NAME
+    if built.is_file():
+        return built
     raise Failed(
         f"{PLUGIN_NAME} was not found: a wheel ships it; in a source tree build it with `make setup` (or mvn -B -f hazelcast_plugin package)"
     )
+
+
+def _check(jar: Path) -> None:
+    """`Failed` unless the jar is the one that the wheel was built with."""
+    expected = jar.with_name(f"{jar.name}.sha256").read_text(encoding="ascii").split()[0]
+    found = hashlib.sha256(jar.read_bytes()).hexdigest()
+    if found != expected:
+        raise Failed(f"{jar} is not the jar of this release: its SHA-256 is {found}, not {expected}; install imap-wal again")
 
 
 def hazelcast_jar(given: Path | None = None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,31 @@ def output_option(command: F) -> F:
     )(command)
 
 
+_COLOURS = re.compile("(\x1b\\[(?:0|1|3[0-7])m)")
+"""What `click.style` makes here."""
+
+
+def shown(text: str) -> str:
+    """The text on one line, safe for a terminal: escapes such as \\x1b replace control characters,
+    marks that change the direction of text, and everything else that is not printable."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def json_text(text: str) -> str:
+    """A JSON document, with escapes such as \\u009b for characters that are not printable."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines. They may contain names and values, so only our own colours, line ends and tabs
+    reach the terminal unchanged."""
+    parts = _COLOURS.split(text)
+    parts[::2] = ["\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n")) for part in parts[::2]]
+    click.echo("".join(parts), err=err)
+
+
 def errors() -> Console:
     """For stderr."""
     return Console(stderr=True, highlight=False)
@@ -46,12 +72,12 @@ def errors() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    click.echo(json.dumps(value, indent=2, default=jsonable, ensure_ascii=False))
+    echo(json_text(json.dumps(value, indent=2, default=jsonable, ensure_ascii=False)))
 
 
 def print_line(value: Any) -> None:
     """One JSON document on one line."""
-    click.echo(json.dumps(value, default=jsonable, ensure_ascii=False))
+    echo(json_text(json.dumps(value, default=jsonable, ensure_ascii=False)))
 
 
 def jsonable(value: Any) -> Any:
@@ -72,7 +98,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     cells = [[_cell(column, value) for column, value in zip(columns, row, strict=True)] for row in kept]
     if not sys.stdout.isatty():
         for line in _plain(columns, cells, numeric, title):
-            click.echo(line)
+            echo(line)
         return
     table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
     for column, right in zip(columns, numeric, strict=True):
@@ -118,7 +144,7 @@ def _cell(column: str, value: Any) -> str:
         case float():
             return f"{value:,.2f}"
         case _:
-            return str(value)
+            return "\n".join(map(shown, str(value).split("\n")))
 
 
 def size(count: float) -> str:
@@ -141,7 +167,7 @@ def duration(seconds: float) -> str:
 
 def note(text: str) -> None:
     """A remark for people, on stderr."""
-    click.echo(text, err=True)
+    echo(text, err=True)
 
 
 @contextmanager
@@ -174,7 +200,7 @@ class _Describing(logging.Handler):
         if record.levelno >= logging.WARNING:
             note(record.getMessage())
         elif record.levelno == logging.INFO and self._spinner.task_ids:
-            self._spinner.update(self._spinner.task_ids[-1], description=record.getMessage())
+            self._spinner.update(self._spinner.task_ids[-1], description=shown(record.getMessage()))
 
 
 def agree(question: str, yes: bool) -> None:

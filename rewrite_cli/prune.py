@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from imap_wal.format import START, Position
-from imap_wal.manifest import Archive, ClusterManifest, node_manifests
+from imap_wal.manifest import ClusterManifest, node_manifests
 from imap_wal.pieces import END
 from imap_wal.removal import plan_covered, remove
 from imap_wal.restore import ClusterLog, NodeState
@@ -33,7 +33,7 @@ def prune(
 ) -> PruneReport:
     """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what
     outlived them (`imap_wal.retention`). A node whose log is missing, or is on another disk, is
-    left alone (`skipped` says why). `CorruptLog` names a file of a snapshot that is not whole:
+    left alone (`skipped` says why), and so is what is behind a symbolic link. `CorruptLog` names a file of a snapshot that is not whole:
     nothing that it covers is removed; without `check`, a dry run does not read these files. With
     `ttl_s`, `InvalidSetting` when this machine's clock differs from the storage's by more than
     `skew_ms_max`."""
@@ -41,7 +41,7 @@ def prune(
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     state = log.state()
     segments: list[str] = []
-    archives: list[Archive] = []
+    archives: list[str] = []
     total = 0
     for node in state.nodes.values():
         covered = state.covered(node.name)
@@ -51,11 +51,13 @@ def prune(
             removal = only_outlived(log, node, removal, ttl_s, size_limit_mb)
         if check or not dry_run:
             demand_whole(log, state.manifest, removal.maps)
+        sizes = {archive.path: archive.bytes for archive in removal.archives} | {segment.path: segment.bytes for segment in removal.segments}
+        gone = set(sizes)
         if not dry_run:
-            remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
-        archives += removal.archives
-        segments += [piece.path for piece in removal.segments]
-        total += removal.bytes
+            gone = remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
+        archives += [archive.path for archive in removal.archives if archive.path in gone]
+        segments += [piece.path for piece in removal.segments if piece.path in gone]
+        total += sum(sizes[path] for path in gone)
     if not dry_run:
         _drop_lifetimes(log)
     orphans = remove_former(log, dry_run=dry_run, check=check)
@@ -63,7 +65,7 @@ def prune(
         namespace=log.namespace,
         cluster=log.cluster,
         segments=tuple(segments),
-        archives=tuple(archive.path for archive in archives),
+        archives=tuple(archives),
         snapshot_files=tuple(file.path for file in orphans),
         bytes=total + sum(file.size for file in orphans),
         skipped=state.missing,

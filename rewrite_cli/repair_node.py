@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgpack
+
 from imap_wal import entry, format, layout
 from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness
@@ -24,7 +26,7 @@ from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from rewrite_cli import evidence, salvage
 from rewrite_cli.failures import Failed
 from rewrite_cli.repair_report import COPIED, EMPTIED, GIVEN_UP, LEFT_OUT, POINT_IN_TIME, REWRITTEN, TRIMMED, Extent, Item
-from rewrite_cli.repair_segment import Segment, cleared, find_missing_ends, look_at, renamed, text
+from rewrite_cli.repair_segment import Segment, cleared, dropped, find_missing_ends, look_at, payload_of, pieces_of, renamed, text
 from rewrite_cli.scan import Place, Scan, scan_segment
 from rewrite_cli.survey import ClusterView, NodeView
 from storage_backends import NotFound, SegmentStore
@@ -57,6 +59,8 @@ class _Write:
     until: int | None = 0
     """The original from behind `head` to here, byte for byte; None: all of it."""
     places: tuple[Place, ...] = ()
+    drops: frozenset[Position] = frozenset()
+    """Entries that are not written."""
 
 
 @dataclass
@@ -72,7 +76,11 @@ class NodeRepair:
     tell: Callable[[str], None]
     lost_manifests: int = 0
     """So many newer manifests cannot be read."""
+    drops: frozenset[Position] = frozenset()
+    """Entries to set aside."""
     items: list[Item] = field(default_factory=list)
+    _aside: dict[str, bytes] = field(default_factory=dict)
+    """Path in the copy → bytes of an entry that was set aside."""
     _archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
     """Archives of the copy, with what of them is kept (None: all), and whether the file is written anew."""
     _sources: dict[str, str] = field(default_factory=dict)
@@ -162,6 +170,8 @@ class NodeRepair:
         for write in self._writes:
             self.tell(write.path)
             target.create(write.path, self._content(write))
+        for path, content in self._aside.items():
+            target.create(path, content)
 
     # ---- archives ----
 
@@ -241,7 +251,9 @@ class NodeRepair:
         for file, name in unknown:
             if first is not None and name.first.segment >= first.number:
                 continue
-            map_name = layout.decode(file.path.split("/")[-2])
+            map_name = salvage.map_of(self.store, file.path, file.path.split("/")[-2], [], archive=True)
+            if not map_name:
+                continue
             rows = salvage.survey_file(self.store, file.path, archive=True)
             found.append(Archive(map_name, file.path, name.first, name.last, rows.records, rows.tombstones, file.size))
             for row in salvage.rows_of(self.store, file.path, archive=True):
@@ -353,6 +365,13 @@ class NodeRepair:
             self._changed = True
             self._note_empty(segment, segment.everything(), segment.what or "it stands behind the first damage")
             return before if segment.checksum == 0 else _CHANGED
+        drops = frozenset(each for each in self.drops if each[:2] == place)
+        if drops and segment.status == "clean":
+            self._changed = True
+            self._plan_drops(segment, drops, before)
+            return _CHANGED
+        if drops:
+            raise Failed(f"{segment.path} is damaged ({segment.what}): repair it first, then drop entries from the copy")
         if segment.status == "clean" or (segment.header is not None and segment.end_missing is not None):
             self._plan_copy(segment, before, None)
             lost = None
@@ -362,6 +381,8 @@ class NodeRepair:
                 lost = Extent(str(Position(*place, segment.end, 0)), text(segment.end_missing if segment.end_missing > START else None))
             self.items.append(Item(segment.path, "segment", segment.status, COPIED, all_frames, lost, segment.what))
             self._end = max(self._end, segment.last or START)
+            if segment.end_missing is not None and before is None:
+                return segment.checksum or _CHANGED  # the next header names a frame that is lost
             return segment.checksum or before
         if segment.torn and segment.scan is not None:
             self._plan_copy(segment, before, segment.end)
@@ -379,6 +400,20 @@ class NodeRepair:
         self._plan_rewrite(segment, scan, frames, before)
         return _CHANGED
 
+    def _plan_drops(self, segment: Segment, drops: frozenset[Position], before: int | None) -> None:
+        """An undamaged segment without some entries. The bytes of each go to a separate file.
+        `Failed` if there is no such entry."""
+        scan = scan_segment(self.store, segment.path, self.view.names(self.node))
+        data = self.store.read(segment.path)
+        for drop in sorted(drops):
+            frame = next((each for each in scan.frames if each.offset == drop.frame and drop.index < each.entries), None)
+            if frame is None:
+                raise Failed(f"{segment.path} has no entry at {drop}; `imap-wal verify` and `imap-wal dump` name positions")
+            path = f"{self.node.folder}/lost/dropped-{drop}.msgpack"
+            self._aside[path] = pieces_of(payload_of(data, frame), frame, segment.path)[drop.index]
+            self.items.append(Item(path, "lost", "clean", REWRITTEN, Extent(records=1), what=f"the entry at {drop} of {segment.path}, set aside"))
+        self._plan_rewrite(segment, scan, scan.frames, before, drops)
+
     def _plan_copy(self, segment: Segment, before: int | None, until: int | None) -> None:
         assert segment.header is not None
         said = segment.header.previous_checksum
@@ -387,7 +422,7 @@ class NodeRepair:
             head = cleared(self.store.read(segment.path, 0, 4096))
         self._writes.append(_Write(segment.path, head, segment.path, until))
 
-    def _plan_rewrite(self, segment: Segment, scan: Scan, frames: list[Place], before: int | None) -> None:
+    def _plan_rewrite(self, segment: Segment, scan: Scan, frames: list[Place], before: int | None, drops: frozenset[Position] = frozenset()) -> None:
         place = segment.epoch, segment.number
         if scan.header is None:
             head = self._header(segment)
@@ -397,14 +432,16 @@ class NodeRepair:
             if said and before is not None and said != before:
                 head = cleared(head)
         moved: list[tuple[Position, Position]] = []
+        data = self.store.read(segment.path) if drops else b""
         offset = len(head)
         for frame in frames:
             index = max(frame.count - 1, 0)
             moved.append((Position(*place, frame.offset, index), Position(*place, offset, index)))
-            offset += frame.end - frame.offset
+            size = frame.end - frame.offset
+            offset += size - sum(map(len, dropped(data, frame, drops, segment.path).values()))
         self._moved[place] = moved
         self._end = max(self._end, moved[-1][1])
-        self._writes.append(_Write(segment.path, head, segment.path, 0, tuple(frames)))
+        self._writes.append(_Write(segment.path, head, segment.path, 0, tuple(frames), drops))
         kept = Extent(
             str(moved[0][0]._replace(index=0)), str(moved[-1][0]), len(frames), sum(frame.entries for frame in frames), sum(frame.end - frame.offset for frame in frames)
         )  # fmt: skip
@@ -413,7 +450,12 @@ class NodeRepair:
             lost = segment.everything(frames)
         elif scan.gaps:
             lost = segment.gaps()
-        self.items.append(Item(segment.path, "segment", segment.status, REWRITTEN, kept, lost, segment.what))
+        what = segment.what
+        if drops:
+            kept = replace(kept, records=(kept.records or 0) - len(drops))
+            lost = Extent(str(min(drops)), str(max(drops)), 0, len(drops), None)
+            what = f"without {len(drops)} dropped entries; each is kept in {self.node.folder}/lost"
+        self.items.append(Item(segment.path, "segment", segment.status, REWRITTEN, kept, lost, what))
 
     def _note_empty(self, segment: Segment, lost: Extent | None, what: str) -> None:
         self._writes.append(_Write(segment.path, self._header(segment)))
@@ -436,9 +478,12 @@ class NodeRepair:
         seed = format.decode_header(write.head, write.path)[0].checksum_seed
         chunks, offset = [write.head], len(write.head)
         for frame in write.places:
-            payload = data[frame.offset + format.FRAME_HEADER_BYTES + format.SYNCED_BYTES : frame.end]
+            gone = dropped(data, frame, write.drops, write.path)
+            payload = [payload_of(data, frame)]
+            if gone:
+                payload = [each for index, each in enumerate(pieces_of(payload[0], frame, write.path)) if index not in gone]
             # All before it is safe when the file appears: damage below it is corruption from then on.
-            encoded, length, _ = format.encode_frame(seed, offset, frame.kind, frame.count, offset, [payload])
+            encoded, length, _ = format.encode_frame(seed, offset, frame.kind, frame.count - len(gone), offset, payload)
             chunks += encoded
             offset += length
         return b"".join(chunks)
@@ -496,6 +541,19 @@ class NodeRepair:
                 data = self.store.read(segment.path)
                 for place in scan.frames:
                     if place.kind in format.OF_ENTRIES:
-                        for row in entry.rows(data[place.offset + format.FRAME_HEADER_BYTES + format.SYNCED_BYTES : place.end]):
+                        for row in _readable(payload_of(data, place), place.count):
                             found = found.with_row(row)
         self.highest = found
+
+
+def _readable(payload: bytes, count: int) -> list[Row]:
+    """The entries that a reader takes; a repair does not report the others."""
+    try:
+        return entry.decoded(payload, count)
+    except ValueError:
+        found = []
+        with suppress(ValueError, TypeError, msgpack.UnpackException):
+            for row in entry.rows(payload):
+                with suppress(ValueError):
+                    found.append(entry.mended(row)[0])
+        return found

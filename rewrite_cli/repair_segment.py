@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import google_crc32c
 import msgpack
@@ -13,6 +14,7 @@ from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.manifest import NodeManifest
 from imap_wal.segments import SegmentFile
 from imap_wal.verdict import goes_on
+from rewrite_cli.failures import Failed
 from rewrite_cli.repair_report import Extent
 from rewrite_cli.scan import Place, Scan, last_lost, scan_segment
 from storage_backends import SegmentStore
@@ -32,6 +34,8 @@ class Segment:
     end: int = 0
     checksum: int = 0
     """Of the last frame, 0 where there is none."""
+    goes_on_from: int | None = None
+    """See `SegmentReader.goes_on_from`."""
     frames: int = 0
     records: int = 0
     bytes: int = 0
@@ -123,7 +127,7 @@ def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, st
     if said.status == verdict.FOREIGN:
         return found
     if reader is not None:
-        found.header, found.end = reader.header, reader.first
+        found.header, found.end, found.goes_on_from = reader.header, reader.first, reader.goes_on_from
     if said.status == verdict.SHORT and said.end:
         found.end_missing = manifest.checkpoint
     elif said.status != verdict.CLEAN:
@@ -139,16 +143,48 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
     for number in sorted(found):
         segment = found[number]
         said = segment.header.previous_checksum if segment.header is not None else 0
-        if before is not None and before.status == "clean" and not goes_on(before.checksum, said) and number - 1 in found:
+        if number - 1 not in found:
+            before = None
+        if before is not None and before.status == "clean" and not goes_on(before.goes_on_from, said):
             before.end_missing = START
             before.status, before.what = "corrupt", "the end of this segment is missing: the next segment continues from a later frame"
-        if segment.checksum or segment.status != "clean":
+        if segment.goes_on_from is not None or segment.status != "clean":
             before = segment
 
 
 def text(position: Position | None) -> str | None:
     """For a report."""
     return None if position is None else str(position)
+
+
+# ---- single entries --------------------------------------------------------------------------------------------------
+
+
+def payload_of(data: bytes, frame: Place) -> bytes:
+    """The msgpack stream of a frame of the segment `data`."""
+    return data[frame.offset + format.FRAME_HEADER_BYTES + format.SYNCED_BYTES : frame.end]
+
+
+def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
+    """The bytes of each entry of a frame. `Failed` if it does not have so many as it should."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(payload)
+    ends = [0]
+    try:
+        for _ in range(frame.count):
+            unpacker.skip()
+            ends.append(unpacker.tell())
+    except (ValueError, msgpack.UnpackException) as error:
+        what = f"the frame at byte {frame.offset} does not hold the {frame.count} entries that it promises ({error})"
+        raise Failed(f"{path}: {what}, so none of them can be dropped; bring the file back from a copy") from error
+    return [payload[start:end] for start, end in pairwise(ends)]
+
+
+def dropped(data: bytes, frame: Place, drops: Collection[Position], path: str) -> dict[int, bytes]:
+    """Index → bytes of the entries of a frame that are among `drops`."""
+    indexes = {each.index for each in drops if each.frame == frame.offset}
+    pieces = pieces_of(payload_of(data, frame), frame, path) if indexes else []
+    return {index: pieces[index] for index in indexes}
 
 
 # ---- headers, changed in place ---------------------------------------------------------------------------------------

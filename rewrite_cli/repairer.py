@@ -19,6 +19,7 @@ from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import ORDER
 from imap_wal.errors import CorruptLog
+from imap_wal.format import Position
 from imap_wal.manifest import (
     NOTHING_SEEN,
     C,
@@ -70,6 +71,8 @@ class ClusterRepair:
     """Manifest folder → how many of its newest cannot be read."""
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
+    drops: frozenset[Position] = frozenset()
+    """Entries to set aside, of the one node that is repaired."""
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
     _snapshots: dict[str, Snapshot] = field(default_factory=dict)
@@ -104,7 +107,7 @@ class ClusterRepair:
             if not self.wants_node(node.name):
                 continue
             lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
-            repair = NodeRepair(self.store, view, node, self.mode, self.clock, self.randomness, self.tell, lost)
+            repair = NodeRepair(self.store, view, node, self.mode, self.clock, self.randomness, self.tell, lost, self.drops)
             repair.plan(look_at_entries=self.older)
             self._nodes.append(repair)
             self.items += repair.items
@@ -204,8 +207,10 @@ class ClusterRepair:
         newest: dict[str, tuple[int, list[StoredFile]]] = {}
         for file in self.store.list(f"{self.view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
-            map_name = layout.decode(name)
             if not number.isdigit() or not part.endswith(".parquet"):
+                continue
+            map_name = salvage.map_of(self.store, file.path, name, self.view.manifest.snapshots, archive=False)
+            if not map_name:
                 continue
             self._generation = max(self._generation, int(number))
             known = self.view.manifest.snapshots.get(map_name)
@@ -224,7 +229,7 @@ class ClusterRepair:
             known = Snapshot(0, (), {}, 0, 0, 0, self.clock.now_ms())
         if not unnamed:
             return known
-        there = {file.path for file in self.store.list(f"{self.view.folder}/snapshot/{layout.encode(name)}")}
+        there = {file.path for file in self.store.list(f"{self.view.folder}/snapshot")}
         old = [(path, checksum) for path, checksum in _files(known) if path in there]  # a file that is gone was replaced by the newer
         files = [*old, *((file.path, 0) for file in unnamed)]
         self._taken_in += [file.path for file in unnamed]
@@ -403,6 +408,9 @@ def tolerant_survey(store: SegmentStore, namespaces: tuple[str, ...], clusters: 
     while True:
         try:
             views = survey(without, namespaces, clusters)  # it lists and reads, no more
+            for view in views:  # what a manifest has packed is parsed when it is first used
+                for manifest in (view.manifest.snapshots, *(node.manifest.archives for node in view.nodes)):
+                    len(manifest)
             break
         except CorruptLog as error:
             without.hidden.add(error.file)

@@ -31,6 +31,7 @@ from typing import Protocol, TypeAlias
 
 from imap_wal import layout
 from imap_wal.archive import batches
+from imap_wal.disposal import dispose
 from imap_wal.entry import Row, subject
 from imap_wal.errors import InvalidSetting, LogError, LostRace, ShortLog
 from imap_wal.format import START, Position
@@ -467,7 +468,7 @@ def discard(log: ClusterLog, job: Job) -> None:
             named = {path for snapshot in log.manifest().snapshots.values() for path in snapshot.files}
             for file in log.store.list(f"{job.folder}/snapshot"):
                 if file.path.split("/")[-2] == f"{job.generation:08d}" and file.path not in named:
-                    log.store.delete(file.path)
+                    dispose(log.store, [file.path], f"{job.folder}/snapshot")
             for file in log.store.list(conflicts.folder(job.folder)):
                 if file.path.split("/")[-1].startswith(f"{job.generation:08d}-"):
                     log.store.delete(file.path)

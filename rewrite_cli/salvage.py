@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
+from imap_wal import layout
 from imap_wal.archive import (
     ARCHIVE_SCHEMA,
     DICTIONARIES,
@@ -23,7 +24,7 @@ from imap_wal.archive import (
     to_rows,
     validate,
 )
-from imap_wal.entry import DELETED, Row
+from imap_wal.entry import DELETED, MAP, Row
 from imap_wal.format import Position
 from storage_backends import NotFound, SegmentStore
 
@@ -124,6 +125,13 @@ def rows_of(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Row]:
     for part in readable(store, path, archive=archive):
         if isinstance(part, Rows):
             yield from part.rows
+
+
+def map_of(store: SegmentStore, path: str, component: str, known: Iterable[str], *, archive: bool) -> str:
+    """The map of a Parquet file, by its folder or its content; "" if neither tells."""
+    if layout.is_hashed(component):
+        return layout.map_of(component, known) or next((row[MAP] for row in rows_of(store, path, archive=archive)), "")
+    return layout.decode(component)
 
 
 def rewrite_file(store: SegmentStore, path: str, target: SegmentStore, name: str, *, archive: bool, below: Position | None = None) -> Published:

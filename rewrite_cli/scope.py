@@ -12,22 +12,30 @@ from urllib.parse import urlsplit
 
 import click
 
+from imap_wal.credentials import Credentials
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import location
 from rewrite_cli import output as out
 from rewrite_cli.failures import Failed
 from rewrite_cli.survey import ClusterView, survey
 from storage_backends import SegmentStore, StorageError, open_store
+from storage_backends.location import Location
+from storage_backends.ownership import doubts, mode_of
 
 
 class Url(click.ParamType[str]):
-    """A folder or URL; a blank one is wrong usage."""
+    """A folder or URL, with its options from the file of credentials. A blank one is wrong
+    usage."""
 
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        given = (ctx.find_root().obj if ctx is not None else None) or {}
+        known: Path | None = given.get("credentials")
         try:
-            return location(value)
+            place = location(value)
+            place = location(place, file_mode=given.get("file_mode") or f"{mode_of(place):04o}")
+            return Credentials.read(known).given_to(place) if known is not None else place
         except InvalidSetting as error:
             self.fail(str(error), param, ctx)
 
@@ -46,6 +54,9 @@ class Endpoint(click.ParamType[str]):
         if not whole:
             self.fail(f"{value!r} is no endpoint: it takes ipc:///path or tcp://host:port", param, ctx)
         return str(value)
+
+
+_WAL_DIR = "Where the segments are. Needed if they are on another kind of storage or another server than the root."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,8 @@ class Scope:
             store = open_store(self.url)
         except (StorageError, ImportError) as error:
             raise Failed(f"{self.url}: {error}") from error
+        for doubt in doubts(self.url):
+            out.note(f"warning: {doubt}")
         try:
             found = survey(store, self.namespaces, self.clusters)
             if not found:
@@ -106,9 +119,15 @@ class Scope:
         return f"no log of imap-wal under {self.url}; pass {root}"
 
 
-def url_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The root of the logs, as `url`."""
-    return click.argument("url", type=Url(), envvar="IMAP_WAL_URL")(command)
+def url_argument(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
+    """The root of the logs, as `url`, with the value of --wal-dir."""
+
+    @wraps(command)
+    def wrapper(url: Location | None, wal_dir: Location | None, **rest: Any) -> Any:
+        return command(url=url if url is None or wal_dir is None else url.with_wal_dir(wal_dir), **rest)
+
+    with_option = click.option("--wal-dir", type=Url(), envvar="IMAP_WAL_WAL_DIR", help=_WAL_DIR)(wrapper)
+    return click.argument("url", type=Url(), envvar="IMAP_WAL_URL", required=required)(with_option)
 
 
 def scope_options(*, maps: bool = True, nodes: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

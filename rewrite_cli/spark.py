@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from imap_wal import archive
 from imap_wal.clears import Cleared
 from imap_wal.clock import SystemRandomness
+from imap_wal.credentials import Credentials
 from imap_wal.entry import Row, is_clear, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.format import Position
@@ -40,10 +41,11 @@ from imap_wal.manifest import NO_VERSIONS, PartitionVersions
 from imap_wal.pieces import SEGMENT, SNAPSHOT, Piece, read_piece
 from imap_wal.restore import ClusterLog, live, no_garbage_collection, snapshot_pieces
 from imap_wal.rivals import Claim, Conflict, Noted
-from imap_wal.settings import RecoveryPolicy
+from imap_wal.settings import RecoveryPolicy, location
 from rewrite_cli.local import PartWriter
 from rewrite_cli.rewriter import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
 from storage_backends import SegmentStore, StorageError, open_store
+from storage_backends.location import Location
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
 """What a task's index may hold. Then a rewrite hands on what it has; a `latest` read goes to the worker's temporary folder."""
@@ -112,7 +114,7 @@ class Options:
         if not buckets.isdigit() or int(buckets) < 1:
             raise InvalidSetting(f"buckets is {buckets!r}; it takes a number, 1 or more")
         return cls(
-            path=given["path"],
+            path=location(given["path"]),
             namespaces=_names(given.get("namespace")),
             clusters=_names(given.get("cluster")),
             maps=_names(given.get("map")),
@@ -187,7 +189,7 @@ class ImapWalReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        store = open_store(options.path)
+        store = open_store(_known(options.path))
         found: list[InputPartition] = []
         try:
             for namespace, cluster in clusters_of(store, options.namespaces, options.clusters):
@@ -208,7 +210,7 @@ class ImapWalReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        store = open_store(self._options.path)
+        store = open_store(_known(self._options.path))
         try:
             batches = self._raw(store, partition) if isinstance(partition, FilePartition) else self._latest(store, partition)
             yield from batches
@@ -454,9 +456,16 @@ def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
     return {name: tuple(sorted(each, key=order)) for name, each in parts.items()}
 
 
+def _known(url: str) -> Location:
+    """The root with its options from the file that IMAP_WAL_CREDENTIALS names. Each worker reads
+    its own file, so Spark neither shows nor sends secrets."""
+    file = os.environ.get("IMAP_WAL_CREDENTIALS")
+    return Credentials.read(file).given_to(location(url)) if file else location(url)
+
+
 def _combine(job: Job) -> ArrowMap:
     def combine(batches: Iterator[Any]) -> Iterator[Any]:
-        store = open_store(job.url)
+        store = open_store(_known(job.url))
         index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
         tally = Tally(job)
         log = ClusterLog(store, job.namespace, job.cluster)
@@ -505,7 +514,7 @@ def _write(job: Job, cleared: Cleared) -> ArrowMap:
         partition = context.partitionId() if context is not None else 0
         randomness = SystemRandomness()  # the same work may be done twice, at the same time
         attempt = randomness.name()
-        store = open_store(job.url)
+        store = open_store(_known(job.url))
         found: dict[str, tuple[Part, ...]] = {}
         error = ""
         try:

@@ -25,10 +25,11 @@ from imap_wal import layout, missing
 from imap_wal import verdict as verdicts
 from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
-from imap_wal.errors import LogError, UnsupportedVersion
+from imap_wal.entry import decoded
+from imap_wal.errors import CorruptLog, LogError, UnsupportedVersion
 from imap_wal.format import OF_ENTRIES, START, Frame, Position
 from imap_wal.manifest import cluster_manifests, node_manifests
-from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece
+from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece, entries_of
 from imap_wal.segments import SegmentFile
 from imap_wal.verdict import FOREIGN, SHORT, UNBORN, Place, judge, said_by
 from rewrite_cli import evidence
@@ -41,6 +42,8 @@ from storage_backends import NotFound, SegmentStore
 CLEAN, TORN, CORRUPT, UNSUPPORTED = verdicts.CLEAN, verdicts.TORN, verdicts.CORRUPT, verdicts.UNSUPPORTED
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log: imap-wal repair"
 CUT = "the next start cuts it off"
+NAMED_MAX = 100
+"""How many entries of a segment a finding names."""
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
@@ -230,21 +233,29 @@ def _segment(
     found = Finding(segment.path, "segment", CLEAN, segment.bytes)
     paths = [each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index]  # none is missing
     records, ended_at = 0, -1
+    wrong: list[str] = []
 
     def visit(frame: Frame) -> None:
         nonlocal records
         deadline.check()
-        records += frame.count if frame.kind in OF_ENTRIES else 0
+        if frame.kind in OF_ENTRIES:
+            records += frame.count
+            wrong.extend(_wrong_entries(segment, frame))
 
     try:
         while True:
             records = 0
+            wrong.clear()
             verdict, _ = judge(store, place, visit, partial(said_by, store, paths))
             if verdict.status == CLEAN or later or verdict.end == ended_at:
                 break
             ended_at = verdict.end  # perhaps a commit under way: damage stays where it is, a writer goes on
     except NotFound:
         return replace(found, bytes=0, what="archived while it was being verified")
+    if verdict.status == CLEAN and wrong:
+        advice = "write a copy of the log without such an entry: imap-wal repair --drop-entry POSITION"
+        more = [f"and {len(wrong) - NAMED_MAX} more"] if len(wrong) > NAMED_MAX else []
+        return replace(found, status=CORRUPT, records=records, what="; ".join(wrong[:NAMED_MAX] + more), advice=advice)
     if verdict.status == CLEAN:
         return replace(found, records=records)
     found = replace(found, offset=verdict.end, first_lost=str(verdict.lost), what=verdict.what, advice=verdict.advice)
@@ -261,6 +272,20 @@ def _segment(
         last = str(named) if named[:2] == (segment.epoch, segment.number) else None
         return replace(found, records=records, last_lost=last)
     return _lost(found, segment, scan_segment(store, segment.path, view.names(node)))
+
+
+def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
+    """Invalid entries of an undamaged frame: what is wrong, and where. Only early versions wrote
+    them."""
+    try:
+        decoded(frame.payload, frame.count)
+    except ValueError:
+        try:
+            _, named = entries_of(segment.path, Position(segment.epoch, segment.number, frame.offset, 0), frame)
+        except CorruptLog as error:
+            return [error.what]
+        return [f"the entry at {position} has an impossible number: {what}" for position, what in named]
+    return []
 
 
 def _lost(found: Finding, segment: SegmentFile, scan: Scan) -> Finding:

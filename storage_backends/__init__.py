@@ -11,12 +11,14 @@
     testing     check_segment_store (conformance)
     faults      FaultyStore: any store, failing as planned
     paths       what a path inside a store looks like
+    ownership   who owns a local folder
+    location    a URL without its options, which are kept separately
     factory     open_store(url)
 
 The log is the only caller. fsspec is imported in this package and nowhere else.
 """
 
-from storage_backends.errors import AlreadyExists, Locked, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.errors import AlreadyExists, Linked, Locked, NoSpace, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.factory import open_store
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
 from storage_backends.lease import holder as lock_holder
@@ -25,6 +27,7 @@ __all__ = [
     "AlreadyExists",
     "Appender",
     "Capabilities",
+    "Linked",
     "Lock",
     "Locked",
     "NoSpace",

@@ -27,6 +27,10 @@ class Unavailable(StorageError):
     """The storage could not be reached, refused the credentials, or failed with an input/output error."""
 
 
+class Linked(StorageError):
+    """A symbolic link is in the path of a file that was to be discarded; nothing was changed."""
+
+
 class Unsupported(StorageError):
     """The storage cannot do this at all; `Capabilities` says so beforehand."""
 

@@ -9,18 +9,17 @@ s3://, gs://, abfs://, …               ObjectStore over fsspec; `?key=value` a
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from storage_backends.errors import StorageError
 from storage_backends.interface import SegmentStore
 from storage_backends.lease import system_clock_ms
 from storage_backends.local import LocalStore
+from storage_backends.location import Location, located, of_wal_dir, why_not_followed
 from storage_backends.memory import MemoryStore
-from storage_backends.split import SplitStore, record, recorded
+from storage_backends.split import RECORD, SplitStore, record, recorded
 
 
 def open_store(
@@ -32,24 +31,35 @@ def open_store(
 ) -> SegmentStore:
     """The store at `url`, with its segments at another URL where `wal_dir` (or the root itself, since an earlier open) says so. Nothing is created before the first
     write, but for the root's record of `wal_dir`. Options in `storage_options` win over those of the URL, and may
-    hold what does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. `StorageError` for a URL that no
+    hold what does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. A place for the segments that only the root names is
+    followed within the root's own scheme and server, and without options but those of a file of credentials (`Location.known`). `StorageError` for a place that is not followed, for a URL that no
     store serves, or whose driver is not installed (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""
-    url, wal_dir = _at_home(os.fspath(url)), _at_home(os.fspath(wal_dir))
-    if not url:
+    place = _at_home(located(os.fspath(url), storage_options))
+    if not place:
         raise StorageError('the URL is empty; pass a folder or a URL, as in "/var/lib/maps" or "s3://bucket/maps"')
-    root = _open(url, storage_options, clock_ms)
+    segments = _at_home(located(os.fspath(wal_dir) or place.wal_dir)).knowing(place.known)
+    root = _open(place, clock_ms)
     try:
-        if wal_dir:
-            record(root, wal_dir)
+        if segments:
+            record(root, segments)
         else:
-            wal_dir = recorded(root)
-        return SplitStore(root, _open(wal_dir, None, clock_ms)) if wal_dir else root
+            found = recorded(root)
+            segments = located(found).knowing(place.known)
+            why = why_not_followed(place, found) if found else ""
+            if why:
+                named = repr(str(segments))
+                raise StorageError(
+                    f"the root says that its segments are at {named}. That is not followed by itself: {why}. "
+                    f"If you trust it, name it: --wal-dir {named} (in Python and in an agent's configuration wal_dir)",
+                    RECORD,
+                )
+        return SplitStore(root, _open(of_wal_dir(place, segments), clock_ms)) if segments else root
     except BaseException:
         root.close()
         raise
 
 
-def _at_home(url: str) -> str:
+def _at_home(url: Location) -> Location:
     """With `~` at the front of a local path as the home folder. The root remembers `wal_dir` so:
     another user has another home."""
     protocol, separator, path = url.rpartition("://")
@@ -58,62 +68,44 @@ def _at_home(url: str) -> str:
     found = os.path.expanduser(path)
     if found == path:
         raise StorageError(f"{url}: there is no such home folder; a folder of that name is written ./{path}")
-    return f"{protocol}{separator}{found}"
+    return url.moved(f"{protocol}{separator}{found}")
 
 
-def _open(url: str, storage_options: Mapping[str, Any] | None, clock_ms: Callable[[], int]) -> SegmentStore:
+def _open(url: Location, clock_ms: Callable[[], int]) -> SegmentStore:
     protocol, separator, rest = url.partition("://")
+    options = url.options
+    if options and url.scheme in ("file", "memory", "objects+file"):
+        raise StorageError(f"{protocol if separator else 'file'}:// takes no options, found {', '.join(sorted(options))}")
     if not separator:
-        return _local(url)  # a plain path may hold a question mark
-    rest, _, query = rest.partition("?")
-    options = {**_query_options(query), **(storage_options or {})}
-    if protocol in ("file", "local", "memory", "objects+file") and options:
-        raise StorageError(f"{protocol}:// takes no options, found {', '.join(sorted(options))}")
+        return _local(url, url.file_mode)  # a plain path may hold a question mark
     if protocol in ("file", "local"):
-        return _local(_local_path(url, rest))
+        return _local(_local_path(url, rest), url.file_mode)
     if protocol == "memory":
         return MemoryStore(rest.strip("/"))
     # The rest is imported when it is asked for: fsspec and its drivers cost more than all of the log.
     if protocol == "objects+file":
         from storage_backends.objects import LocalObjects
 
-        return LocalObjects(_local_path(url, rest), clock_ms=clock_ms)
+        return LocalObjects(_local_path(url, rest), clock_ms=clock_ms, file_mode=url.file_mode)
     if protocol in ("webhdfs", "swebhdfs", "hdfs"):
         from storage_backends.hdfs import HdfsStore
 
-        return HdfsStore(f"{protocol}://{rest}", options, clock_ms=clock_ms)
+        return HdfsStore(str(url), options, clock_ms=clock_ms)
     from storage_backends.objects import ObjectStore
 
-    return ObjectStore(f"{protocol}://{rest}", options, clock_ms=clock_ms)
+    return ObjectStore(str(url), options, clock_ms=clock_ms)
 
 
-def _local(path: str) -> LocalStore:
+def _local(path: str, file_mode: int) -> LocalStore:
     """A store in a folder that exists or can be created. `StorageError` if the path, or the part of
     it that exists, is not a folder."""
-    store = LocalStore(path)
+    store = LocalStore(path, file_mode)
     above = store.root
     while not os.path.lexists(above):
         above = os.path.dirname(above)
     if not os.path.isdir(above):
         raise StorageError(f"{above} is not a folder; pass a folder or a new path")
     return store
-
-
-def _query_options(query: str) -> dict[str, Any]:
-    """`a=1&anon=true&client_kwargs={"region_name": "eu"}`: text, except for true, false and JSON objects. No numbers: a secret key may
-    look like one."""
-    options: dict[str, Any] = {}
-    for key, value in parse_qsl(query, keep_blank_values=True):
-        if value in ("true", "false"):
-            options[key] = value == "true"
-        elif value.startswith("{"):
-            try:
-                options[key] = json.loads(value)
-            except ValueError as error:
-                raise StorageError(f"option {key} of the URL is not JSON: {error}") from error
-        else:
-            options[key] = value
-    return options
 
 
 def _local_path(url: str, rest: str) -> str:

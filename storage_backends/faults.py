@@ -153,6 +153,9 @@ class FaultyStore:
     def delete(self, path: str) -> None:
         self._run("delete", path, lambda: self.inner.delete(path))
 
+    def discard(self, path: str) -> None:
+        self._run("delete", path, lambda: self.inner.discard(path))
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         def lock() -> Lock:
             held = _FaultyLock(self, self.inner.lock(path, holder, take=take))

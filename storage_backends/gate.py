@@ -61,6 +61,9 @@ class GatedStore:
     def delete(self, path: str) -> None:
         self.there(path).delete(path)
 
+    def discard(self, path: str) -> None:
+        self.there(path).discard(path)
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         return _GatedLock(self, self.there(path).lock(path, holder, take=take))
 

@@ -24,6 +24,7 @@ from storage_backends.descriptors import read_local
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
+from storage_backends.location import Veil
 from storage_backends.paths import check_path, folder_prefix
 
 HTTP_PORT = 9870
@@ -52,6 +53,7 @@ class HdfsStore:
     ) -> None:
         parts = urlsplit(url)
         options = dict(storage_options or {})
+        self._veil = Veil(options)
         port = options.pop("http_port", None) or (parts.port if parts.scheme != "hdfs" else None) or HTTP_PORT
         sync_on_close = bool(options.pop("sync_on_close", False))
         if not parts.hostname:
@@ -67,7 +69,7 @@ class HdfsStore:
         except ImportError as error:
             raise StorageError(f"the driver for {parts.scheme}:// is not installed: pip install requests requests-kerberos") from error
         except (TypeError, ValueError) as error:
-            raise StorageError(f"{parts.scheme}:// cannot be opened: {error}") from error
+            raise self._veil.over(StorageError(f"{parts.scheme}:// cannot be opened: {error}")) from self._veil.cause(error)
         self._root = parts.path.rstrip("/")
         self.url = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{self._root}"
         self.capabilities = Capabilities(
@@ -153,6 +155,9 @@ class HdfsStore:
             while folder and self._ask("DELETE", "DELETE", folder, recursive="false")["boolean"]:
                 folder = folder.rpartition("/")[0]
 
+    def discard(self, path: str) -> None:
+        self.delete(path)  # there are no links
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""
         return acquire(self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms)
@@ -223,11 +228,11 @@ class HdfsStore:
         try:
             answer = self._driver.session.request(method, address, allow_redirects=False, timeout=TIMEOUT_S, **more)
         except requests.exceptions.Timeout as error:
-            raise Unavailable(f"no answer in time: {error}", path) from error
+            raise self._veil.over(Unavailable(f"no answer in time: {error}", path)) from self._veil.cause(error)
         except requests.exceptions.RequestException as error:
-            raise Unavailable(str(error), path) from error
+            raise self._veil.over(Unavailable(str(error), path)) from self._veil.cause(error)
         if answer.status_code >= 400:
-            raise _translated(answer, path)
+            raise self._veil.over(_translated(answer, path))
         return answer
 
 

@@ -124,6 +124,10 @@ class SegmentStore(Protocol):
     def delete(self, path: str) -> None:
         """Remove the file, durable on return; a missing one is fine. Folders that are left empty may go too."""
 
+    def discard(self, path: str) -> None:
+        """`delete` of a file that nothing needs, so it may stay. `Linked` if a symbolic link below
+        the root is in its path: behind it may be a file of another log."""
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """Take the lock at `path` at once and write `holder` (one line of text) beside it for others to read.
         Raises `Locked` naming the holder. `take=True` takes it from a living holder, who is not told."""

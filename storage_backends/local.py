@@ -18,16 +18,19 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import BinaryIO, TypeVar
 
 from storage_backends.descriptors import LocalAppender, LocalLock, sync_folder, translate, write_all
-from storage_backends.errors import Locked, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.errors import Linked, Locked, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.location import PRIVATE, Location
 from storage_backends.mounts import is_network
 from storage_backends.paths import check_path, folder_prefix, one_line
 
 TEMPORARY_PREFIX = ".#tmp-"
 COPY_BYTES = 1 << 20
+PRIVATE_FOLDER = 0o700
 HOLDER_BYTES_MAX = 4096
 _RACES_MAX = 100
 """How often a lost race against a deletion of the folder, or a change of the lock file, is tried again before it is an error."""
@@ -38,11 +41,15 @@ T = TypeVar("T")
 
 
 class LocalStore:
-    """A `SegmentStore` over the directory `root`, which is made when something is first written."""
+    """A `SegmentStore` over the directory `root`, which is made when something is first written. What
+    it makes is its user's own: files of `file_mode`, folders that the same may enter. A mode wider
+    than that is given whatever the umask; what is there already keeps its own. `folder_mode`: of
+    folders, where they are to be entered by others than the files."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, file_mode: int = PRIVATE, folder_mode: int = 0) -> None:
         self.root = os.path.abspath(root)
-        self.url = f"file://{self.root}"
+        self.url: str = Location(f"file://{self.root}", file_mode=file_mode)
+        self._file_mode, self._folder_mode = file_mode, folder_mode or file_mode | (file_mode & 0o444) >> 2
         self.capabilities = Capabilities(
             durable_append=True,
             durable_sync=True,
@@ -137,7 +144,7 @@ class LocalStore:
         target = self._file(path)
 
         def make() -> Appender:
-            fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = self._new(target)
             try:
                 reserved = self._preallocate(fd, preallocate_bytes) if preallocate_bytes else 0
                 os.fsync(fd)
@@ -190,6 +197,48 @@ class LocalStore:
 
         self._guard(path, remove)
 
+    def discard(self, path: str) -> None:
+        check_path(path)
+        *names, name = path.split("/")
+
+        def remove() -> None:
+            with ExitStack() as opened:
+                folders = [self._opened(opened, self.root)]  # may be a link: a user named the root
+                for each in names:
+                    folders.append(self._opened(opened, each, folders[-1]))
+                try:
+                    os.unlink(name, dir_fd=folders[-1])
+                except FileNotFoundError:
+                    return
+                os.fsync(folders[-1])
+                for each in reversed(names):
+                    folders.pop()
+                    try:
+                        os.rmdir(each, dir_fd=folders[-1])
+                    except FileNotFoundError:
+                        pass
+                    except OSError:
+                        return  # not empty, or not ours to remove
+                    os.fsync(folders[-1])
+
+        try:
+            self._guard(path, remove)
+        except NotFound:
+            pass
+
+    @staticmethod
+    def _opened(opened: ExitStack, name: str, folder: int | None = None) -> int:
+        """Open a folder in a folder, without following a link."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags) if folder is None else os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+        except OSError:
+            if folder is not None and stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise Linked(f"{name} is a symbolic link; what is behind it is not deleted") from None
+            raise
+        opened.callback(os.close, fd)
+        return fd
+
     def close(self) -> None:
         pass
 
@@ -202,7 +251,11 @@ class LocalStore:
 
     def _acquire(self, target: str, path: str, text: bytes) -> Lock:
         def open_() -> int:
-            return os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                return self._new(target)
+            except FileExistsError:
+                # The file is overwritten: through a link, that would be another file.
+                return os.open(target, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
         for _ in range(_RACES_MAX):
             fd = self._in_folder(target, open_)
@@ -284,6 +337,17 @@ class LocalStore:
             except OSError as error:
                 raise translate(error, path) from error
 
+    def _new(self, target: str) -> int:
+        fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._file_mode)
+        if self._file_mode != PRIVATE:
+            os.fchmod(fd, self._file_mode)
+        return fd
+
+    def _new_folder(self, folder: str) -> None:
+        os.mkdir(folder, self._folder_mode)
+        if self._folder_mode != PRIVATE_FOLDER:
+            os.chmod(folder, self._folder_mode)
+
     def _in_folder(self, target: str, action: Callable[[], T]) -> T:
         """Do what needs the folder of `target`; make the folder when it is missing, again if another process just removed it as empty."""
         for _ in range(_RACES_MAX):
@@ -296,7 +360,7 @@ class LocalStore:
     def _make_folder(self, folder: str) -> None:
         parent = os.path.dirname(folder)
         try:
-            os.mkdir(folder)
+            self._new_folder(folder)
         except FileExistsError:
             return
         except FileNotFoundError:
@@ -304,7 +368,7 @@ class LocalStore:
                 raise
             self._make_folder(parent)
             try:
-                os.mkdir(folder)
+                self._new_folder(folder)
             except FileExistsError:
                 return
             except FileNotFoundError:
@@ -352,7 +416,7 @@ class LocalStore:
 
         def make() -> tuple[int, str]:
             temporary = f"{folder}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = self._new(temporary)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError:

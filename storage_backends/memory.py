@@ -158,6 +158,9 @@ class MemoryStore:
         with self._medium.mutex:
             self._medium.files.pop(check_path(path), None)
 
+    def discard(self, path: str) -> None:
+        self.delete(path)  # there are no links
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         token = object()
         with self._medium.mutex:

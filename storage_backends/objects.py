@@ -27,6 +27,7 @@ from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageErr
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
 from storage_backends.local import LocalStore
+from storage_backends.location import PRIVATE, Location, Veil
 from storage_backends.paths import check_path, folder_prefix
 
 CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
@@ -60,6 +61,7 @@ class ObjectStore:
     ) -> None:
         protocol = url.partition("://")[0]
         options = dict(storage_options or {})
+        self._veil = Veil(options)
         try:
             # An instance of its own without a listing cache: fsspec would else hand out one that somebody else opened, cache and all.
             options.update(use_listings_cache=False, skip_instance_cache=True)
@@ -72,7 +74,7 @@ class ObjectStore:
         except Exception as error:
             if protocol not in fsspec.available_protocols():
                 raise StorageError(f"no driver knows {protocol}://") from error
-            raise StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}") from error
+            raise self._veil.over(StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}")) from self._veil.cause(error)
         self.url = url.rstrip("/")
         self.capabilities = Capabilities(
             durable_append=False,
@@ -127,12 +129,12 @@ class ObjectStore:
         try:
             return bytes(self._fs.cat_file(full, start=offset, end=end))
         except FileNotFoundError as error:
-            raise translated(error, path) from error
-        except Exception as error:
+            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
+        except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
             # A range that begins at or after the end is an error to some services ("416") and nothing to others.
             if self.size(path) <= offset:
                 return b""
-            raise translated(error, path) from error
+            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
 
     def open_input(self, path: str) -> BinaryIO:
         return cast(BinaryIO, self._call(path, lambda: self._fs.open(self._full(path), "rb")))
@@ -160,6 +162,9 @@ class ObjectStore:
     def delete(self, path: str) -> None:
         self._call(path, lambda: self._fs.rm_file(self._full(path)), missing=None)
 
+    def discard(self, path: str) -> None:
+        self.delete(path)  # there are no links
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""
         return acquire(self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms)
@@ -181,17 +186,17 @@ class ObjectStore:
             absent = translated(error, path)
             if "missing" in missing and isinstance(absent, NotFound):
                 return missing["missing"]
-            raise absent from error
-        except Exception as error:
-            raise translated(error, path) from error
+            raise self._veil.over(absent) from self._veil.cause(error)
+        except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
+            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
 
     def _writing(self, path: str, action: Callable[[], object]) -> None:
         try:
             action()
         except FileNotFoundError as error:
-            raise Unavailable(f"the bucket or container is missing: {error}", path) from error
-        except Exception as error:
-            raise translated(error, path) from error
+            raise self._veil.over(Unavailable(f"the bucket or container is missing: {error}", path)) from self._veil.cause(error)
+        except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
+            raise self._veil.over(translated(error, path)) from self._veil.cause(error)
 
     def _exclusive(self, path: str, action: Callable[[], object]) -> None:
         check_path(path)
@@ -206,17 +211,17 @@ class ObjectStore:
                 action()
                 return
             except FileExistsError as error:
-                raise AlreadyExists("there is one already", path) from error
+                raise self._veil.over(AlreadyExists("there is one already", path)) from self._veil.cause(error)
             except FileNotFoundError as error:
-                raise Unavailable(f"the bucket or container is missing: {error}", path) from error
-            except Exception as error:
+                raise self._veil.over(Unavailable(f"the bucket or container is missing: {error}", path)) from self._veil.cause(error)
+            except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
                 code, status = service_code(error)
                 if status == 412 or code in ("PreconditionFailed", "412"):
-                    raise AlreadyExists("there is one already", path) from error
+                    raise self._veil.over(AlreadyExists("there is one already", path)) from self._veil.cause(error)
                 # S3 answers 409 to one of two conditional puts at the same moment: nothing was written, and it is to be sent again.
                 if code == "ConditionalRequestConflict" and attempt < _CONFLICTS_MAX - 1:
                     continue
-                raise translated(error, path) from error
+                raise self._veil.over(translated(error, path)) from self._veil.cause(error)
 
     def _probe(self) -> None:
         with self._probe_mutex:
@@ -243,9 +248,11 @@ class LocalObjects(LocalStore):
     """A local directory used as if it were an object store, to try out and test that way of the log. Creates are as exclusive and as
     durable as those of `LocalStore`."""
 
-    def __init__(self, root: str, *, clock_ms: Callable[[], int] = system_clock_ms, lease_ms: int = DEFAULT_LEASE_MS) -> None:
-        super().__init__(root)
-        self.url = f"objects+file://{self.root}"
+    def __init__(
+        self, root: str, *, clock_ms: Callable[[], int] = system_clock_ms, lease_ms: int = DEFAULT_LEASE_MS, file_mode: int = PRIVATE
+    ) -> None:
+        super().__init__(root, file_mode)
+        self.url = Location(f"objects+file://{self.root}", file_mode=file_mode)
         self.capabilities = Capabilities(
             durable_append=False,
             durable_sync=True,

@@ -25,3 +25,9 @@ def folder_prefix(folder: str) -> str:
 def one_line(text: str) -> str:
     """A holder's text on one line."""
     return " ".join(text.split())
+
+
+def is_wal(path: str) -> bool:
+    """Whether a file or folder is in the `wal` of a node, or is that folder."""
+    parts = path.split("/", 5)
+    return len(parts) >= 5 and parts[2] == "nodes" and parts[4] == "wal"

@@ -14,6 +14,8 @@ from typing import BinaryIO
 
 from storage_backends.errors import AlreadyExists, NotFound, StorageError
 from storage_backends.interface import Appender, Lock, SegmentStore, StoredFile
+from storage_backends.location import located
+from storage_backends.paths import is_wal
 
 RECORD = "wal_dir.json"
 _FORMAT = 1
@@ -24,7 +26,7 @@ class SplitStore:
 
     def __init__(self, root: SegmentStore, wal: SegmentStore) -> None:
         self._root, self._wal = root, wal
-        self.url = root.url
+        self.url: str = located(root.url).with_wal_dir(wal.url)
         mine, theirs = root.capabilities, wal.capabilities
         self.capabilities = replace(
             theirs,
@@ -35,19 +37,19 @@ class SplitStore:
         )
 
     def _of(self, path: str) -> SegmentStore:
-        return self._wal if _is_wal(path) else self._root
+        return self._wal if is_wal(path) else self._root
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        if _is_wal(folder):
+        if is_wal(folder):
             return self._wal.list(folder)
         if not _above_wal(folder):
             return self._root.list(folder)
-        found = [file for file in self._root.list(folder) if not _is_wal(file.path)]
-        found += [file for file in self._wal.list(folder) if _is_wal(file.path)]
+        found = [file for file in self._root.list(folder) if not is_wal(file.path)]
+        found += [file for file in self._wal.list(folder) if is_wal(file.path)]
         return sorted(found, key=lambda file: file.path)
 
     def folders(self, folder: str) -> builtins.list[str]:
-        if _is_wal(folder):
+        if is_wal(folder):
             return self._wal.folders(folder)
         if not _above_wal(folder):
             return self._root.folders(folder)
@@ -83,6 +85,9 @@ class SplitStore:
     def delete(self, path: str) -> None:
         self._of(path).delete(path)
 
+    def discard(self, path: str) -> None:
+        self._of(path).discard(path)
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         return self._of(path).lock(path, holder, take=take)
 
@@ -107,24 +112,27 @@ def recorded(root: SegmentStore) -> str:
 
 
 def record(root: SegmentStore, wal_dir: str) -> None:
-    """Say in a root that holds no segments yet that they are to be found at `wal_dir`. `StorageError` where they are elsewhere already."""
+    """Record in a root without segments that they are at `wal_dir`, a URL without options.
+    `StorageError` if they are already somewhere else."""
     known = recorded(root)
     if not known:
-        if any(_is_wal(file.path) for file in root.list("")):
+        if any(is_wal(file.path) for file in root.list("")):
             raise StorageError(f"wal_dir is {wal_dir}, but the segments of this log stand under its root already", root.url)
         try:
-            root.create(RECORD, json.dumps({"format": _FORMAT, "wal_dir": wal_dir}).encode())
+            root.create(RECORD, _encoded(wal_dir))
         except AlreadyExists:
             known = recorded(root)  # another writer was first
         else:
             return
-    if known != wal_dir:
-        raise StorageError(f"wal_dir is {wal_dir}, but the segments of this log are in {known}", root.url)
+    place = located(known)
+    if place != wal_dir:
+        raise StorageError(f"wal_dir is {wal_dir}, but the segments of this log are in {place}", root.url)
+    if known != place:
+        root.replace(RECORD, _encoded(place))  # an early version recorded options: may be secrets
 
 
-def _is_wal(path: str) -> bool:
-    parts = path.split("/", 5)
-    return len(parts) >= 5 and parts[2] == "nodes" and parts[4] == "wal"
+def _encoded(wal_dir: str) -> bytes:
+    return json.dumps({"format": _FORMAT, "wal_dir": wal_dir}).encode()
 
 
 def _above_wal(folder: str) -> bool:

@@ -36,9 +36,6 @@ class VoidIncarnation(ImapWalError):
     """A cluster that was followed by another, or a member that was left out of a view."""
 
 
-CLUSTER_ID_MAX = 255
-
-
 @dataclass(frozen=True, slots=True)
 class Greeting:
     """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far as
@@ -48,12 +45,6 @@ class Greeting:
     member: str
     plugin: str
     view: int = 0
-
-    def __post_init__(self) -> None:
-        if type(self.view) is not int or self.view < 0:
-            raise ValueError(f"view is {self.view!r}; it takes the number of an incarnation, or 0")
-        if len(self.cluster_id) > CLUSTER_ID_MAX:
-            raise ValueError(f"cluster_id has {len(self.cluster_id)} characters; at most {CLUSTER_ID_MAX} are possible")
 
 
 @dataclass(frozen=True, slots=True)

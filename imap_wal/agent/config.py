@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.agent.start import StartPolicy, StartRules
+from imap_wal.credentials import Credentials
 from imap_wal.errors import InvalidSetting
-from imap_wal.settings import Settings, check_seconds, nearest, refuse_wrong_types
+from imap_wal.settings import Settings, check_seconds, location, mode, nearest, refuse_wrong_types
+from storage_backends.location import without_secrets
 
 CLOCK_OFFSET_MS_MAX = 10**12
 """Some 30 years."""
@@ -20,19 +22,26 @@ CLOCK_OFFSET_MS_MAX = 10**12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`:
-    where the plug-in connects, `ipc://` or `tcp://`. `restore_at_start`: merge all logs while the
-    members start, instead of when the first of them asks. `lifetime_timeout_s`: another cluster may
-    claim the log once the former one has given no sign of life for this time; 0: at once, and no
-    signs are given. `start_policy`: which nodes' agents must run before a new cluster gets the log;
-    after `start_timeout_s` the error says what to do. `clock_offset_ms` shifts this agent's clock
-    (for tests)."""
+    where the plug-in connects, `ipc://` or `tcp://`; `endpoint_mode`: who may connect to a socket.
+    `restore_at_start`: merge all logs while the members start, instead of when the first of them
+    asks. `lifetime_timeout_s`: another cluster may claim the log once the former one has given no
+    sign of life for this time; 0: at once, and no signs are given. `start_policy`: which nodes'
+    agents must run before a new cluster gets the log; after `start_timeout_s` the error says what
+    to do. `clock_offset_ms` shifts this agent's clock (for tests). `storage_options`,
+    `wal_dir_options`: options of the storages of `url` and `wal_dir`. They may be secrets, so the
+    `repr` of this object does not show them. `credentials`: a file that has them
+    (`imap_wal.credentials`)."""
 
     url: str
     wal_dir: str = ""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    wal_dir_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    credentials: str = ""
     namespace: str = "default"
     cluster: str = "dev"
     node: str = field(default_factory=socket.gethostname)
     endpoint: str = "tcp://127.0.0.1:7701"
+    endpoint_mode: str = "0600"
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
@@ -47,6 +56,8 @@ class AgentConfig:
         except ValueError:
             raise InvalidSetting(f"start_policy is {self.start_policy!r}; it takes one of {', '.join(StartPolicy)}") from None
         refuse_wrong_types(self)
+        mode(self.endpoint_mode, "endpoint_mode")
+        self._locate()
         if self.log.manual_wal_flush:
             raise InvalidSetting("log.manual_wal_flush is for embedded stores: a member must not be told of what is not in the log")
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
@@ -61,6 +72,14 @@ class AgentConfig:
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
 
+    def _locate(self) -> None:
+        """Move options out of the URLs."""
+        known = Credentials.read(self.credentials) if self.credentials else Credentials()
+        url = location(self.url, "url", self.storage_options, self.log.file_mode)
+        wal_dir = location(self.wal_dir, "wal_dir", self.wal_dir_options)
+        object.__setattr__(self, "url", known.given_to(url))
+        object.__setattr__(self, "wal_dir", known.given_to(wal_dir))
+
     @property
     def start_rules(self) -> StartRules:
         return StartRules(self.start_policy, self.start_timeout_s, self.lifetime_timeout_s)
@@ -71,7 +90,7 @@ class AgentConfig:
         table = dict(data)
         log = table.pop("log", {})
         if not isinstance(log, Mapping):
-            raise InvalidSetting(f"{file}: log is {log!r}; it takes a table, [log]")
+            raise InvalidSetting(f"{file}: log is {without_secrets(repr(log))}; it takes a table, [log]")
         _refuse_unknown(table, {each.name for each in fields(cls)} - {"takeover"}, file, "")
         _refuse_unknown(log, {each.name for each in fields(Settings)}, file, "log.")
         if "url" not in table:
@@ -89,7 +108,7 @@ class AgentConfig:
         except OSError as error:
             raise InvalidSetting(f"{path}: {error.strerror}") from error
         except tomllib.TOMLDecodeError as error:
-            raise InvalidSetting(f"{path}: not TOML: {error}") from error
+            raise InvalidSetting(f"{path}: not TOML: {error}") from None  # the error holds the text
         return cls.from_mapping(data, str(path), **overrides)
 
 

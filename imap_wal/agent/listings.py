@@ -94,7 +94,7 @@ class Listings:
         self._view, self._randomness = view, randomness
         self._listings: dict[str, Listing] = {}
 
-    def page(self, name: str, cursor: list[str | int] | None, limit: int, partitions: Partitions | None = None) -> Page:
+    def page(self, name: str, cursor: tuple[str, int] | None, limit: int, partitions: Partitions | None = None) -> Page:
         """The page at `cursor`; None begins a listing of what the view has, in all partitions or in
         some. `ListingGone`, and what reading the index raises."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
@@ -102,7 +102,7 @@ class Listings:
             token, number = self._randomness.token().hex(), 1
             listing = Listing(token, name, partitions, self._view, limit)
         else:
-            token, number = _parsed(cursor)
+            token, number = cursor
             found = self._listings.get(token)
             if found is None or found.what != (name, partitions) or not found.has(number):
                 raise ListingGone(
@@ -115,10 +115,3 @@ class Listings:
         while len(self._listings) > LISTINGS_MAX:
             del self._listings[next(iter(self._listings))]
         return page
-
-
-def _parsed(cursor: object) -> tuple[str, int]:
-    match cursor:
-        case [str(token), int(number)]:
-            return token, number
-    raise ValueError(f"{cursor!r} is not a cursor of this agent")

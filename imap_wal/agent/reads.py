@@ -1,4 +1,5 @@
-"""Reads, on a thread of their own, so that a long merge never delays a commit: keys, load, schemas."""
+"""Reads, on a thread of their own, so that a long merge never delays a commit: keys, list,
+load, maps, schemas."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ import msgpack
 import structlog
 
 from imap_wal import layout
-from imap_wal.agent.listings import ListingGone, Listings
+from imap_wal.agent.listings import ListingGone, Listings, Page
+from imap_wal.agent.requests import Keys, List, Load, Maps, keys_of
 from imap_wal.agent.transport import Message, Outbox
 from imap_wal.clock import Clock, Randomness
-from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, values
+from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE
 from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.partitions import Partitions
 from imap_wal.restore import LiveView
+from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.worker import Worker
 from storage_backends import StorageError
 
@@ -29,6 +32,12 @@ CLOSE_S = 5
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
 """A restore at start that failed is tried again after this long; the pause doubles each time, as it
 may read all logs."""
+
+FRESH_BYTES = 8 * 1024 * 1024
+"""0: never. When this node has appended so much since the last merge, the next merge needs no request. So
+less is left to merge when a member is lost and its partitions wait."""
+FRESH_LOOK_S, FRESH_SHARE = 1.0, 20
+"""The interval of that check. Such merges take at most 1/FRESH_SHARE of the time."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -43,10 +52,20 @@ class _Asked:
 
 
 class Reads:
-    """Answers read requests from one LiveView, which merges all nodes' logs once and then reads only what was appended."""
+    """Answers read requests from one LiveView, which merges all nodes' logs once and then reads
+    only what was appended. `appended`: the bytes that this node has appended."""
 
-    def __init__(self, view: LiveView, make_outbox: Callable[[], Outbox], at_once: bool, clock: Clock, randomness: Randomness) -> None:
-        self._view, self._clock = view, clock
+    def __init__(
+        self,
+        view: LiveView,
+        make_outbox: Callable[[], Outbox],
+        appended: Callable[[], int],
+        *,
+        at_once: bool,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
+        self._view, self._clock, self._appended = view, clock, appended
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
         self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
@@ -61,6 +80,16 @@ class Reads:
         self._restore_at: float | None = clock.monotonic() if at_once else None
         """When to merge all logs although no request asks for it; None: not any more."""
         self._pause = AGAIN_S
+        self._fresh_at = clock.monotonic()
+        """When to check next how much was appended."""
+        self._merged_bytes = self._partition_count = 0
+        """What this node had appended before the last merge, and the number of partitions in
+        requests."""
+        self.schemas: dict[int, Schema] = {}
+        """The valid schemas of all logs by their ids, as of the last merge for a request. The dict
+        is replaced, never changed, so other threads may read it."""
+        self._metadata = 0
+        self._named: set[str] = set()
         self.served = 0
         self.worker = Worker("imap-wal-reads", self._turn)
         self.worker.start()
@@ -69,6 +98,12 @@ class Reads:
         """Have the message answered by this thread."""
         self._arrived += 1
         self._queue.put(_Asked(self._arrived, message, partition_count))
+
+    @property
+    def unmerged_bytes(self) -> int:
+        """What this node has appended since the last merge: the next one reads that, and about as
+        much of each other node."""
+        return abs(self._appended() - self._merged_bytes)
 
     def unanswered(self) -> list[Message]:
         """What a dead thread left; [] while it lives."""
@@ -97,10 +132,9 @@ class Reads:
 
     def _turn(self, worker: Worker) -> bool:
         try:
-            wait = None if self._restore_at is None else max(0.0, self._restore_at - self._clock.monotonic())
-            asked = self._queue.get(timeout=wait)
+            asked = self._queue.get(timeout=self._wait())
         except queue.Empty:
-            return self._restore()
+            return self._refresh() if self._restore_at is None else self._restore()
         if asked is None:
             return True
         message = self._taken = asked.message
@@ -109,6 +143,13 @@ class Reads:
         self._send(message, header, payload)
         self._taken = None
         return bool(header[0] != "error")
+
+    def _wait(self) -> float | None:
+        """Seconds until something is done without a request; None: there is nothing to do."""
+        until = self._restore_at
+        if until is None and self.served and FRESH_BYTES:
+            until = self._fresh_at
+        return None if until is None else max(0.0, until - self._clock.monotonic())
 
     def _restore(self) -> bool:
         """The merge at start. Requests that arrive during it wait; when it fails, they are answered
@@ -122,6 +163,24 @@ class Reads:
         self._restore_at = None
         return True
 
+    def _refresh(self) -> bool:
+        """Merge what was appended, if it is much and members read here. Whether that was done."""
+        began, appended = self._clock.monotonic(), self._appended()
+        self._fresh_at = began + FRESH_LOOK_S
+        if not self.served or self.unmerged_bytes < FRESH_BYTES:
+            return False
+        try:
+            self._view.catch_up()
+            if self._partition_count:
+                self._view.hash_keys(self._partition_count)
+        except (ImapWalError, StorageError) as error:
+            _log.warning("a merge without a request failed", error=str(error))
+            return False
+        finally:
+            self._merged_bytes, now = appended, self._clock.monotonic()
+            self._fresh_at = now + max(FRESH_LOOK_S, FRESH_SHARE * (now - began))
+        return True
+
     def _send(self, message: Message, header: list[Any], payload: bytes) -> None:
         if self._outbox is None:
             self._outbox = self._make_outbox()
@@ -132,27 +191,31 @@ class Reads:
             self._outbox.close()
             self._outbox = self._make_outbox()
             text = f"the answer could not be sent: {type(error).__name__}: {error}"
-            self._outbox.send(message.sender, ["error", header[1], "restore-failed", text])
+            self._outbox.send(message.sender, ["error", message.request.number, "restore-failed", text])
 
     def _catch_up(self, arrived: int) -> None:
         """What was acknowledged before this request came is in the view after this. Requests that
         waited together share one look at the storage."""
         version, covered = self._covered
         if arrived > covered or version != self._view.version:
-            newest = self._arrived
+            newest, appended = self._arrived, self._appended()
             self._view.catch_up()
+            self._merged_bytes = appended
             self._covered = self._view.version, newest
+            self._gather_schemas()
 
     def _answer(self, asked: _Asked) -> tuple[list[Any], bytes]:
-        arrived, message = asked.arrived, asked.message
-        assert message.header is not None
-        kind, number, *fields = message.header
+        request, kind, number = asked.message.request, asked.message.kind, asked.message.request.number
         try:
-            if kind == "keys":
-                return self._keys(number, asked, *fields)
-            if kind == "load":
-                return self._load(number, arrived, message.payload, *fields)
-            return self._schemas(number, arrived)
+            if isinstance(request, Keys):
+                return self._keys(asked, request)
+            if isinstance(request, List):
+                return self._list(asked, request)
+            if isinstance(request, Load):
+                return self._load(asked, request)
+            if isinstance(request, Maps):
+                return self._maps(asked, request)
+            return self._schemas(asked)
         except ListingGone as error:
             return ["error", number, "listing-gone", str(error)], b""
         except StorageError as error:
@@ -169,22 +232,34 @@ class Reads:
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
-    def _keys(
-        self, number: int, asked: _Asked, name: str, cursor: list[str | int] | None, limit: int, wanted: list[int] | None = None
-    ) -> tuple[list[Any], bytes]:
-        layout.check_name(name, "map")
-        partitions = None if wanted is None else Partitions(frozenset(wanted), asked.partition_count)
-        if cursor is None:
-            self._catch_up(asked.arrived)
-        page = self._listings.page(name, cursor, limit, partitions)
+    def _keys(self, asked: _Asked, request: Keys) -> tuple[list[Any], bytes]:
+        page = self._page(asked, request, None)
         pack = msgpack.Packer(use_bin_type=True).pack
-        return ["keys", number, page.cursor, len(page.keys), page.total], b"".join([pack(key) for key in page.keys])
+        return ["keys", request.number, page.cursor, len(page.keys), page.total], b"".join([pack(key) for key in page.keys])
 
-    def _load(self, number: int, arrived: int, payload: bytes, name: str, count: int) -> tuple[list[Any], bytes]:
-        keys = values(payload)
-        if len(keys) != count:
-            raise ValueError(f"{count} keys announced, {len(keys)} sent")
-        self._catch_up(arrived)
+    def _list(self, asked: _Asked, request: List) -> tuple[list[Any], bytes]:
+        """A page of the keys in some partitions, with the entries of the first keys, as far as they
+        fit into an answer."""
+        page = self._page(asked, request, Partitions(frozenset(request.partitions), asked.partition_count))
+        rows, loaded = self._view.load_some(request.map, page.keys, ANSWER_BYTES)
+        pack = msgpack.Packer(use_bin_type=True).pack
+        stream = [pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows]
+        stream += [pack(key) for key in page.keys[loaded:]]
+        return ["list", request.number, page.cursor, len(page.keys), page.total, loaded, len(rows)], b"".join(stream)
+
+    def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
+        layout.check_map_name(request.map)
+        if partitions is not None:
+            self._partition_count = asked.partition_count
+        if request.cursor is None:
+            self._catch_up(asked.arrived)
+        return self._listings.page(request.map, request.cursor, request.limit, partitions)
+
+    def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytes]:
+        name, count = request.map, request.count
+        layout.check_map_name(name)
+        keys = keys_of(asked.message.payload, count)
+        self._catch_up(asked.arrived)
         pack = msgpack.Packer(use_bin_type=True).pack
         answer: list[bytes] = []
         size = taken = 0
@@ -195,9 +270,34 @@ class Reads:
             answer += packed
             size += sum(map(len, packed))
             taken += done
-        return ["entries", number, len(answer), taken], b"".join(answer)
+        return ["entries", request.number, len(answer), taken], b"".join(answer)
 
-    def _schemas(self, number: int, arrived: int) -> tuple[list[Any], bytes]:
-        self._catch_up(arrived)
-        schemas = [(item[1], item[2]) for item in self._view.metadata() if item[0] == "schema"]
-        return ["schemas", number, len(schemas)], b"".join([msgpack.packb(schema, use_bin_type=True) for schema in schemas])
+    def _maps(self, asked: _Asked, request: Maps) -> tuple[list[Any], bytes]:
+        """Which maps have anything in the log. A name that no map can have gets a reason in the
+        answer, and no error, so that the answer has the other maps."""
+        wrong: dict[str, str] = {}
+        for name in request.names:
+            try:
+                layout.check_map_name(name)
+            except InvalidSetting as error:
+                wrong[name] = str(error)
+        self._catch_up(asked.arrived)
+        known = self._view.known([name for name in request.names if name not in wrong])
+        return ["maps", request.number, known, wrong], b""
+
+    def _schemas(self, asked: _Asked) -> tuple[list[Any], bytes]:
+        self._catch_up(asked.arrived)
+        schemas = [(schema_id, schema.to_bytes()) for schema_id, schema in self.schemas.items()]
+        return ["schemas", asked.message.request.number, len(schemas)], b"".join([msgpack.packb(schema, use_bin_type=True) for schema in schemas])
+
+    def _gather_schemas(self) -> None:
+        """Set `schemas` to the valid ones of all logs. Report each of the others once."""
+        metadata = self._view.metadata()
+        if len(metadata) == self._metadata:
+            return
+        self.schemas, bad = sound_schemas(metadata)
+        self._metadata = len(metadata)
+        for what in bad:
+            if what not in self._named:
+                self._named.add(what)
+                _log.error("a schema in the log is not used; values that need it cannot be read", schema=what)

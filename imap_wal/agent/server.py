@@ -7,7 +7,7 @@ write path.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -19,22 +19,26 @@ import structlog
 from imap_wal import entry, layout
 from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.endpoint import EndpointLock
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.reads import Reads
+from imap_wal.agent.requests import SUPPORTED, About, Append, Beat, Bye, Hello, Malformed, Metadata, Stat, View, Wish
 from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
-from imap_wal.entry import KEY, PARTITION_COUNT
+from imap_wal.entry import HIGHEST, KEY, LOWEST, MAP, ORDER, PARTITION, PARTITION_COUNT, PARTITION_MAX, VALUE
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable, TooLarge
-from imap_wal.format import BODY_BYTES_MAX, CLEARS, ENTRIES, FRAME_OVERHEAD_BYTES, METADATA
-from imap_wal.restore import ClusterLog, LiveView
-from imap_wal.settings import Durability
+from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
+from imap_wal.restore import ClusterLog, LiveView, from_manifest
+from imap_wal.schemas import BadSchema, Schema, check_known, read_schema, sound_schemas
+from imap_wal.settings import Durability, mode
 from imap_wal.worker import Worker
+from imap_wal.writer import holder_text
 from storage_backends import StorageError, open_store
+from storage_backends.ownership import doubts
 
-PROTOCOL = 1
 VERSION = "0.1.0"
 TICK_MS = 200
 LOOK_S, LOOK_TICK_MS = 1.0, 10
@@ -43,12 +47,10 @@ which is shorter than a plug-in's connect-timeout-ms."""
 CLOSE_S = 5.0
 """How long a stop waits for a log that is just being opened again."""
 
-READS = ("keys", "load", "schemas")
-SIGNS = ("beat", "bye")
-"""Answered by the loop at once, before the commit of appends that arrived with them."""
+READS = ("keys", "list", "load", "maps", "schemas")
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
-"""What reading a request that is not as `docs/protocol.md` draws it can raise."""
+"""What can be raised by reading a payload that is not as in `docs/protocol.md`."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -89,18 +91,34 @@ class Agent:
         self._mender: Mender[OpenLog] | None = None
         self._kept: dict[bytes, Kept] = {}
         """By the sender."""
-        self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
-        try:
-            self._router = Router(config.endpoint)
-        except ImapWalError:
-            self._log.close(clean=True)
-            self._store.close()
-            raise
-        self._reads = Reads(LiveView(self._all_logs, config.log), self._router.outbox, config.restore_at_start, self._clock, randomness)
+        self._schemas: dict[int, Schema] = {}
+        """Those that this agent wrote or found in its node's manifest. `Reads` has the others."""
+        with ExitStack() as opened:
+            opened.callback(self._store.close)
+            owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
+            # Before the log: an agent that is refused here has changed nothing.
+            endpoint = EndpointLock(
+                config.endpoint, owner, holder_text(owner), takeover=config.takeover, mode=mode(config.endpoint_mode, "endpoint_mode")
+            )
+            opened.callback(endpoint.release)
+            self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
+            opened.callback(self._log.close, clean=True)
+            self._router = Router(endpoint)
+            opened.pop_all()
+        self._reads = Reads(
+            LiveView(self._all_logs, config.log),
+            self._router.outbox,
+            lambda: self._committer.statistics.bytes,
+            at_once=config.restore_at_start,
+            clock=self._clock,
+            randomness=randomness,
+        )
 
     def _use(self, log: OpenLog) -> None:
         self._log = log
         self._node_log, self._sessions, self._committer, self._keeper = log.node_log, log.sessions, log.committer, log.keeper
+        sound, _ = sound_schemas(map(from_manifest, log.node_log.metadata))
+        self._schemas = sound | self._schemas
 
     def stop(self) -> None:
         """Have `serve` return after the commit under way. Safe from a signal handler."""
@@ -155,8 +173,7 @@ class Agent:
         self._mend()
 
     def _read_refused(self, message: Message) -> None:
-        assert message.header is not None
-        self._error(message.sender, message.header[1], "restore-failed", f"{self._reads.worker.trouble}; start the agent again")
+        self._error(message.sender, message.request.number, "restore-failed", f"{self._reads.worker.trouble}; start the agent again")
 
     def _take_up(self, pending: list[Pending]) -> None:
         """The hellos that waited for a look which is done, or takes too long."""
@@ -176,57 +193,61 @@ class Agent:
             self._kept[message.sender] = Kept(message, error.look, until)
 
     def _handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
-        if message.header is None:
-            self._sessions.shut(message.sender)
-            self._router.send(message.sender, ["error", 0, "bad-request", "a message has a header [kind, number, ...] and a payload"])
-            return
-        kind, number, *fields = message.header
+        """Answer a request, or queue it for its answer. Raises nothing, whatever the message
+        holds."""
         try:
-            if kind == "hello":
-                self._hello(message.sender, number, *fields, look=kept.number if kept is not None else 0)
-            elif kind == "stat":
-                self._router.send(message.sender, ["stat", number, self.statistics()])
-            elif kind in ("append", "metadata"):
-                self._append(message, kind, pending)
-            elif kind not in (*READS, *SIGNS, "view"):
-                self._refuse(message, "bad-request", f"unknown request {kind!r}", pending)
-            elif (connection := self._sessions.connection(message.sender)) is None:
-                self._error(message.sender, number, "not-ready", "say hello first")
-            elif kind in READS:
-                self._reads.ask(message, connection.partition_count)
-            elif kind == "view":
-                self._view(message.sender, number, *fields)
-            else:
-                if kind == "bye":
-                    self._sessions.bye(message.sender)
-                self._router.send(message.sender, [kind, number])
+            self._serve(message, pending, kept)
             self._sessions.heard(message.sender)
         except TooLarge as error:
-            self._refuse(message, "too-large", str(error), pending)
+            self._refuse(message, "too-large", _text(error), pending)
+        except BadSchema as error:  # a metadata message has no changes, so changes may follow
+            _log.warning("schema refused", error=_text(error))
+            pending.append(Pending(message.sender, message.request.number, refusal=("schema-refused", _text(error))))
         except NotLooked as error:
             self._keep(message, kept, error, pending)
         except Waits as error:
-            self._refuse(message, "not-ready", str(error), pending)
+            self._refuse(message, "not-ready", _text(error), pending)
         except VoidIncarnation as error:
-            self._refuse(message, "void-incarnation", str(error), pending)
+            self._refuse(message, "void-incarnation", _text(error), pending)
         except MALFORMED as error:
-            self._refuse(message, "bad-request", f"{kind}: {error if isinstance(error, ImapWalError) else repr(error)}", pending)
+            self._refuse(message, "bad-request", f"{message.kind}: {_text(error)}", pending)
         except (ImapWalError, StorageError) as error:
-            _log.error("request failed", kind=kind, error=str(error))
-            self._refuse(message, "not-ready", str(error), pending)
+            _log.error("request failed", kind=message.kind, error=_text(error))
+            self._refuse(message, "not-ready", _text(error), pending)
         except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests continue
-            _log.exception("request failed", kind=kind)
-            self._refuse(message, "not-ready", f"{type(error).__name__}: {error}", pending)
+            _log.exception("request failed", kind=message.kind)
+            self._refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
 
-    def _hello(self, sender: bytes, number: int, about: dict[str, Any], *, look: int) -> None:
-        if about.get("protocol") != PROTOCOL:
-            self._error(
-                sender,
-                number,
-                "unsupported-version",
-                f"this agent speaks protocol {PROTOCOL}, not {about.get('protocol')!r}; use plug-in and agent of one release",
-            )
+    def _serve(self, message: Message, pending: list[Pending], kept: Kept | None) -> None:
+        sender, request = message.sender, message.request
+        if isinstance(request, Malformed):
+            self._malformed(message, request, pending)
+        elif isinstance(request, Append | Metadata):
+            self._append(message, request, pending)
+        elif isinstance(request, Hello):
+            self._hello(sender, request.number, request.about, look=kept.number if kept is not None else 0)
+        elif isinstance(request, Stat):
+            self._router.send(sender, ["stat", request.number, self.statistics()])
+        elif (connection := self._sessions.connection(sender)) is None:
+            self._error(sender, request.number, "not-ready", "say hello first")
+        elif isinstance(request, View):
+            self._view(sender, request.number, request.about)
+        elif isinstance(request, Beat):
+            self._router.send(sender, ["beat", request.number])
+        elif isinstance(request, Bye):
+            self._sessions.bye(sender)
+            self._router.send(sender, ["bye", request.number])
+        else:
+            self._reads.ask(message, connection.partition_count)
+
+    def _malformed(self, message: Message, request: Malformed, pending: list[Pending]) -> None:
+        if request.protocol:
+            text = f"this agent speaks protocol {SUPPORTED}, not {request.protocol}; use plug-in and agent of one release"
+            self._error(message.sender, request.number, "unsupported-version", text)
             return
+        self._refuse(message, "bad-request", request.text, pending)
+
+    def _hello(self, sender: bytes, number: int, about: About, *, look: int) -> None:
         if self._mender is None:
             self._committer.commit_ready()  # what came before it: `last_request` must be true, and a new incarnation begins after it
         if self._committer.failure is not None:
@@ -234,14 +255,14 @@ class Agent:
             return
         session, new = self._sessions.hello(sender, about, look)
         if new:
-            member = ["member", session.cluster_id, str(about.get("member_uuid", "")), self.config.node, session.number, session.incarnation]
+            member = ["member", session.cluster_id, about.member_uuid, self.config.node, session.number, session.incarnation]
             batch = Batch([msgpack.packb(member)], 1, kind=METADATA)
             self._committer.submit(batch)
             self._committer.wait(batch)
             batch.result()
             _log.info("plug-in connected", session=session.number, incarnation=session.incarnation, cluster=session.cluster_id)
         welcome = {
-            "protocol": PROTOCOL,
+            "protocol": SUPPORTED,
             "node": self.config.node,
             "session": session.number,
             "incarnation": session.incarnation,
@@ -252,56 +273,52 @@ class Agent:
         }
         self._router.send(sender, ["welcome", number, welcome])
 
-    def _view(self, sender: bytes, number: int, about: dict[str, Any]) -> None:
+    def _view(self, sender: bytes, number: int, wish: Wish) -> None:
         if self._mender is None:
             self._committer.commit_ready()  # appends that arrived before it belong to the view that it ends
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
-        view = self._sessions.view(sender, about)
+        view = self._sessions.view(sender, wish)
         self._router.send(sender, ["view", number, view.incarnation, view.members])
 
-    def _append(self, message: Message, kind: str, pending: list[Pending]) -> None:
-        assert message.header is not None
-        if kind == "append":
-            _, number, session, first, count = message.header
-        else:
-            (_, number, session, count), first = message.header, 0
+    def _append(self, message: Message, request: Append | Metadata, pending: list[Pending]) -> None:
+        sender, payload = message.sender, message.payload
+        number, session, count = request.number, request.session, request.count
         failure = self._committer.failure
-        refusal = self._sessions.refusal(message.sender, session) if failure is None else ("not-ready", str(failure))
+        refusal = self._sessions.refusal(sender, session) if failure is None else ("not-ready", str(failure))
         if refusal is not None:
             self._refuse(message, *refusal, pending)
             return
-        if count < 1 or (kind == "append" and first < 1):
-            raise ValueError(f"{count} changes from request {first}; both begin at 1")
-        if len(message.payload) > BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES:
-            raise TooLarge(f"one message of {len(message.payload)} bytes; it takes less than 2 GiB")
-        if kind == "metadata":
-            _check_metadata(message.payload, count)
-            batch = Batch([message.payload], count, kind=METADATA)
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise TooLarge(f"one message of {len(payload)} bytes; it takes less than 2 GiB")
+        if isinstance(request, Metadata):
+            first = 0
+            self._schemas.update(_schemas(payload, count, self._reads.schemas | self._schemas))
+            batch = Batch([payload], count, kind=METADATA)
         else:
-            last = first + count - 1
+            first, last = request.first, request.first + count - 1
             known = self._node_log.requests.get(session, 0)
             if last <= known:
                 self._duplicates += count
-                pending.append(Pending(message.sender, number, first, count))
+                pending.append(Pending(sender, number, first, count))
                 return
-            connection = self._sessions.connection(message.sender)
+            connection = self._sessions.connection(sender)
             clears = _check_entries(
-                message.payload,
+                payload,
                 count,
                 (self._sessions.session(session).incarnation, session, first),
                 self.config.log.max_value_bytes,
                 connection.partition_count if connection is not None else 0,
             )
-            payload, entries = message.payload, count
+            entries = count
             if first <= known:  # the front of it is in the log already
                 payload, entries = _without_front(payload, known - first + 1), last - known
                 self._duplicates += count - entries
             batch = Batch([payload], entries, kind=CLEARS if clears else ENTRIES, session=session, request=last)
         self._committer.submit(batch)
         self._appends += count
-        pending.append(Pending(message.sender, number, first, count, batch))
+        pending.append(Pending(sender, number, first, count, batch))
 
     def _answer(self, pending: list[Pending]) -> None:
         for each in pending:
@@ -317,11 +334,9 @@ class Agent:
     def _refuse(self, message: Message, code: str, text: str, pending: list[Pending]) -> None:
         """Answer an error, behind what is answered before it. Of the changes of a session the log has a prefix, always: after an append was refused nothing more comes
         from that connection."""
-        assert message.header is not None
-        kind, number, *_ = message.header
-        if kind not in READS:
+        if message.kind not in READS:
             self._sessions.shut(message.sender)
-        pending.append(Pending(message.sender, number, refusal=(code, text)))
+        pending.append(Pending(message.sender, message.request.number, refusal=(code, text)))
 
     def _error(self, to: bytes, number: int, code: str, text: str) -> None:
         self._router.send(to, ["error", number, code, f"{text} (agent of node {self.config.node!r} at {self.config.endpoint})"])
@@ -366,6 +381,7 @@ class Agent:
             "appends": self._appends,
             "duplicates": self._duplicates,
             "reads": self._reads.served,
+            "unmerged_bytes": self._reads.unmerged_bytes,
             "position": str(self._node_log.end),
             "claim": self._sessions.claim(),
             "start": self._sessions.start.statistics(self._sessions.claims.known),
@@ -395,24 +411,36 @@ def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], valu
     what is in the log must always be readable. Returns whether there is a clear among them."""
     incarnation, session, request = first
     name, clears = "", False
-    for row in _values(payload, count):
-        try:
-            entry.check(row)
-        except ValueError as error:
-            raise ValueError(f"request {request}: {error}") from error
-        if row[0] != name:
-            name = row[0]
-            layout.check_name(name, "map")
-        order = row[9]
+    for row in _entries(payload, count, request):
+        key, value, order = row[KEY], row[VALUE], row[ORDER]
+        if row[MAP] != name:
+            name = row[MAP]
+            layout.check_map_name(name)
+        if not 0 <= row[PARTITION] <= PARTITION_MAX:
+            raise ValueError(f"request {request}: partition is {row[PARTITION]}; it takes 0 to 2^31 - 2")
         if order != (incarnation, order[1], session, request):
             raise ValueError(f"an entry has order {order} where ({incarnation}, partition version, {session}, {request}) belongs")
-        if row[KEY] is None:
+        if key is None:
             _check_count(row[PARTITION_COUNT], partition_count)
             clears = True
-        elif row[3] is not None and len(row[1]) + len(row[3]) > value_bytes_max:
-            raise TooLarge(f"map {row[0]!r}: key and value take {len(row[1]) + len(row[3])} bytes, max_value_bytes is {value_bytes_max}")
+        elif value is not None and len(key) + len(value) > value_bytes_max:
+            raise TooLarge(f"map {name!r}: key and value take {len(key) + len(value)} bytes, max_value_bytes is {value_bytes_max}")
         request += 1
     return clears
+
+
+def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ...]]:
+    """The entries of a payload, exactly `count` of them. The ValueError names the first invalid
+    one."""
+    try:
+        return entry.decoded(payload, count)
+    except ValueError:
+        for number, row in enumerate(_values(payload, count)):
+            try:
+                entry.check(row)
+            except ValueError as error:
+                raise ValueError(f"request {request + number}: {error}") from error
+        raise
 
 
 def _check_count(count: int, of_hello: int) -> None:
@@ -423,10 +451,21 @@ def _check_count(count: int, of_hello: int) -> None:
         raise ValueError(f"a clear is for one of {count} partitions; the hello of this connection gave partition_count {of_hello}")
 
 
-def _check_metadata(payload: bytes, count: int) -> None:
+def _schemas(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[int, Schema]:
+    """The schemas of a metadata message by their ids. `BadSchema` if one is not valid, or if
+    another schema is known by its id."""
+    found: dict[int, Schema] = {}
     for kind, number, content in _values(payload, count):
-        if kind != "schema" or type(number) is not int or type(content) is not bytes:
-            raise ValueError(f"{kind!r} is not a metadata array")
+        if kind != "schema" or type(number) is not int or not LOWEST <= number <= HIGHEST or type(content) is not bytes:
+            raise ValueError('a metadata array is ["schema", a signed number of 64 bits, bytes]')
+        try:
+            schema = read_schema(number, content)
+            check_known(number, schema, known)
+            check_known(number, schema, found)
+        except BadSchema as error:
+            raise BadSchema(f"Compact schema {number}: {error}") from error
+        found[number] = schema
+    return found
 
 
 def _without_front(payload: bytes, count: int) -> bytes:
@@ -443,6 +482,8 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
         agent = Agent(config)
     except StorageError as error:
         raise StorageUnavailable(f"{config.url}: {error}") from error
+    for doubt in (*doubts(config.url), *doubts(config.wal_dir)):
+        _log.warning("storage of another user", doubt=doubt)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         agent.stop()
@@ -450,3 +491,11 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     agent.serve(lambda: ready(agent) if ready else None)
+
+
+def _text(error: Exception) -> str:
+    """The text of an error. It may quote a value that a peer sent, and then making it can fail."""
+    try:
+        return str(error) if isinstance(error, ImapWalError | StorageError | ValueError) else repr(error)
+    except Exception as another:  # noqa: BLE001  # whatever a __str__ raises
+        return f"{type(error).__name__}, which cannot be shown ({type(another).__name__})"

@@ -10,6 +10,7 @@ from typing import Any
 from imap_wal.agent import former
 from imap_wal.agent.claims import Claims, Greeting, View
 from imap_wal.agent.liveness import SignOfLife, Watch
+from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.committer import Batch
 from imap_wal.errors import NotAppended, OutcomeUnknown
@@ -54,13 +55,13 @@ class Sessions:
         self._shut: set[bytes] = set()
         """Connections of which an append was refused, until they say hello again."""
 
-    def hello(self, sender: bytes, about: dict[str, Any], look: int = 0) -> tuple[Session, bool]:
+    def hello(self, sender: bytes, about: About, look: int = 0) -> tuple[Session, bool]:
         """The session of a plug-in that says hello, and whether it is new here. Claims an incarnation for a cluster id that has none, or an older one than the newest.
         `look`: see `Start.demand`.
 
         A plug-in has a session for each incarnation: what it sent in an older one may be void, and must not count as what is in the log."""
-        plugin, purpose = str(about["plugin_uuid"]), about["purpose"]
-        who = Greeting(str(about["cluster_id"]), str(about.get("member_uuid", "")), plugin, about.get("view", 0))
+        plugin = about.plugin_uuid
+        who = Greeting(about.cluster_id, about.member_uuid, plugin, about.view)
         if self.sign is not None:
             self.sign.greeted(who.cluster_id)
         incarnation = self.claims.enter(who, not any(known == plugin for known, _ in self._by_plugin), look)
@@ -70,12 +71,12 @@ class Sessions:
             number = self._log.new_session(f"{plugin}/{incarnation}", self._ended(incarnation))
             session = Session(number, incarnation, who.cluster_id, plugin)
             self._by_plugin[plugin, incarnation] = self._by_number[session.number] = session
-        if purpose == "write":
+        if about.purpose == "write":
             if session.writer != sender:
                 self._connections.pop(session.writer, None)
                 self._shut.discard(session.writer)
             session.writer = sender
-        self._connections[sender] = Connection(who, about.get("partition_count", 0))
+        self._connections[sender] = Connection(who, about.partition_count or 0)
         self._shut.discard(sender)
         return session, new
 
@@ -96,25 +97,23 @@ class Sessions:
         numbers = sorted(number for each, number in manifest.plugins.items() if each.rpartition("/")[0] == plugin)
         return [(number, last) for number in numbers if (last := manifest.former.get(number, former.UNKNOWN)) != former.UNKNOWN]
 
-    def view(self, sender: bytes, about: dict[str, Any]) -> View:
+    def view(self, sender: bytes, wish: Wish) -> View:
         """The view that a member asks for: without the members that it lost."""
         who = self._connections[sender].who
-        if (str(about["cluster_id"]), str(about["member_uuid"])) != (who.cluster_id, who.member):
+        if (wish.cluster_id, wish.member_uuid) != (who.cluster_id, who.member):
             raise ValueError("cluster_id and member_uuid are not those of the connection's hello; say hello again")
-        lists = [about["members"], about["lost"]]
-        if not all(type(each) is list and all(type(uuid) is str and uuid for uuid in each) for each in lists):
-            raise ValueError("members and lost take lists of UUIDs")
-        members, lost = tuple(lists[0]), frozenset(lists[1])
+        members, lost = tuple(wish.members), frozenset(wish.lost)
         if who.member not in members or not lost.isdisjoint(members):
             raise ValueError("members must contain this member, and none of those in lost")
         return self.claims.view(who, members, lost)
 
     def claim(self) -> dict[str, Any]:
-        """Which cluster may write, and in which incarnation. If the storage cannot be reached, this is
-        what was last read."""
+        """Which cluster may write, in which incarnation, and whether its members may be alive. If
+        the storage cannot be reached, this is the last known state."""
         with suppress(StorageError):
             self.claims.newest()
-        return {"cluster_id": self.claims.known.cluster_id, "incarnation": self.claims.known.newest}
+        known = self.claims.known
+        return {"cluster_id": known.cluster_id, "incarnation": known.newest, "alive": self.start.alive()}
 
     def shut(self, sender: bytes) -> None:
         """Refuse whatever the connection sends from now on, until its next hello: a plug-in may have sent a second append before it hears that the first was refused,

@@ -111,6 +111,13 @@ class Start:
     def looked(self, number: int) -> bool:
         return self._watch.sight.number >= number
 
+    def alive(self) -> bool:
+        """Whether the cluster that has the log may be alive, as far as this agent knows. It does
+        not know while it hears a member itself, storage does not answer, or there are no signs."""
+        sight, timeout_s = self._watch.sight, self._watch.timeout_s
+        old = not sight.number or self._clock.monotonic() - sight.at >= 2 * timeout_s
+        return bool(sight.alive) or old
+
     def ended(self) -> None:
         """A cluster has claimed the log here."""
         self._wait = None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import zmq
 
+from imap_wal.agent.endpoint import EndpointLock
+from imap_wal.agent.requests import Malformed, Request, kind_of, read
 from imap_wal.errors import InvalidSetting
 
 _INBOX = "inproc://answers"
@@ -18,33 +18,37 @@ _INBOX = "inproc://answers"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One request. `sender` is the connection; `header` is None where it could not be read."""
+    """One message of the connection `sender`: a request, or a malformed one."""
 
     sender: bytes
-    header: list[Any] | None
+    request: Request | Malformed
     payload: bytes
+
+    @property
+    def kind(self) -> str:
+        """The kind of the request; "" if it cannot be read."""
+        return kind_of(self.request)
 
 
 class Router:
     """The ROUTER socket, for the serving thread; other threads answer through `outbox()`."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
+    def __init__(self, lock: EndpointLock) -> None:
+        """Bind at the endpoint whose lock is held; `close` releases it. `InvalidSetting` if that
+        is not possible."""
+        self.endpoint, self._lock = lock.endpoint, lock
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.RCVHWM, 10_000)
         self._socket.setsockopt(zmq.SNDHWM, 10_000)
-        if endpoint.startswith("ipc://"):
-            Path(endpoint.removeprefix("ipc://")).parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
+            with lock.private():
+                self._socket.bind(self.endpoint)
+        except (zmq.ZMQError, OSError) as error:
             self._context.destroy(linger=0)
-            raise InvalidSetting(f"endpoint {endpoint}: {error.strerror}; another agent may have it") from error
-        if endpoint.startswith("ipc://"):
-            os.chmod(endpoint.removeprefix("ipc://"), 0o600)  # whoever may write here may write the log
+            raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}; another agent may have it") from error
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.bind(_INBOX)
         self._poller = zmq.Poller()
@@ -76,7 +80,7 @@ class Router:
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
         """Answer; a connection that is gone loses it, and asks again after its next hello."""
         try:
-            self._socket.send_multipart([to, msgpack.packb(header), payload], zmq.NOBLOCK)
+            self._socket.send_multipart([to, _packed(header), payload], zmq.NOBLOCK)
         except zmq.Again:
             pass
 
@@ -87,6 +91,7 @@ class Router:
         self._socket.close()
         if wait:
             self._context.term()
+        self._lock.release()
 
 
 class Outbox:
@@ -98,7 +103,7 @@ class Outbox:
         self._socket.connect(_INBOX)
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
-        self._socket.send_multipart([to, msgpack.packb(header), payload])
+        self._socket.send_multipart([to, _packed(header), payload])
 
     def close(self) -> None:
         self._socket.close(0)
@@ -107,13 +112,16 @@ class Outbox:
 def _decode(frames: list[bytes]) -> Message:
     sender = frames[0]
     if len(frames) != 3:
-        return Message(sender, None, b"")
-    try:
-        header = msgpack.unpackb(frames[1], strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException):  # TypeError: a map whose key is a list
-        header = None
-    usable = isinstance(header, list) and len(header) >= 2 and isinstance(header[0], str) and isinstance(header[1], int)
-    return Message(sender, header if usable else None, frames[2])
+        return Message(
+            sender, Malformed("", 0, f"a message has a header [kind, number, ...] and a payload; this one has {len(frames) - 1} frames"), b""
+        )
+    return Message(sender, read(frames[1]), frames[2])
+
+
+def _packed(header: Sequence[Any]) -> bytes:
+    """An answer's header. An error's text may quote a name that is not valid Unicode."""
+    packed: bytes = msgpack.packb(header, unicode_errors="backslashreplace")
+    return packed
 
 
 class Client:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from rewrite_cli import output as out
+
 
 @click.command()
 @click.option(
@@ -22,7 +24,8 @@ import click
 @click.option(
     "--log-format", type=click.Choice(["console", "json"]), default="json", show_default=True, help="How the agent's own log lines look, on stderr."
 )
-def command(config_file: Path, takeover: bool, check: bool, log_format: str) -> None:
+@click.pass_context
+def command(ctx: click.Context, config_file: Path, takeover: bool, check: bool, log_format: str) -> None:
     """Run the service beside a Hazelcast member: the only writer of its node's log.
 
     SIGTERM or SIGINT commits what waits, writes the clean-shutdown frame and ends with 0. Another agent on the same node's log: exit code 4.
@@ -34,9 +37,14 @@ def command(config_file: Path, takeover: bool, check: bool, log_format: str) -> 
     """
     from imap_wal.agent.config import AgentConfig
 
-    config = AgentConfig.from_toml(config_file, takeover=takeover)
-    if check:
+    known = (ctx.find_root().obj or {}).get("credentials")
+    config = AgentConfig.from_toml(config_file, takeover=takeover, **({"credentials": str(known)} if known else {}))
+    if (config.storage_options or config.wal_dir_options) and config_file.stat().st_mode & 0o004:
         click.echo(
+            f"warning: {config_file} holds options of a storage and is open to every user of this machine; run: chmod o= {config_file}", err=True
+        )
+    if check:
+        out.echo(
             f"node {config.node} of {config.namespace}/{config.cluster}, log at {config.url}, listening at {config.endpoint}, durability {config.log.durability}"
         )
         return

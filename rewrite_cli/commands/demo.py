@@ -111,4 +111,4 @@ def _print(report: Report, url: str | None) -> None:
         for example in look.comparison.examples:
             out.note(f"lost: {example}")
     colour = "red" if report.lost else "green"
-    click.echo(click.style(f"lost: {report.lost}", fg=colour, bold=True) + f"   picture: {report.picture}" + (f"   log: {url}" if url else ""))
+    out.echo(click.style(f"lost: {report.lost}", fg=colour, bold=True) + f"   picture: {report.picture}" + (f"   log: {url}" if url else ""))

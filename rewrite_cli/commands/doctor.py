@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 import click
 
 from rewrite_cli import checks
 from rewrite_cli import output as out
 from rewrite_cli.failures import FINDINGS
-from rewrite_cli.scope import Endpoint, Url
+from rewrite_cli.scope import Endpoint, url_argument
 
 _MARKS = {
     checks.OK: click.style("ok", fg="green"),
@@ -19,7 +20,7 @@ _MARKS = {
 
 
 @click.command()
-@click.argument("url", type=Url(), required=False, envvar="IMAP_WAL_URL")
+@partial(url_argument, required=False)
 @click.option(
     "--agent",
     "endpoints",
@@ -46,7 +47,7 @@ def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
         out.print_json({"checks": [asdict(check) for check in found]})
     else:
         for check in found:
-            click.echo(f"{_MARKS[check.status]:<{7 + len(_MARKS[check.status]) - len(check.status)}}  {check.name}: {check.what}")
+            out.echo(f"{_MARKS[check.status]:<{7 + len(_MARKS[check.status]) - len(check.status)}}  {check.name}: {check.what}")
             if check.advice:
-                click.echo(f"         → {check.advice}")
+                out.echo(f"         → {check.advice}")
     return FINDINGS if any(check.status == checks.PROBLEM for check in found) else 0

@@ -47,7 +47,7 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
     if output == out.JSON:
         out.print_json({"dry_run": dry_run, "dropped": [{"namespace": view.namespace, "cluster": view.cluster, "map": name} for view, name in found]})
     else:
-        click.echo(f"{'would forget' if dry_run else 'forgot'} {names}")
+        out.echo(f"{'would forget' if dry_run else 'forgot'} {names}")
 
 
 def _entries(store: SegmentStore, view: ClusterView, name: str) -> bool:

@@ -133,7 +133,13 @@ def command(
                 and (start is None or (line.position is not None and line.position >= start))
                 and (stop is None or (line.position is not None and line.position <= stop))
                 and (row[DELETED] or not deleted)
-                and (not keys or is_clear(row) or row[KEY] in keys or text(line.decoder.key(row)) in keys)
+                and (
+                    not keys
+                    or is_clear(row)
+                    or row[KEY] in keys
+                    or text(line.decoder.key(row)) in keys
+                    or out.shown(text(line.decoder.key(row))) in keys
+                )
             )
 
         lines = filter(wanted, lines)
@@ -143,7 +149,7 @@ def command(
             if output == out.JSON:
                 out.print_line(_json(line))
             else:
-                click.echo(_text(line))
+                out.echo(out.shown(_text(line)))
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:

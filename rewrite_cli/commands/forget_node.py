@@ -54,7 +54,7 @@ def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
         return
     for report in reports:
         if report.before:
-            click.echo(f"node {report.node!r} was forgotten by an earlier run")
+            out.echo(f"node {report.node!r} was forgotten by an earlier run")
     rows = [(report.node, len(report.deleted), str(report.lost), report.missing or "-") for report in reports]
     titles = ("node", "files to delete", "entries to lose", "missing") if dry_run else ("node", "files deleted", "entries lost", "missing")
     out.print_table(titles, rows)

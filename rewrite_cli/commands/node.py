@@ -13,10 +13,12 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
+from imap_wal.credentials import Credentials
 from rewrite_cli import output as out
 from rewrite_cli.cluster import Cluster, Plan
 from rewrite_cli.scope import Url
 from rewrite_cli.times import Duration
+from storage_backends.location import Location
 
 
 @click.group()
@@ -66,7 +68,9 @@ def _typed(text: str) -> Any:
 @click.option("--takeover", is_flag=True, help="Agents take their logs from other agents that still hold them.")
 @click.option("--timeout", type=Duration(), default=120, show_default=True, help="Until then, all must have joined (120s, 2m).")
 @out.output_option
+@click.pass_context
 def start(
+    ctx: click.Context,
     members: int,
     url: str | None,
     port: int,
@@ -92,9 +96,13 @@ def start(
       imap-wal node start
       imap-wal node start --members 2 --url file:///tmp/maps --set durability=interval
     """
+    known: Path | None = (ctx.find_root().obj or {}).get("credentials")
+    if isinstance(url, Location) and url.options and (known is None or Credentials.read(known).given_to(Location(url)).options != url.options):
+        raise click.UsageError(f"{url}: node start writes URLs to the configuration files of its agents; put options into a file for --credentials")
     kept = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
     plan = Plan(
         url=kept,
+        credentials=known,
         members=members,
         port=port,
         namespace=namespace,
@@ -137,9 +145,9 @@ def _tell(running: Cluster, output: str) -> None:
         for address, member, endpoint, agent in zip(plan.addresses, running.members, running.endpoints, running.agents, strict=True)
     ]
     if output == out.JSON:
-        click.echo(json.dumps({"ready": True, "url": plan.url, "folder": str(running.folder), "members": children}))
+        out.echo(json.dumps({"ready": True, "url": plan.url, "folder": str(running.folder), "members": children}))
         return
     for number, child in enumerate(children, 1):
-        click.echo(f"member {number}: {child['address']} (process {child['process']}), agent {child['agent']} (process {child['agent_process']})")
-    click.echo(f"log: {plan.url}")
-    click.echo("ready")
+        out.echo(f"member {number}: {child['address']} (process {child['process']}), agent {child['agent']} (process {child['agent_process']})")
+    out.echo(f"log: {plan.url}")
+    out.echo("ready")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import click
 
 from imap_wal.errors import LogError, WriterLocked
+from imap_wal.format import Position
 from imap_wal.restore import ClusterLog
 from imap_wal.rivals import ADVICE
 from rewrite_cli import conflicts
@@ -44,14 +46,27 @@ class Decided:
     help="salvage keeps every whole frame; point-in-time keeps what stands before the first damage in a node's log.",
 )
 @click.option("--prefer", metavar="NODE", help="In the copy, for keys that this node and others claim, its change counts.")
+@click.option(
+    "--drop-entry",
+    "drops",
+    multiple=True,
+    metavar="POSITION",
+    help="Leave this entry out of the copy, and keep its bytes in a file. May be given several times.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Also list the files that are copied as they are (JSON always does).")
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, target_url: str | None, mode: str, prefer: str | None, show_all: bool, dry_run: bool, output: str) -> int:
+def command(
+    scope: Scope, target_url: str | None, mode: str, prefer: str | None, drops: tuple[str, ...], show_all: bool, dry_run: bool, output: str
+) -> int:
     """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log itself is only read.
 
     Whole files are copied byte for byte; of a damaged one what can be read is written anew. The copy opens and restores exactly what was kept. With --node it holds only
     those nodes' logs. Exit code 3: something was given up, or two nodes claim the same change of a key; 0: nothing. Stop the services that write the log first.
+
+    With --drop-entry, the copy is written without a single entry, for example one that `verify`
+    names because of impossible numbers. Its bytes go to a file in the folder `lost` of the node in
+    the copy.
 
     With --prefer, the change of that node counts for each key that it and others claim. The changes that lost are kept in a Parquet file in the copy, which the report names.
 
@@ -61,9 +76,11 @@ def command(scope: Scope, target_url: str | None, mode: str, prefer: str | None,
       imap-wal repair /var/lib/maps --to file:///srv/maps-repaired
       imap-wal repair s3://bucket/maps --to s3://bucket/repaired --mode point-in-time -o json
       imap-wal repair /var/lib/maps --to file:///srv/maps-decided --prefer n1
+      imap-wal repair /var/lib/maps --node n1 --to file:///srv/maps-without --drop-entry 00000001.00000003.000000000512.00000000
     """
     if target_url is None and not dry_run:
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
+    dropped = frozenset(map(_position, drops))
     target = _open(target_url) if target_url is not None else None
     store = _open(scope.url)
     items: list[Item] = []
@@ -76,6 +93,7 @@ def command(scope: Scope, target_url: str | None, mode: str, prefer: str | None,
         views, lost = tolerant_survey(store, scope.namespaces, scope.clusters)
         _check_scope(store, views, scope)
         _check_preferred(views, prefer)
+        _check_drops(views, scope, dropped)
         for view in views:
             _must_be_idle(store, view, scope, dry_run)
         with out.progress() as progress:
@@ -84,7 +102,7 @@ def command(scope: Scope, target_url: str | None, mode: str, prefer: str | None,
             def tell(words: str) -> None:
                 progress.update(task, description=words)
 
-            repairs = [ClusterRepair(store, view, mode, scope.wants_node, tell, lost) for view in views]
+            repairs = [ClusterRepair(store, view, mode, scope.wants_node, tell, lost, drops=dropped) for view in views]
             for repair in repairs:
                 repair.plan()
                 items += repair.items
@@ -117,11 +135,11 @@ def command(scope: Scope, target_url: str | None, mode: str, prefer: str | None,
         _print(items, totals, show_all)
         for each in decided:
             where_lost = f"; what lost is in {each.set_aside}" if each.set_aside else ""
-            click.echo(f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change of node {prefer!r} counts{where_lost}")
+            out.echo(f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change of node {prefer!r} counts{where_lost}")
         for text in in_conflict:
-            click.echo(f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}")
+            out.echo(f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}")
         if in_conflict:
-            click.echo(f"in the copy: {ADVICE}")
+            out.echo(f"in the copy: {ADVICE}")
     return FINDINGS if totals["damaged"] or in_conflict else 0
 
 
@@ -169,6 +187,27 @@ def _check_scope(store: SegmentStore, views: list[ClusterView], scope: Scope) ->
         raise Failed(f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}")
 
 
+def _position(text: str) -> Position:
+    try:
+        return Position.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--drop-entry: {error}") from error
+
+
+def _check_drops(views: list[ClusterView], scope: Scope, drops: Collection[Position]) -> None:
+    """A position is in the log of one node."""
+    nodes = [(view, node) for view in views for node in view.nodes if scope.wants_node(node.name)]
+    if drops and len(nodes) != 1:
+        raise click.UsageError(
+            f"--drop-entry: a position is in the log of one node, but {len(nodes)} nodes are selected; name one with --cluster and --node"
+        )
+    for drop in sorted(drops):
+        view, node = nodes[0]
+        segments = {(segment.epoch, segment.number) for segment in node.wal.segments}
+        if drop[:2] not in segments:
+            raise Failed(f"{view}, node {node.name!r}: no segment holds {drop}; an archived entry has possible numbers, and cannot be dropped")
+
+
 def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
     known = {name for view in views for name in conflicts.writers(view.manifest) | {node.name for node in view.nodes}}
     if prefer is not None and prefer not in known:
@@ -210,7 +249,7 @@ def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None
         verdict += f": {totals['given_up_records']:,} records, {out.size(float(str(totals['given_up_bytes'])))}"
         if totals["untold"]:
             verdict += f", and in {totals['untold']} of them an unknown number"
-    click.echo(f"{verdict}; {totals['kept_records']:,} records kept ({place})")
+    out.echo(f"{verdict}; {totals['kept_records']:,} records kept ({place})")
 
 
 def _lost(extent: Extent | None) -> tuple[object, ...]:

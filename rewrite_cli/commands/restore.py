@@ -12,6 +12,7 @@ import msgpack
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import ORDER, pack
 from imap_wal.format import ENTRIES, METADATA
+from imap_wal.schemas import sound_schemas
 from imap_wal.settings import Settings
 from imap_wal.writer import Identity, NodeLog, open_node_log
 from rewrite_cli import output as out
@@ -80,7 +81,7 @@ def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, 
         return
     out.print_table(("namespace", "cluster", "map", "entries", "key and value bytes"), [tuple(row.values()) for row in rows])
     for forecast in forecasts:
-        click.echo(
+        out.echo(
             f"{forecast['namespace']}/{forecast['cluster']}: {forecast['records']:,} records merged in {out.duration(forecast['merge_seconds'])}; "
             f"a member would load {forecast['entries']:,} entries in about {out.duration(forecast['member_seconds'])}"
         )
@@ -134,7 +135,10 @@ def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, in
     clean = False
     incarnation = 0
     try:
-        schemas = [msgpack.packb(item) for item in cluster.metadata if item[0] == "schema"]
+        sound, bad = sound_schemas(cluster.metadata)
+        for what in bad:
+            out.note(f"a schema of the log is not copied, so values that need it cannot be read: {what}")
+        schemas = [msgpack.packb(("schema", schema_id, schema.to_bytes())) for schema_id, schema in sound.items()]
         if schemas:
             log.write(METADATA, len(schemas), schemas)
         for name in cluster.maps:

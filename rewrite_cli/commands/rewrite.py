@@ -89,14 +89,14 @@ def command(
             ],
             title=f"{report.namespace}/{report.cluster}",
         )
-        click.echo(
+        out.echo(
             f"{report.records_read:,} records in {out.duration(report.seconds)} ({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of memory), "
             f"engine {report.engine}; prune {'would give' if dry_run else 'gives'} back up to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
         )
         for each in report.maps:
             if each.conflicts:
                 where = f"; what lost is in {each.set_aside}" if each.set_aside else ""
-                click.echo(f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}")
+                out.echo(f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}")
             if each.undecided:
                 out.note(f"map {each.map!r}: {each.undecided:,} keys in conflict; the snapshot keeps all claims. {ADVICE}")
         for node, why in report.missing.items():

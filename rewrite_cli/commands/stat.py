@@ -166,16 +166,16 @@ def command(scope: Scope, output: str) -> int:
     )
     for forecast in forecasts:
         dead = 1 - forecast.entries / forecast.records if forecast.records else 0
-        click.echo(
+        out.echo(
             f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} records ({dead:.0%} dead), merges them in {out.duration(forecast.merge_seconds)}"
             f" and loads {forecast.entries:,} entries in about {out.duration(forecast.member_seconds)}"
         )
         if dead > 0.5 and forecast.records > 10_000:
-            click.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
+            out.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
         for node in forecast.missing:
-            click.echo(click.style(f"  node {node!r} is missing", fg="red") + ": a restart refuses to go on without it (recovery_policy = full)")
+            out.echo(click.style(f"  node {node!r} is missing", fg="red") + ": a restart refuses to go on without it (recovery_policy = full)")
         for text in forecast.conflicts:
-            click.echo(click.style("  conflict of order", fg="red") + f": {text}")
+            out.echo(click.style("  conflict of order", fg="red") + f": {text}")
         if forecast.conflict_keys:
-            click.echo(f"  {forecast.conflict_keys:,} keys in conflict, which no restart fails on; {ADVICE}")
+            out.echo(f"  {forecast.conflict_keys:,} keys in conflict, which no restart fails on; {ADVICE}")
     return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0

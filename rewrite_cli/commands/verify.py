@@ -101,12 +101,12 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
         torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
         if counts[CONFLICT]:
             torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
-        click.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
+        out.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
         if unchecked:
             for unit in unchecked if show_all else ():
                 out.note(f"not checked: {unit.file}")
-            click.echo(
-                f"partial: the time was over; {len(unchecked)} files, {out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
+            out.echo(
+                f"partial: the time limit was reached; {len(unchecked)} files, {out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
             )
     return FINDINGS if any(_bad(finding) for finding in findings) else 0
 

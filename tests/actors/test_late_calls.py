@@ -9,6 +9,7 @@ import pytest
 
 from imap_wal import format
 from imap_wal.agent.claims import VoidIncarnation
+from imap_wal.agent.requests import About
 from imap_wal.agent.sessions import Session, Sessions
 from imap_wal.clock import SystemRandomness
 from imap_wal.committer import Batch
@@ -118,7 +119,7 @@ def sessions(store: Any, node: str) -> Sessions:
 
 
 def hello(sessions: Sessions, cluster: str) -> Session:
-    return sessions.hello(b"connection", {"cluster_id": cluster, "plugin_uuid": f"plug-in of {cluster}", "purpose": "write"})[0]
+    return sessions.hello(b"connection", About(cluster, f"plug-in of {cluster}", "write"))[0]
 
 
 def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_shows_it(memory: MemoryStore) -> None:

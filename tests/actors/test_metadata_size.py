@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec.structs import replace
 
+from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.sessions import Sessions
 from imap_wal.clock import SeededRandomness
 from imap_wal.settings import Settings
@@ -34,8 +35,8 @@ def opened(store: MemoryStore, clock: FakeClock, name: str = "n1") -> NodeLog:
     return open_node_log(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1), what="the test")
 
 
-def about(cluster_id: str, plugin: str) -> dict[str, Any]:
-    return {"cluster_id": cluster_id, "plugin_uuid": plugin, "purpose": "write"}
+def about(cluster_id: str, plugin: str) -> About:
+    return About(cluster_id, plugin, "write")
 
 
 def test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node(
@@ -72,13 +73,13 @@ def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -
 def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> None:
     """They are lifetimes with one cluster id. What is kept of the sessions before is bounded too."""
     clock = FakeClock()
-    who = {**about("c-1", "p-1"), "member_uuid": "m-1"}
+    who = replace(about("c-1", "p-1"), member_uuid="m-1")
     for number in range(1, 9):
         log = opened(memory, clock)
         sessions = Sessions(log, cluster(memory, clock))
-        session, _ = sessions.hello(b"c1", {**who, "view": number})
+        session, _ = sessions.hello(b"c1", replace(who, view=number))
         append(log, put("a", str(number), (session.incarnation, 1, session.number, 1)))
-        wanted = {"cluster_id": "c-1", "member_uuid": "m-1", "members": ["m-1"], "lost": [f"lost {number}"]}
+        wanted = Wish("c-1", "m-1", ["m-1"], [f"lost {number}"])
         assert sessions.view(b"c1", wanted).incarnation == 2, "none of those was in the list"
         log.close()
         rewrite(cluster(memory, clock), LocalEngine(Settings()))
@@ -87,9 +88,9 @@ def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> No
     for number in range(3, 11):
         log = opened(memory, clock)
         sessions = Sessions(log, cluster(memory, clock))
-        sessions.hello(b"c2", {**who, "member_uuid": f"m-{number}", "plugin_uuid": f"p-{number}", "view": number - 1})
+        sessions.hello(b"c2", replace(who, member_uuid=f"m-{number}", plugin_uuid=f"p-{number}", view=number - 1))
         sessions.hello(b"c1", who)
-        wanted = {"cluster_id": "c-1", "member_uuid": "m-1", "members": ["m-1"], "lost": [f"m-{number}"]}
+        wanted = Wish("c-1", "m-1", ["m-1"], [f"m-{number}"])
         assert sessions.view(b"c1", wanted).incarnation == number
         session, _ = sessions.hello(b"c1", who)
         append(log, put("a", f"in {number}", (session.incarnation, 1, session.number, 1)))

@@ -51,7 +51,8 @@ class Interrupted:
         def call(*args: Any, **options: Any) -> Any:
             here, self.calls = self.calls, self.calls + 1
             path = args[0] if args and isinstance(args[0], str) else ""
-            if here == self.at or (self.when is not None and self.when(name, path)):
+            kind = "delete" if name == "discard" else name  # two ways to remove a file
+            if here == self.at or (self.when is not None and self.when(kind, path)):
                 self.at = self.when = None
                 self.meanwhile()
             return method(*args, **options)

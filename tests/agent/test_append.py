@@ -98,7 +98,10 @@ def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -
     assert live(settings) == {"b": "2"}
 
 
-@pytest.mark.parametrize("request_", [("append", 1, 1, 1), ("metadata", 1, 1), ("keys", "m", None, 1), ("load", "m", 0), ("schemas",)])
+@pytest.mark.parametrize(
+    "request_",
+    [("append", 1, 1, 1), ("metadata", 1, 1), ("keys", "m", None, 1), ("list", "m", None, 1, [0]), ("load", "m", 0), ("maps", ["m"]), ("schemas",)],
+)
 def test_nothing_is_answered_before_hello(settings: AgentConfig, request_: tuple[Any, ...]) -> None:
     with serving(settings), plugin(settings, greet=False) as member:
         header, _ = member.client.ask(*request_, payload=member.payload(1, {"a": "1"}))

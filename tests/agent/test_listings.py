@@ -153,12 +153,15 @@ def listed(member: Plugin, wanted: list[int], limit: int = 10) -> list[bytes]:
     found: list[bytes] = []
     cursor = None
     while True:
-        header, payload = member.client.ask("keys", "orders", cursor, limit, wanted)
-        assert header[0] == "keys", header
+        header, payload = member.client.ask("list", "orders", cursor, limit, wanted)
+        assert header[0] == "list", header
+        count, total, loaded, live = header[3:]
         unpacker = msgpack.Unpacker()
         unpacker.feed(payload)
-        found += unpacker
-        assert header[4] == len(found)
+        stream = list(unpacker)
+        assert loaded == live == count and all(value == b"v" for _, value, _ in stream)
+        found += [key for key, _, _ in stream]
+        assert total == len(found)
         cursor = header[2]
         if cursor is None:
             return found
@@ -177,23 +180,44 @@ def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(setti
     with serving(settings), plugin(settings) as member:
         put_keys(member, [hazelcast_key(number) for number in range(500)])
         everything = list(range(271))
-        header, _ = member.client.ask("keys", "orders", None, 10, everything)
-        for other in ([1, 2], None):
-            assert member.client.ask("keys", "orders", header[2], 10, other)[0][2] == "listing-gone"
-        assert member.client.ask("keys", "orders", header[2], 10, everything)[0][0] == "keys"
+        header, _ = member.client.ask("list", "orders", None, 10, everything)
+        assert member.client.ask("list", "orders", header[2], 10, [1, 2])[0][2] == "listing-gone"
+        assert member.client.ask("keys", "orders", header[2], 10)[0][2] == "listing-gone"
+        assert member.client.ask("list", "orders", header[2], 10, everything)[0][0] == "list"
+
+
+def test_a_page_with_more_bytes_than_an_answer_may_have_ends_with_keys(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 5)
+    keys = [hazelcast_key(number) for number in range(20)]
+    with serving(settings), plugin(settings) as member:
+        put_keys(member, keys)
+        header, payload = member.client.ask("list", "orders", None, 100, list(range(271)))
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(payload)
+        stream = list(unpacker)
+        assert header[3:] == [20, 20, 5, 5]
+        assert sorted([key for key, _, _ in stream[:5]] + stream[5:]) == sorted(keys)
 
 
 def test_partitions_that_there_are_not_are_a_bad_request(member: Plugin) -> None:
     for wanted in ([271], [-1], ["x"], [True], 7, "x"):
-        header, _ = member.client.ask("keys", "orders", None, 10, wanted)
+        header, _ = member.client.ask("list", "orders", None, 10, wanted)
         assert header[2] == "bad-request", wanted
 
 
-@pytest.mark.parametrize("count", [None, 0, -1, "271"])
+@pytest.mark.parametrize("count", [-1, "271", 271.0, True, 2**31])
+def test_an_invalid_partition_count_is_refused_in_the_hello(settings: AgentConfig, count: Any) -> None:
+    with serving(settings), plugin(settings, greet=False) as member:
+        header, _ = member.client.ask("hello", member.about(partition_count=count))
+        assert header[2] == "bad-request"
+        assert "partition_count" in header[3]
+
+
+@pytest.mark.parametrize("count", [None, 0])
 def test_partitions_are_refused_where_the_hello_did_not_say_how_many_there_are(settings: AgentConfig, count: Any) -> None:
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(partition_count=count)
-        header, _ = member.client.ask("keys", "orders", None, 10, [0])
+        header, _ = member.client.ask("list", "orders", None, 10, [0])
         assert header[2] == "bad-request"
         assert "partition_count" in header[3]
 

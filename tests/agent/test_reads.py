@@ -12,6 +12,7 @@ import pytest
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
+from imap_wal.schemas import Schema
 from storage_backends import NoSpace, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
@@ -101,21 +102,72 @@ def test_a_read_sees_the_log_through_rotation_and_archive(tmp_path: Path) -> Non
 
 
 def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentConfig) -> None:
-    schemas = [["schema", -(2**63), b"\x00\x01"], ["schema", 2**63 - 1, b"x" * 500]]
+    types = [Schema("order", (("number", 11), ("state", 17))), Schema("x" * 500, (("a", 1),)), Schema("empty", ())]
+    schemas = [["schema", schema.id, schema.to_bytes()] for schema in types]
+    assert min(schema.id for schema in types) < 0 < max(schema.id for schema in types)
     with serving(settings), plugin(settings) as member:
         payload = b"".join(msgpack.packb(schema) for schema in schemas)
-        assert member.client.ask("metadata", member.session, 2, payload=payload)[0][:1] == ["ack"]
+        assert member.client.ask("metadata", member.session, 3, payload=payload)[0][:1] == ["ack"]
         assert member.client.ask("metadata", member.session, 1, payload=msgpack.packb(schemas[0]))[0][2:] == [0, 1]
     for archived in (False, True):
         with serving(settings) as agent, plugin(settings) as member:
             header, payload = member.client.ask("schemas")
-            assert header[2] == 2
+            assert header[2] == 3
             unpacker = msgpack.Unpacker()
             unpacker.feed(payload)
             assert sorted(map(tuple, unpacker)) == sorted((number, data) for _, number, data in schemas)
             if not archived:
                 member.put(a="1")
                 agent._archive()
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 26, 1 << 15], ids=["in memory", "on scratch"])
+def test_which_maps_the_log_has_anything_of(memory_bytes: int, tmp_path: Path) -> None:
+    settings = config(tmp_path, restore_memory_bytes=memory_bytes)
+    names = ["orders", "nothing", "later"]
+    with serving(settings), plugin(settings) as member:
+        assert member.client.ask("maps", names)[0] == ["maps", 2, [], {}]
+        member.put(**{f"k{number}": "v" * 100 for number in range(200)})
+        assert member.client.ask("maps", names)[0][2] == ["orders"]
+        member.put(**dict.fromkeys((f"k{number}" for number in range(200)), None))
+        assert member.client.ask("maps", names)[0][2] == ["orders"], "tombstones count"
+        assert member.client.ask("maps", [])[0][2] == []
+        for wrong in ([3], "orders/"):
+            assert member.client.ask("maps", wrong)[0][2] == "bad-request", wrong
+        known, bad = member.client.ask("maps", ["orders", "x" * 5000])[0][2:]
+        assert known == ["orders"] and set(bad) == {"x" * 5000}, "one wrong name does not prevent the answer for the others"
+    with serving(settings), plugin(settings) as member:
+        assert member.client.ask("maps", names)[0][2] == ["orders"]
+
+
+def test_a_read_error_stays_until_a_read_succeeds(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(a="1")
+        with monkeypatch.context() as patch:
+            patch.setattr(agent._reads._view, "catch_up", lambda: 1 // 0)
+            assert member.client.ask("keys", "orders", None, 10)[0][0] == "error"
+        time.sleep(0.3)  # it has looked many times whether there is something to merge
+        assert agent._reads.worker.state.error
+        assert member.keys() == ["a"]
+        eventually(lambda: not agent._reads.worker.state.error, "a read has succeeded")
+
+
+def test_much_that_was_appended_is_merged_without_a_request(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imap_wal.agent.reads.FRESH_BYTES", 10_000)
+    monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
+    with serving(settings) as agent, plugin(settings) as member:
+        view = agent._reads._view
+        member.put(**{f"k{number}": "v" * 100 for number in range(200)})
+        assert member.keys("nothing") == [], "what nobody reads is not merged in advance; from now on it is"
+        before, reads = view.ends(), agent._reads.served
+        member.put(a="1")
+        assert view.ends() == before, "a little waits for a request"
+        member.put(**{f"k{number}": "w" * 100 for number in range(200)})
+        eventually(lambda: view.load("orders", [b"k199"])[0][3] == b"w" * 100, "it is merged")
+        assert agent._reads.served == reads
+        eventually(lambda: member.stat()["unmerged_bytes"] < 10_000, "it is counted as merged")
+        assert member.load("k7")["k7"] == ("w" * 100, 0)
 
 
 def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:

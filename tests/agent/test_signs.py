@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from imap_wal.agent.requests import Append, Beat
 from imap_wal.writer import NodeLog
 from tests.agent.harness import config, plugin, serving
 
@@ -56,11 +57,11 @@ def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(tmp_path: Path
         def together(message: object, pending: object) -> None:
             """The append, and before its commit a beat of another connection."""
             handle(message, pending)  # type: ignore[arg-type]
-            if message.header[0] == "append":  # type: ignore[attr-defined]
+            if isinstance(message.request, Append):  # type: ignore[attr-defined]
                 number = beating.client.post("beat")
                 (beat,) = agent._router.receive(20_000)
                 handle(beat, pending)  # type: ignore[arg-type]
-                assert beat.header == ["beat", number]
+                assert beat.request == Beat(number)
 
         monkeypatch.setattr(agent, "_handle", together)
         assert member.put(a="1")[0] == "ack"

@@ -91,6 +91,13 @@ def test_a_node_whose_member_is_in_another_cluster_does_not_count(tmp_path: Path
         assert other.asked()[0] == "welcome"
 
 
+def test_a_cluster_that_writes_counts_as_alive_also_where_agents_give_no_signs(tmp_path: Path) -> None:
+    one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
+    with serving(one), serving(two), plugin(one) as member, plugin(two, greet=False, cluster_id="cluster-2", uuid="p2") as out:
+        assert member.put(a="1")[0] == "ack"
+        assert out.stat()["claim"]["alive"] is True, "its member has just written"
+
+
 def test_wait_most_waits_for_more_than_half_of_the_nodes(tmp_path: Path) -> None:
     former_cluster(tmp_path, "n1", "n2", "n3", "n4")
     one, two, three = settings_of(tmp_path, "n1", "n2", "n3", start_policy="wait-most")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import io
 import pkgutil
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,6 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+
+from rewrite_cli.failures import Failed
+from rewrite_cli.jars import plugin_jar
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +38,63 @@ def test_a_wheel_without_the_jar_is_refused_and_an_editable_install_needs_none(t
     hook(tmp_path).initialize("editable", {"force_include": {}})
 
 
+def test_a_jar_whose_files_have_times_of_their_own_is_refused(tmp_path: Path) -> None:
+    jar = tmp_path / "hazelcast_plugin" / "target" / "imap-wal-hazelcast.jar"
+    jar.parent.mkdir(parents=True)
+    with zipfile.ZipFile(jar, "w") as file:
+        file.writestr("a", "")
+    with pytest.raises(ValueError, match="other times"):
+        hook(tmp_path).initialize("standard", {"force_include": {}})
+
+
+def test_another_jar_than_that_of_the_wheel_is_not_given_to_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jar = tmp_path / "jars" / "imap-wal-hazelcast.jar"
+    jar.parent.mkdir()
+    jar.write_bytes(b"of the release")
+    jar.with_name(f"{jar.name}.sha256").write_text(f"{hashlib.sha256(b'of the release').hexdigest()}  {jar.name}\n")
+    monkeypatch.setattr("rewrite_cli.jars.PACKAGE", tmp_path)
+    assert plugin_jar() == jar
+    jar.write_bytes(b"another one")
+    with pytest.raises(Failed, match="not the jar of this release"):
+        plugin_jar()
+
+
+def test_every_requirement_has_a_hash_and_is_needed() -> None:
+    lines = (ROOT / "requirements" / "constraints.txt").read_text().replace("\\\n", " ").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert len(pins) > 50
+    assert all("==" in line and "--hash=sha256:" in line for line in pins)
+    needed = _needed("imap-wal", {"dev"})
+    unused = {_name(line.partition("==")[0]) for line in pins} - needed
+    assert unused == set()
+
+
+def _name(text: str) -> str:
+    return re.sub("[-_.]+", "-", text.strip()).lower()
+
+
+def _needed(package: str, extras: set[str]) -> set[str]:
+    """What is installed here because this package requires it, directly or not."""
+    found: dict[str, set[str]] = {}
+    waiting = [(_name(package), frozenset(extras))]
+    while waiting:
+        name, wanted = waiting.pop()
+        if name in found and wanted <= found[name]:
+            continue
+        found.setdefault(name, set()).update(wanted)
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        counting = [
+            each
+            for each in map(Requirement, requires)
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *found[name]))
+        ]
+        waiting += [(_name(each.name), frozenset(each.extras)) for each in counting]
+    return set(found)
+
+
 @pytest.mark.cluster
 def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -38,7 +103,13 @@ def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
-    assert "rewrite_cli/jars/imap-wal-hazelcast.jar" in names
+        jar = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar")
+        told = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar.sha256").decode()
+    assert told.split() == [hashlib.sha256(jar).hexdigest(), "imap-wal-hazelcast.jar"]
+    assert {name.rpartition("/")[2] for name in names} >= {"LICENSE", "NOTICE"}
+    with zipfile.ZipFile(io.BytesIO(jar)) as file:
+        assert {"META-INF/LICENSE", "META-INF/NOTICE"} <= set(file.namelist())
+        assert {each.date_time for each in file.infolist()} == {(2026, 1, 1, 0, 0, 0)}, "two builds give the same bytes"
     assert {
         "imap_wal/__init__.py",
         "imap_wal/py.typed",

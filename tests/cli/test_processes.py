@@ -197,6 +197,10 @@ def test_plugin_config_is_yaml_with_the_settings_that_matter(run: Run) -> None:
     assert (store["initial-mode"], store["write-delay-seconds"], store["offload"]) == ("EAGER", 0, False)
     assert store["properties"] == {"agent": "tcp://127.0.0.1:7701"}
     assert config["properties"]["hazelcast.operation.thread.count"] == "64"
+    allowed = config["serialization"]["java-serialization-filter"]
+    assert allowed["defaults-disabled"] is False, "only what is named, java and com.hazelcast"
+    assert allowed["whitelist"] == {"package": ["io.imapwal.hazelcast"]}
+    assert "javax.naming." in allowed["blacklist"]["prefix"]
     assert run("plugin", "config", "--agent", "http://x").code == 2
 
 

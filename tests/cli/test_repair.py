@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import imap_wal
 from imap_wal import entry, format
 from imap_wal.entry import ORDER, Row
-from imap_wal.errors import ImapWalError
+from imap_wal.errors import ImapWalError, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest import Lifetime
 from imap_wal.restore import ClusterLog
@@ -216,6 +216,49 @@ def test_a_cut_end_of_an_older_segment_is_told(run: Run, log: Path, tmp_path: Pa
     assert file["given_up"]["first"] == str(Position(2, 2, end, 0))
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
     assert len(lines) == (26 if mode == SALVAGE else 16)
+
+
+@pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("zeros", [0, 4096])
+def test_a_segment_that_lost_all_its_frames_is_not_taken_for_an_empty_one(
+    run: Run, log: Path, tmp_path: Path, mode: str, which: int, zeros: int
+) -> None:
+    """Its header is whole. What the next one says of the last frame before it shows that there were some."""
+    path = sorted(log.glob("*.wal"))[which]
+    end = frames(path)[0].offset
+    path.write_bytes(path.read_bytes()[:end] + bytes(zeros))
+    ended = run("verify", tmp_path / "log", "-o", "json")
+    (file,) = [file for file in ended.json["files"] if file["status"] != "clean"]
+    assert (ended.code, Path(file["file"]).name, file["offset"]) == (3, path.name, end)
+    found = repair(run, tmp_path, "--mode", mode)
+    (file,) = [file for file in found["files"] if file["status"] != "clean"]
+    assert (Path(file["file"]).name, file["given_up"]["first"]) == (path.name, str(Position(which + 1, which + 1, end, 0)))
+    rounds = range(which) if mode == POINT_IN_TIME else (each for each in range(3) if each != which)
+    lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
+    assert [line["value"] for line in lines] == [[round_, key] for round_ in rounds for key in range(10)]
+    with imap_wal.open(f"file://{tmp_path}/copy", node="n1") as store:
+        store.map("m")["k4"] = "new"
+    assert values(f"{tmp_path}/copy")["k4"] == "new"
+    assert clean(run, f"{tmp_path}/copy")
+
+
+@pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
+def test_the_first_segment_behind_the_archives_is_not_taken_for_an_empty_one_either(run: Run, tmp_path: Path, mode: str) -> None:
+    """Its writer knew of no frame before it, because all were archived."""
+    for value in range(3):
+        with imap_wal.open(f"file://{tmp_path}/log", node="n1", preallocate=False) as store:
+            store.map("m")[f"k{value}"] = value
+            if not value:
+                store.archive()
+    path = min((tmp_path / "log").rglob("*.wal"))
+    assert path.name == "00000002-00000002.wal"
+    path.write_bytes(path.read_bytes()[: frames(path)[0].offset])
+    with pytest.raises(ShortLog):
+        values(f"{tmp_path}/log")
+    found = repair(run, tmp_path, "--mode", mode)
+    assert Path(damaged_file(found)["file"]).name == path.name if mode == SALVAGE else found["summary"]["damaged"] == 2
+    assert values(f"{tmp_path}/copy") == ({"k0": 0, "k2": 2} if mode == SALVAGE else {"k0": 0})
 
 
 def test_a_cut_end_of_a_closed_log_is_told(run: Run, log: Path, tmp_path: Path) -> None:
@@ -540,7 +583,7 @@ def damage(seed: int, store: MemoryStore, written: list[Written]) -> list[Writte
         elif kind == "garbage":
             data[start:stop] = rng.randbytes(stop - start)
         elif kind == "cut":
-            stop = end
+            start, stop = start if start % 4 else first, end  # often nothing is left but the header
             del data[start:]
         elif kind == "header":
             start, stop = 0, 0

@@ -61,7 +61,7 @@ def damage(chance: Random, store: MemoryStore) -> str:
     path = chance.choice(paths)
     data = bytearray(store.read(path))
     at = chance.randrange(max(len(data), 1))
-    kind = chance.choice(("flip", "cut", "zeros", "zero tail", "torn header", "swap", "copy", "another one", "gone", "noise after"))
+    kind = chance.choice(("flip", "cut", "zeros", "zero tail", "no frames", "torn header", "swap", "copy", "another one", "gone", "noise after"))
     match kind:
         case "flip" if data:
             data[at] ^= 1 << chance.randrange(8)
@@ -71,6 +71,10 @@ def damage(chance: Random, store: MemoryStore) -> str:
             data[at : at + chance.randint(1, 60)] = bytes(len(data[at : at + chance.randint(1, 60)]))
         case "zero tail":
             data[at:] = bytes(len(data) - at)
+        case "no frames":
+            with suppress(LogError):
+                first = SegmentReader(store, path).first
+                data[first:] = bytes(chance.choice((0, len(data) - first)))
         case "torn header":
             path = paths[-1]
             data = bytearray(store.read(path)[: chance.randint(0, 60)] + bytes(chance.choice((0, 4096))))

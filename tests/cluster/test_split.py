@@ -132,3 +132,33 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
         cluster.start(len(nodes))
         restored = contents(cluster)
         assert [each for writer in writers.values() for each in writer.differences(restored)] == []
+
+
+def test_members_that_were_left_out_continue_when_those_of_the_view_are_gone(tmp_path: Path, classpath: str) -> None:
+    """The member that claimed the view is killed before the others could join it. What replaces it
+    has another port, so none of the members that were lost ever comes back."""
+    with (
+        Network() as network,
+        Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}, network=network, properties=QUICK_LOSS) as cluster,
+    ):
+        cluster.start(3)
+        cluster.wait_safe(3)
+        winner, *losers = cluster.members
+        writers = [Writer(cluster, member) for member in cluster.members]
+        until("all writers are heard", lambda: all(writer.total > KEYS for writer in writers))
+        with frozen(cluster, [member.node for member in losers]):
+            network.split([winner.node], [member.node for member in losers])
+            until("the winner has a view", lambda: winner.ask("members") == 1)
+            before = writers[0].total
+            until("the winner writes", lambda: writers[0].total > before + 3 * KEYS)
+        until("the losers know it", lambda: all(is_out(member) for member in losers))
+
+        winner.kill()
+        network.heal()
+        cluster.join(winner.node)
+        before_all = [writer.total for writer in writers[1:]]
+        until("the others write again", lambda: all(now.total > was + KEYS for now, was in zip(writers[1:], before_all, strict=True)), 60)
+        for writer in writers:
+            writer.stop()
+        live = contents(cluster)
+        assert [each for writer in writers for each in writer.differences(live)] == []

@@ -150,6 +150,7 @@ class RecordedDisk:
         self.calls: list[Change] = []
         self._nodes: dict[str, int] = {self.root: 0}
         self._fds: dict[int, int] = {}
+        self._folders: dict[int, str] = {}
         self._next = 1
         self._mutex = threading.RLock()
         self._originals: list[tuple[Any, str, Any]] = []
@@ -201,8 +202,11 @@ class RecordedDisk:
         def call(*args: Any, **more: Any) -> Any:
             with self._mutex:
                 answer = original(*args, **more)
-                if not more.get("dir_fd"):
+                folder = more.get("dir_fd")
+                if folder is None:
                     record(answer, *args)
+                elif folder in self._folders:
+                    record(answer, f"{self._folders[folder]}/{args[0]}", *args[1:])
                 return answer
 
         return call
@@ -226,9 +230,12 @@ class RecordedDisk:
         if path == self.root or self._place(path) is not None:
             made = flags & os.O_CREAT and path not in self._nodes
             self._fds[fd] = self._new("create", path) if made else self._nodes[path]
+            if flags & os.O_DIRECTORY:
+                self._folders[fd] = path
 
     def _on_close(self, _: None, fd: int) -> None:
         self._fds.pop(fd, None)
+        self._folders.pop(fd, None)
 
     def _on_mkdir(self, _: None, path: Any, *__: Any) -> None:
         if self._place(path):

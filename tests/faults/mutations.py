@@ -116,7 +116,7 @@ MUTATIONS = (
              f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing"),
     Mutation("segments deleted before the manifest names their archive", "imap_wal/archive.py", "        self._publish(work)\n        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n",
              "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n        self._publish(work)\n", KILL),
-    Mutation("object that keeps a replaced writer out deleted with the others", "imap_wal/archive.py", "        if path not in kept:\n", "        if path or kept:\n",
+    Mutation("object that keeps a replaced writer out deleted with the others", "imap_wal/archive.py", "if path not in kept]", "if path or kept]",
              "tests/unit/test_writer.py::test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long"),
     Mutation("sealed segment archived, last entry left out", "imap_wal/archive.py", "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = by_map",
              "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n            rows, places = by_map", KILL),

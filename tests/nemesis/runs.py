@@ -104,6 +104,8 @@ class Run:
             record.findings.append(Finding("not whole", str(error)[:2000]))
             self._begin_anew(record)
         self.world.say(f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, findings: {record.found or 'none'}")
+        if record.findings:
+            self.world.say("\n".join(story(len(self.records), record)))
         callers.resume()
 
     def _wait_working(self) -> None:
@@ -183,10 +185,17 @@ def failures(run: Run) -> str:
     """All that is needed to repeat the run and to see what happened."""
     lines = [f"seed {run.seed}; episodes: {' '.join(each.name for each in run.records)}"]
     for number, record in enumerate(run.records, 1):
-        for judgement, count in Counter(each.judgement for each in record.findings).items():
-            shown = [each for each in record.findings if each.judgement == judgement][:SHOWN]
-            for finding in shown:
-                lines += ["", f"episode {number}, {record.name}: {judgement}: {finding.key or ''} {finding.text}", finding.story]
-            if count > len(shown):
-                lines.append(f"episode {number}, {record.name}: {judgement}: {count - len(shown)} more")
+        lines += story(number, record)
     return "\n".join(lines)
+
+
+def story(number: int, record: Record) -> list[str]:
+    """What was found in an episode, a few of each kind."""
+    lines = []
+    for judgement, count in Counter(each.judgement for each in record.findings).items():
+        shown = [each for each in record.findings if each.judgement == judgement][:SHOWN]
+        for finding in shown:
+            lines += ["", f"episode {number}, {record.name}: {judgement}: {finding.key or ''} {finding.text}", finding.story]
+        if count > len(shown):
+            lines.append(f"episode {number}, {record.name}: {judgement}: {count - len(shown)} more")
+    return lines

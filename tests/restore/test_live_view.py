@@ -17,6 +17,7 @@ from imap_wal.errors import CorruptLog, MissingNode, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest import Lifetime
 from imap_wal.restore import ClusterLog, LiveView, pin_cuts
+from imap_wal.segment import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
 from imap_wal.writer import Identity, NodeLog, open_node_log
 from rewrite_cli.local import LocalEngine
@@ -26,7 +27,7 @@ from storage_backends import SegmentStore, open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.support import FakeClock, overwrite, segments
+from tests.support import FakeClock, copy_files, node_log, overwrite, segments
 
 SMALL = Settings(preallocate=False)
 
@@ -150,6 +151,39 @@ def test_a_sealed_segment_that_was_cut_between_two_frames_is_short(memory: Memor
     with pytest.raises(ShortLog) as caught:
         view(memory)
     assert caught.value.file == path
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_sealed_segment_that_lost_all_its_frames_is_short_and_not_empty(memory: MemoryStore, which: int) -> None:
+    log = node(memory)
+    for request in range(1, 4):
+        append(log, put("a", str(request), (1, 1, 1, request)))
+        log.rotate()
+    path = segments(memory)[which]
+    overwrite(memory, path, memory.read(path)[: SegmentReader(memory, path).first])
+    with pytest.raises(ShortLog) as caught:
+        view(memory)
+    assert caught.value.file == path
+
+
+def test_a_sealed_segment_in_which_nothing_was_ever_written_is_no_damage(memory: MemoryStore) -> None:
+    """A failed commit was taken back before the rotation."""
+    log = node(memory)
+    for request in range(1, 4):
+        mark = log.mark()
+        append(log, put("a", "taken back", (1, 1, 1, request)))
+        assert log.rewind(mark)
+        log.rotate()
+        if request > 1:
+            append(log, put("a", str(request), (1, 1, 1, request)))
+            log.rotate()
+    read = [list(SegmentReader(memory, path).frames()) for path in segments(memory)]
+    assert [len(frames) for frames in read] == [0, 0, 1, 0, 1]
+    said = [SegmentReader(memory, path).header.previous_checksum for path in segments(memory)]
+    assert said == [0, 1, 1, read[2][0].checksum, read[2][0].checksum], "carried on over a segment without frames"
+    view(memory)
+    for mode in ("absolute", "torn-tail", "point-in-time"):
+        assert node_log(copy_files(memory), recovery_mode=mode).recovery.lost is None
 
 
 def test_a_peer_that_is_writing_is_not_damaged(memory: MemoryStore) -> None:

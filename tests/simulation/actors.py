@@ -6,7 +6,7 @@ opens the store (or says hello); the others wait for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -40,7 +40,7 @@ from tests.simulation import history as outcomes
 from tests.simulation.history import History, Write
 from tests.simulation.medium import NFS, OBJECTS, STALE_STEPS, File, Medium, open_sim
 from tests.simulation.threads import Event
-from tests.simulation.world import Killed, Process, Violation, World
+from tests.simulation.world import Process, Violation, World
 
 MAP = "m"
 NAMESPACE, CLUSTER = "default", "embedded"
@@ -226,43 +226,51 @@ class Actor:
     def put(self, number: int) -> None:
         self._count += 1
         value = b"%s.%d" % (self.spec.name.encode(), self._count)
-        self._change(key_of(number), value, lambda key: self._map.put(key, value))
+        self._change((key_of(number),), value, lambda key: self._map.put(key, value))
 
     def put_for_hours(self, number: int, hours: int) -> None:
         """With a time to live that no run outlives."""
         self._count += 1
         value = b"%s.%d" % (self.spec.name.encode(), self._count)
-        self._change(key_of(number), value, lambda key: self._map.put(key, value, ttl=hours * 3600))
+        self._change(
+            (key_of(number),), value, lambda key: self._map.put(key, value, ttl=hours * 3600)
+        )
 
     def delete(self, number: int) -> None:
         if key_of(number) in self._map:
-            self._change(key_of(number), None, self._map.__delitem__)
+            self._change((key_of(number),), None, self._map.__delitem__)
 
-    def _change(self, key: bytes, value: bytes | None, do: Callable[[bytes], None]) -> None:
-        world = self.world
-        write = self.past.begin(key, value, self.spec.name, world.tick())
-        write.safe = self._syncs
-        self._unsafe.append(write)
+    def clear(self) -> None:
+        """As if each key were deleted, by one entry. Of an empty map nothing is written."""
+        if self._map:
+            keys = [key_of(number) for number in range(KEYS)]
+            self._change(keys, None, lambda _: self._map.clear())
+
+    def _change(
+        self, keys: Sequence[bytes], value: bytes | None, do: Callable[[bytes], None]
+    ) -> None:
+        """One commit. `do` gets the first of the keys."""
+        start, outcome = self.world.tick(), outcomes.UNKNOWN
+        writes = [self.past.begin(key, value, self.spec.name, start) for key in keys]
+        for write in writes:
+            write.safe = self._syncs
+        self._unsafe += writes
         try:
-            do(key)
+            do(keys[0])
+            outcome = outcomes.ACKED
         except KeyError:
-            self.past.finish(write, outcomes.FAILED, world.tick())
-        except NotAppended:
-            self.past.finish(write, outcomes.FAILED, world.tick())
+            outcome = outcomes.FAILED
+        except (NotAppended, Closed):
+            outcome = outcomes.FAILED
             raise Stop from None
         except (OutcomeUnknown, Fenced):
-            self.past.finish(write, outcomes.UNKNOWN, world.tick())
             raise Stop from None
-        except Closed:
-            self.past.finish(write, outcomes.FAILED, world.tick())
-            raise Stop from None
-        except Killed:
-            self.past.finish(write, outcomes.UNKNOWN, world.tick())
-            raise
-        else:
-            self.past.finish(write, outcomes.ACKED, world.tick())
-            if self.stage.exclusive:
-                self.past.acknowledged(self._writer, write.start)
+        finally:
+            now = self.world.tick()
+            for write in writes:
+                self.past.finish(write, outcome, now)
+        if outcome == outcomes.ACKED and self.stage.exclusive:
+            self.past.acknowledged(self._writer, start)
 
     def sync(self) -> None:
         unsafe = self._acked()

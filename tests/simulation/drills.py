@@ -24,6 +24,10 @@ _WRITER = _spec("A", _OPEN, ("put", 0), ("put", 1))
 _KEEPER = _spec("keeper", _REWRITE, _PRUNE)
 
 DRILLS: dict[str, Plan] = {
+    "a clear beside an archive and a rewrite": Plan(
+        APPEND, "archived",
+        (_spec("A", _OPEN, ("clear",), ("put", 1), timer=(_ARCHIVE, _ARCHIVE)), _KEEPER, _spec("reader", _LIST)),
+    ),
     "a reader beside a rewrite and a prune": Plan(
         APPEND, "archived", (_spec("reader", _LIST, _LIST), _KEEPER)
     ),

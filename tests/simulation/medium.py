@@ -363,6 +363,9 @@ class SimStore:
 
         self.do("delete", path, effect)
 
+    def discard(self, path: str) -> None:
+        self.delete(path)
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         if not self.capabilities.locks:
             return acquire(self, path, holder, take=take, clock_ms=self.process.clock.now_ms)

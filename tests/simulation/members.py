@@ -17,6 +17,7 @@ from greenlet import getcurrent
 from imap_wal import entry
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.requests import read
 from imap_wal.agent.start import StartPolicy
 from imap_wal.agent.transport import Message
 from imap_wal.entry import DataEntry
@@ -84,8 +85,9 @@ class Connection:
         self._number += 1
         if self.gone:
             return False
-        header = msgpack.unpackb(msgpack.packb([kind, self._number, *fields]), strict_map_key=False)
-        self.router.inbox.append(Message(self.name, header, payload))
+        self.router.inbox.append(
+            Message(self.name, read(msgpack.packb([kind, self._number, *fields])), payload)
+        )
         threads._wake(self.router)
         return True
 
@@ -183,6 +185,8 @@ def patches() -> list[tuple[Any, str, Any]]:
         (mender, "_log", _Silent()),
         (reads, "_log", _Silent()),
         (reads, "queue", Queues),
+        # Its looks by a clock would be most of all steps.
+        (reads, "FRESH_BYTES", 0),
     ]
 
 
@@ -517,7 +521,9 @@ class Alone:
 
     def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> list[Any]:
         self._number += 1
-        self._router.inbox.append(Message(b"alone", [kind, self._number, *fields], payload))
+        self._router.inbox.append(
+            Message(b"alone", read(msgpack.packb([kind, self._number, *fields])), payload)
+        )
         self.agent._turn(0)
         header, _ = self._connection.answers.pop()
         if header[0] == "error":

@@ -111,13 +111,14 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
         real_claim(shut, number, before, claimed, wal)
         self._published = shut._published
 
-    def delete_segments(store: Any, node_folder: str, epoch: int, paths: Any) -> None:
+    def delete_segments(store: Any, node_folder: str, epoch: int, paths: Any) -> set[str]:
         kept: set[str] = set()
         if not store.capabilities.durable_append:
             kept = layout.fences(store.list(f"{node_folder}/wal"), epoch)
-        for path in paths:
-            if path not in kept:
-                store.delete(path)
+        gone = set(paths) - kept
+        for path in gone:
+            store.delete(path)
+        return gone
 
     real_claim = writer._Opening._claim
     put(writer._Opening, "_claim", claim)
@@ -286,6 +287,10 @@ def _a_page_is_answered_once(put: Put) -> None:
     put(listings.Listing, "_check", lambda self: None)
 
 
+def _archived_clears_are_entries(put: Put) -> None:
+    put(archive, "_has_clears", lambda rows: False)
+
+
 def _any_clock_will_do(put: Put) -> None:
     put(rewriter, "demand_clock", lambda *_, **__: None)
 
@@ -374,6 +379,10 @@ MUTATIONS = (
     Mutation(
         "H9", "a rewrite believes its own clock", _any_clock_will_do,
         ("a rewrite by a machine whose clock is ahead",), "maintenance",
+    ),
+    Mutation(
+        "clears", "an archive does not know that it has clears", _archived_clears_are_entries,
+        ("a clear beside an archive and a rewrite",), "clears",
     ),
 )  # fmt: skip
 

@@ -110,6 +110,19 @@ def drops(rng: Random) -> Plan:
     return replace(plan, specs=(*plan.specs, Spec("operator", (tuple(ops),))))
 
 
+def clears(rng: Random) -> Plan:
+    """`takeovers` or `maintenance` with writers that clear the map."""
+    plan = takeovers(rng) if rng.random() < 0.5 else maintenance(rng)
+    return replace(plan, specs=tuple(_clearing(rng, spec) for spec in plan.specs))
+
+
+def _clearing(rng: Random, spec: Spec) -> Spec:
+    ops = [("clear",) if op[0] == "delete" else op for op in spec.threads[0]]
+    if ops[0][0] == "open" and rng.random() < 0.7:
+        ops.insert(rng.randint(1, len(ops)), ("clear",))
+    return replace(spec, threads=(tuple(ops), *spec.threads[1:]))
+
+
 def forgetting(rng: Random) -> Plan:
     """A node is forgotten. Its store may still run, or be opened again."""
     jobs: list[Op] = [("forget", "n2")]
@@ -302,6 +315,7 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     "forgetting": forgetting,
     "programs": programs,
     "splits": splits,
+    "clears": clears,
 }
 
 OPEN: tuple[str, ...] = ()

@@ -35,7 +35,21 @@ def test_a_number_is_accepted_exactly_if_an_archive_takes_it(field: str, value: 
             to_batch([row], "n1")  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("order", [(1, -1, 1, 1), (1, 2**63, 1, 1), (1, 1, 1, 2**63), (1, 1.0, 1, 1), (1, True, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize(
+    "order",
+    [
+        (1, -1, 1, 1),
+        (1, 2**63, 1, 1),
+        (1, 1, 1, 2**63),
+        (1, 1.0, 1, 1),
+        (1, True, 1, 1),
+        (1.0, 1, 1, 1),
+        (1, 1, 1.0, 1),
+        (1, 1, True, 1),
+        (-1, 1, 1, 1),
+        (1, 1, 1),
+    ],
+)
 def test_an_order_that_is_none_is_refused(order: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"partition_version is|request is|not a DataEntry"):
+    with pytest.raises(ValueError, match=r"partition_version is|request is|incarnation is|not a DataEntry"):
         entry.check(("m", b"k", "", b"v", "", False, 1, 2, 3, order))

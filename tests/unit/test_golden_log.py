@@ -1,17 +1,24 @@
-"""A whole log of version 1, as it stood on disk on the day the format was fixed: archives, a snapshot, a sealed and an unclosed segment. Every later version reads it.
+"""Whole logs, as they were on disk when their format was fixed: archives, a snapshot, a sealed and
+an unclosed segment. Every later version reads them.
 
-`python -m tests.unit.test_golden_log` made `tests/golden/log-v1.zip`, once. When the format changes, this file stays and another one is added beside it.
+    log-v1.zip        version 1
+    log-clears.zip    clears (frames of type 5, manifests of format 3): archived, rewritten, neither
+
+`python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
+files stay and another one is added.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 import imap_wal
@@ -19,22 +26,59 @@ from imap_wal.clock import SeededRandomness
 from rewrite_cli.cli import group
 from tests.support import FakeClock
 
-ARCHIVE = Path(__file__).parents[1] / "golden" / "log-v1.zip"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
-CONTENTS: dict[str, dict[Any, Any]] = {
+CONTENTS: dict[str, dict[str, dict[Any, Any]]] = {}
+CONTENTS["log-v1"] = {
     "orders": {"1": {"state": "paid"}, "3": {"state": "new"}, "ü/%": {"state": "odd", "lines": [1, 2.5, None, b"\x00"]}, 7: "a number for a key"},
     "../a b": {b"\x00\xff": b"raw"},
     "after": {number: number * number for number in range(50)},
 }
+CONTENTS["log-clears"] = {
+    "archived": {"after": "the clear"},
+    "rewritten": {},
+    "in a segment": dict.fromkeys(range(20), "again"),
+}
 
 
-def make(folder: Path) -> None:
-    """Write the log: every kind of file is in it, and the last writer was killed."""
-    url, fixed = folder.as_uri(), {"node": "n1", "clock": FakeClock(), "randomness": SeededRandomness(7), "segment_bytes": 1000}
+def make(name: str, folder: Path) -> None:
+    """Write a log, of which the last writer was killed."""
+    fixed = {"node": "n1", "clock": FakeClock(), "randomness": SeededRandomness(7), "segment_bytes": 1000}
+    store = {"log-v1": every_kind_of_file, "log-clears": clears}[name](folder.as_uri(), fixed)
+    copy = Path(tempfile.mkdtemp())
+    shutil.copytree(folder, copy / "log")  # as a kill leaves it
+    store.close()
+    with zipfile.ZipFile(GOLDEN / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((copy / "log").rglob("*")):
+            if path.is_file() and path.name != "writer.lock":
+                archive.writestr(zipfile.ZipInfo(str(path.relative_to(copy / "log"))), path.read_bytes())
+    shutil.rmtree(copy)
+
+
+def clears(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
+    with imap_wal.open(url, **fixed) as store:
+        for name in ("rewritten", "archived"):
+            store.map(name).update(dict.fromkeys(range(20), "before"))
+        store.archive()
+        store.map("rewritten").clear()
+        store.archive()
+    assert CliRunner().invoke(group, ["rewrite", url]).exit_code == 0
+    store = imap_wal.open(url, **fixed)
+    store.map("archived").clear()
+    store.map("archived")["after"] = "the clear"
+    store.archive()
+    for value in ("before", "again"):
+        store.map("in a segment").clear()
+        for number in range(20):
+            store.map("in a segment")[number] = value
+    return store
+
+
+def every_kind_of_file(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
     with imap_wal.open(url, **fixed) as store:
         orders = store.map("orders")
         orders.update({"1": {"state": "new"}, "2": {"state": "new"}, "3": {"state": "new"}})
-        orders["ü/%"] = CONTENTS["orders"]["ü/%"]
+        orders["ü/%"] = CONTENTS["log-v1"]["orders"]["ü/%"]
         store.map("../a b", raw=True)[b"\x00\xff"] = b"raw"
         store.archive()
         del orders["2"]
@@ -45,18 +89,12 @@ def make(folder: Path) -> None:
     store.archive()
     for number in range(50):
         store.map("after")[number] = number * number
-    copy = Path(tempfile.mkdtemp())
-    shutil.copytree(folder, copy / "log")  # as a kill leaves it
-    store.close()
-    with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted((copy / "log").rglob("*")):
-            if path.is_file() and path.name != "writer.lock":
-                archive.writestr(zipfile.ZipInfo(str(path.relative_to(copy / "log"))), path.read_bytes())
-    shutil.rmtree(copy)
+    return store
 
 
-def test_a_log_of_version_1_is_read_whole(tmp_path: Path) -> None:
-    with zipfile.ZipFile(ARCHIVE) as archive:
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN / f"{name}.zip") as archive:
         archive.extractall(tmp_path / "log")
     url = (tmp_path / "log").as_uri()
     kinds = {path.suffix for path in (tmp_path / "log").rglob("*") if path.is_file()}
@@ -67,10 +105,11 @@ def test_a_log_of_version_1_is_read_whole(tmp_path: Path) -> None:
     for _ in range(2):  # as it was left, and after this version has written to it
         with imap_wal.open(url, node="n1") as store:
             assert not store.statistics.recovery.torn_bytes
-            assert {name: dict(store.map(name)) for name in store.maps()} == CONTENTS
+            assert {each: dict(store.map(each)) for each in CONTENTS[name]} == CONTENTS[name]
+            assert set(store.maps()) <= set(CONTENTS[name])
 
 
 if __name__ == "__main__":
     root = Path(tempfile.mkdtemp())
-    make(root / "log")
+    make(sys.argv[1], root / "log")
     shutil.rmtree(root)

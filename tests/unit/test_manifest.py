@@ -12,6 +12,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from imap_wal import manifest
 from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
@@ -232,7 +233,7 @@ def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(memory: Me
 
     read = node_manifests(memory, "n", FakeClock(), SeededRandomness(1))
     with monkeypatch.context() as patched:
-        patched.setattr(Archive, "from_json", None)
+        patched.setattr(manifest, "_unpacked", None)
         patched.setattr(Archive, "to_json", None)
         read.update(lambda manifest: replace(manifest, session=7))
     again = node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).read()[1]
@@ -258,7 +259,7 @@ def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(memory: Me
     assert (document["format"], "marks" in document) == (2, False)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Snapshot, "from_json", None)
+        patched.setattr(manifest, "_unpacked", None)
         patched.setattr(Snapshot, "to_json", None)
         log(memory).update(count)
         found = log(memory).read()[1]

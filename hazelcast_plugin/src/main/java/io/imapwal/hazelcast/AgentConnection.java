@@ -78,8 +78,13 @@ final class AgentConnection implements Closeable {
         hello.string("view").integer(identity.view.of(clusterId, member));
     }
 
-    /** Which cluster may write. @param incarnation its newest view */
-    record Claim(String clusterId, long incarnation) {
+    /**
+     * Which cluster may write.
+     *
+     * @param incarnation its newest view
+     * @param alive       whether members of that view may be alive; older agents do not tell
+     */
+    record Claim(String clusterId, long incarnation, boolean alive) {
     }
 
     /** The newest claim that the agent knows; null: it does not say. Sent without a hello, as that may be refused. */
@@ -90,7 +95,7 @@ final class AgentConnection implements Closeable {
             Object stat = connection.ask("stat", NO_PAYLOAD, 0, deadline).header.value();
             if (stat instanceof Map<?, ?> map && map.get("claim") instanceof Map<?, ?> claim
                     && claim.get("cluster_id") instanceof String clusterId && claim.get("incarnation") instanceof Long incarnation) {
-                return new Claim(clusterId, incarnation);
+                return new Claim(clusterId, incarnation, !Boolean.FALSE.equals(claim.get("alive")));
             }
             return null;
         }

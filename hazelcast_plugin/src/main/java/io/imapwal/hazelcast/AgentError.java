@@ -7,10 +7,11 @@ import java.util.Set;
 final class AgentError extends IOException {
     private static final long serialVersionUID = 1L;
     static final String VOID = "void-incarnation";
+    static final String SCHEMA_REFUSED = "schema-refused";
     private static final Set<String> CERTAIN =
-            Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", VOID, "full");
+            Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", VOID, "full", SCHEMA_REFUSED);
     private static final Set<String> CONNECTION_STAYS =
-            Set.of("bad-request", "too-large", "full", "restore-failed", "storage", "listing-gone");
+            Set.of("bad-request", "too-large", "full", "restore-failed", "storage", "listing-gone", SCHEMA_REFUSED);
 
     private final String code;
     private final String text;

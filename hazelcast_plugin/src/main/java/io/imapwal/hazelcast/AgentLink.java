@@ -53,7 +53,6 @@ final class AgentLink {
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
     private final OrderGuard guard;
-    private final SchemaLog schemas;
     private final SchemaLog.Logged logged;
     private final Settler settler;
     private final ILogger logger;
@@ -95,7 +94,6 @@ final class AgentLink {
         this.settings = settings;
         this.identity = identity;
         this.guard = guard;
-        this.schemas = schemas;
         this.logged = schemas.new Logged();
         this.settler = settler;
         this.logger = logger;
@@ -204,7 +202,19 @@ final class AgentLink {
             throw new OutcomeUnknown("map \"" + changes.get(0).map + "\": " + ticket.appended() + " of " + changes.size()
                     + " changes are in the log and the rest failed; " + settling() + ": " + failure.getMessage(), failure);
         }
-        throw failure;
+        throw refused(changes, failure);
+    }
+
+    private RuntimeException refused(List<Change> changes, RuntimeException failure) {
+        if (failure instanceof NotAppended || failure instanceof LogUnavailable) {
+            for (Change change : changes) {
+                if (change.key != null && settler.isAhead(change.map, List.of(change.key))) {
+                    return new OutcomeUnknown(map(change) + "an earlier attempt of the change may be in the log; " + settling() + ": "
+                            + failure.getMessage(), failure);
+                }
+            }
+        }
+        return failure;
     }
 
     /** How many changes of a partition have a caller that was not told the outcome yet. */
@@ -797,12 +807,42 @@ final class AgentLink {
         if (missing.isEmpty()) {
             return;
         }
+        int refused = 0;
+        try {
+            logSchemas(session, missing, deadline);
+        } catch (AgentError e) {
+            if (!e.code().equals(AgentError.SCHEMA_REFUSED)) {
+                throw e;
+            }
+            // The agent refuses all of them because of one. Sent one by one, the others are logged.
+            for (Schema schema : missing) {
+                refused += logSchema(session, schema, deadline) ? 0 : 1;
+            }
+        }
+        logger.info("imap-wal: " + (missing.size() - refused) + " Compact schema(s) logged by " + agent());
+    }
+
+    private boolean logSchema(Welcome session, Schema schema, long deadline) throws IOException {
+        try {
+            logSchemas(session, List.of(schema), deadline);
+            return true;
+        } catch (AgentError e) {
+            if (!e.code().equals(AgentError.SCHEMA_REFUSED)) {
+                throw e;
+            }
+            logged.refuse(schema);
+            logger.severe("imap-wal: Compact schema " + schema.getSchemaId() + " of type \"" + schema.getTypeName() + "\" is not in the log: "
+                    + e.getMessage() + "; values that need it cannot be read after a restart of the cluster");
+            return false;
+        }
+    }
+
+    private void logSchemas(Welcome session, List<Schema> some, long deadline) throws IOException {
         payload.clear();
-        missing.forEach(schema -> schemas.write(payload, schema));
-        connection.start("metadata", 2).integer(session.session()).integer(missing.size());
+        some.forEach(schema -> SchemaLog.write(payload, schema));
+        connection.start("metadata", 2).integer(session.session()).integer(some.size());
         connection.ask("ack", payload, deadline);
-        logged.add(missing);
-        logger.info("imap-wal: " + missing.size() + " Compact schema(s) logged by " + agent());
+        logged.add(some);
     }
 
     /** Sees to a connection that was greeted under the present cluster id. */
@@ -814,7 +854,7 @@ final class AgentLink {
         }
         boolean sure = !recheck;
         recheck = false;
-        if (sure && connection != null && connection.current(identity)) {
+        if (sure && !isLeftOut() && connection != null && connection.current(identity)) {
             return;
         }
         disconnect();

@@ -6,7 +6,11 @@ import com.hazelcast.internal.serialization.impl.HeapData;
 import java.io.Closeable;
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
@@ -51,42 +55,96 @@ final class AgentReader implements Closeable {
 
     /** One page; {@link KeyListing} checks that none is missing. */
     Keys keys(String map, byte[] cursor, int limit) throws IOException {
-        return keys(map, cursor, limit, null);
+        return page(() -> keysPage(map, cursor, limit));
     }
 
-    /** @param partitions only keys of these; null: all */
-    Keys keys(String map, byte[] cursor, int limit, Set<Integer> partitions) throws IOException {
+    /**
+     * One page with entries.
+     *
+     * @param live  the entries of the first keys of the page, as far as they fit into an answer
+     * @param rest  the other keys
+     * @param count keys of the page
+     * @param next  where the next page begins, as msgpack; null at the end
+     * @param total how many keys the agent sent in this listing, this page included
+     */
+    record Page(List<Entry> live, List<Data> rest, long count, byte[] next, long total) {
+    }
+
+    /** @param partitions only their keys are listed */
+    Page entries(String map, byte[] cursor, int limit, Set<Integer> partitions) throws IOException {
+        return page(() -> entriesPage(map, cursor, limit, partitions));
+    }
+
+    private interface Asking<T> {
+        T ask() throws IOException;
+    }
+
+    private static <T> T page(Asking<T> asking) throws IOException {
         try {
-            return page(map, cursor, limit, partitions);
+            return asking.ask();
         } catch (AgentError e) {
             throw e.code().equals("listing-gone") ? new ListingGone(e.getMessage(), e) : e;
         }
     }
 
-    private Keys page(String map, byte[] cursor, int limit, Set<Integer> partitions) throws IOException {
+    private static void cursor(MsgpackWriter header, byte[] cursor) {
+        if (cursor == null) {
+            header.nil();
+        } else {
+            header.raw(cursor, 0, cursor.length);
+        }
+    }
+
+    private Keys keysPage(String map, byte[] cursor, int limit) throws IOException {
         return inTurn(settings.restoreTimeoutMs(), agent -> {
-            MsgpackWriter header = agent.start("keys", partitions == null ? 3 : 4).string(map);
-            if (cursor == null) {
-                header.nil();
-            } else {
-                header.raw(cursor, 0, cursor.length);
-            }
+            MsgpackWriter header = agent.start("keys", 3).string(map);
+            cursor(header, cursor);
             header.integer(limit);
-            if (partitions != null) {
-                header.array(partitions.size());
-                partitions.forEach(header::integer);
-            }
             AgentConnection.Answer answer = agent.ask("keys", payload.clear(), deadline(settings.restoreTimeoutMs()));
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
             long total = answer.header().integer();
-            MsgpackReader stream = new MsgpackReader(answer.payload());
-            List<Data> keys = new ArrayList<>((int) Math.min(count, 1 << 20));
-            for (long i = 0; i < count; i++) {
-                keys.add(data(stream.binary()));
-            }
-            return new Keys(keys, next, total);
+            return new Keys(datas(new MsgpackReader(answer.payload()), count), next, total);
         });
+    }
+
+    private Page entriesPage(String map, byte[] cursor, int limit, Set<Integer> partitions) throws IOException {
+        return inTurn(settings.restoreTimeoutMs(), agent -> {
+            MsgpackWriter header = agent.start("list", 4).string(map);
+            cursor(header, cursor);
+            header.integer(limit).array(partitions.size());
+            partitions.forEach(header::integer);
+            AgentConnection.Answer answer = agent.ask("list", payload.clear(), deadline(settings.restoreTimeoutMs()));
+            byte[] next = answer.header().nil() ? null : answer.header().raw();
+            long count = answer.header().integer();
+            long total = answer.header().integer();
+            long loaded = answer.header().integer();
+            MsgpackReader stream = new MsgpackReader(answer.payload());
+            List<Entry> live = entries(stream, answer.header().integer());
+            if (loaded < 0 || loaded > count) {
+                throw new ProtocolException("entries of " + loaded + " of " + count + " keys");
+            }
+            return new Page(live, datas(stream, count - loaded), count, next, total);
+        });
+    }
+
+    private static List<Data> datas(MsgpackReader stream, long count) throws IOException {
+        List<Data> found = new ArrayList<>((int) Math.min(count, 1 << 20));
+        for (long i = 0; i < count; i++) {
+            found.add(data(stream.binary()));
+        }
+        return found;
+    }
+
+    private static List<Entry> entries(MsgpackReader stream, long count) throws IOException {
+        List<Entry> found = new ArrayList<>((int) Math.min(count, 1 << 20));
+        for (long i = 0; i < count; i++) {
+            if (stream.array() != 3) {
+                throw new ProtocolException("a loaded entry is [key, value, expires_at_ms]");
+            }
+            found.add(new Entry(data(stream.binary()), data(stream.binary()), stream.integer()));
+        }
+        return found;
     }
 
     /** @param taken for how many of the keys, from the first on, the entries are the answer */
@@ -131,15 +189,33 @@ final class AgentReader implements Closeable {
             if (taken < 1 || taken > keys.size()) {
                 throw new ProtocolException("an answer for " + taken + " of " + keys.size() + " keys");
             }
-            MsgpackReader stream = new MsgpackReader(answer.payload());
-            List<Entry> entries = new ArrayList<>((int) Math.min(count, 1 << 20));
-            for (long i = 0; i < count; i++) {
-                if (stream.array() != 3) {
-                    throw new ProtocolException("a loaded entry is [key, value, expires_at_ms]");
-                }
-                entries.add(new Entry(data(stream.binary()), data(stream.binary()), stream.integer()));
+            return new Part(entries(new MsgpackReader(answer.payload()), count), (int) taken, answer.payload().length);
+        });
+    }
+
+    /**
+     * What the agent answers about some maps.
+     *
+     * @param known  those that have anything in the log
+     * @param wrong  names that no map can have, each with the reason
+     */
+    record Maps(Set<String> known, Map<String, String> wrong) {
+    }
+
+    Maps maps(Collection<String> maps) throws IOException {
+        return inTurn(settings.restoreTimeoutMs(), agent -> {
+            MsgpackWriter header = agent.start("maps", 1).array(maps.size());
+            maps.forEach(header::string);
+            MsgpackReader answer = agent.ask("maps", payload.clear(), deadline(settings.restoreTimeoutMs())).header();
+            Set<String> known = new HashSet<>();
+            for (int left = answer.array(); left > 0; left--) {
+                known.add(answer.string());
             }
-            return new Part(entries, (int) taken, answer.payload().length);
+            Map<String, String> wrong = new HashMap<>();
+            if (answer.value() instanceof Map<?, ?> texts) {
+                texts.forEach((map, why) -> wrong.put(String.valueOf(map), String.valueOf(why)));
+            }
+            return new Maps(known, wrong);
         });
     }
 

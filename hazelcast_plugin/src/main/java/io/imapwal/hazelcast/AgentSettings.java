@@ -34,15 +34,18 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
             Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK,
                     SETTLE_TIMEOUT_MS));
 
-    private static final int FOLDER_BYTES_MAX = 255;
+    private static final int NAME_BYTES_MAX = 1024;
 
     /** @throws IllegalArgumentException naming the property and the map */
     static AgentSettings of(String map, Properties properties) {
-        int bytes = folderBytes(map);
-        if (bytes > FOLDER_BYTES_MAX) {
-            throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes
-                    + " bytes as a folder of the log, at most " + FOLDER_BYTES_MAX + " are possible;"
-                    + " shorten it: letters, digits, _ and - take 1 byte, every other character 3 or more");
+        if (!StandardCharsets.UTF_8.newEncoder().canEncode(map)) {
+            throw new IllegalArgumentException("the name of map \"" + map + "\" has half of a surrogate pair, which the log could not"
+                    + " tell from another one; choose another name");
+        }
+        int bytes = map.getBytes(StandardCharsets.UTF_8).length;
+        if (bytes > NAME_BYTES_MAX) {
+            throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes + " bytes of UTF-8, at most "
+                    + NAME_BYTES_MAX + " are possible; shorten it");
         }
         for (String name : properties.stringPropertyNames()) {
             if (!KNOWN.contains(name)) {
@@ -68,16 +71,6 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
                 flag(map, properties, READ_THROUGH),
                 number(map, properties, RESTORE_CHUNK, 10_000, 1, 1_000_000),
                 number(map, properties, SETTLE_TIMEOUT_MS, 10_000, 1, 3_600_000));
-    }
-
-    /** How long the name is in the log's storage, where it is percent-encoded. */
-    private static int folderBytes(String map) {
-        int bytes = 0;
-        for (byte each : map.getBytes(StandardCharsets.UTF_8)) {
-            boolean plain = each >= '0' && each <= '9' || each >= 'A' && each <= 'Z' || each >= 'a' && each <= 'z' || each == '_' || each == '-';
-            bytes += plain ? 1 : 3;
-        }
-        return bytes;
     }
 
     private static int number(String map, Properties properties, String name, int otherwise, int least, int most) {

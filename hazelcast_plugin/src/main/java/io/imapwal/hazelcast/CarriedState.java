@@ -26,6 +26,7 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
     private Set<String> doubted;
     private Map<String, List<Data>> changed;
     private Set<String> partial;
+    private Set<String> filled;
     private UUID from;
 
     /** For deserialisation. */
@@ -39,13 +40,15 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
      * @param changed   for each map, keys for which the log may be newer than the copy: they were
      *                  changed while the partition began to migrate
      * @param partial   maps of which keys were evicted
+     * @param filled    maps that have entries in the partition
      */
     CarriedState(Set<String> whole, Set<String> doubted, Map<String, List<Data>> changed,
-                 Set<String> partial, UUID from) {
+                 Set<String> partial, Set<String> filled, UUID from) {
         this.whole = whole;
         this.doubted = doubted;
         this.changed = changed;
         this.partial = partial;
+        this.filled = filled;
         this.from = from;
     }
 
@@ -65,13 +68,19 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
         return partial;
     }
 
+    Set<String> filled() {
+        return filled;
+    }
+
     UUID from() {
         return from;
     }
 
     @Override
     public void run() {
-        ((SettlementService) getService()).arrive(getPartitionId(), this);
+        SettlementService service = getService();
+        service.requireOpen(getPartitionId(), this);
+        service.arrive(getPartitionId(), this);
     }
 
     @Override
@@ -88,6 +97,7 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
             }
         }
         write(out, partial);
+        write(out, filled);
         UUIDSerializationUtil.writeUUID(out, from);
     }
 
@@ -104,6 +114,7 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
             }
         }
         partial = read(in);
+        filled = read(in);
         from = UUIDSerializationUtil.readUUID(in);
     }
 

@@ -30,6 +30,10 @@ final class Comparison {
     private int compared;
     long set;
     long removed;
+    /** Entries that are not in memory, because this member cannot read their values. */
+    int unreadable;
+    /** Why the last of them cannot be read. */
+    HazelcastException why;
 
     Comparison(int partition, Wholeness.Unsettled reason) {
         this.partition = partition;
@@ -78,17 +82,41 @@ final class Comparison {
             if (known && same(store, entry, serialization)) {
                 continue;
             }
-            store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
-            if (known ? same(store, entry, serialization) : store.existInMemory(entry.key())) {
+            boolean readable = putFromLoad(store, entry, caller, now);
+            if (readable && (known ? same(store, entry, serialization) : store.existInMemory(entry.key()))) {
                 corrections.set().add(entry);
             } else if (store.getRecord(entry.key()) != null) {
                 // The map is full, so Hazelcast did not take the new value: the old one must go.
-                store.evict(entry.key(), false);
+                evict(store, entry.key());
                 corrections.removed().add(entry.key());
             }
         }
         set += corrections.set().size();
         return corrections;
+    }
+
+    @SuppressWarnings("unchecked")
+    private static void evict(RecordStore<Record> store, Data key) {
+        try {
+            store.evict(key, false);
+        } catch (HazelcastException e) {  // an index cannot read the value
+            Record record = store.getRecord(key);
+            if (record != null) {
+                store.getStorage().removeRecord(key, record);
+            }
+        }
+    }
+
+    /** @return false: the map needs the value in an index or as an object, and cannot read it */
+    private boolean putFromLoad(RecordStore<Record> store, AgentReader.Entry entry, Address caller, long now) {
+        try {
+            store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
+            return true;
+        } catch (HazelcastException e) {  // from its serializer or an index
+            unreadable++;
+            why = e;
+            return false;
+        }
     }
 
     /** Removes what the log does not have. @return what was changed */

@@ -10,8 +10,10 @@ import com.hazelcast.spi.impl.proxyservice.impl.operations.DistributedObjectDest
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
+import java.util.concurrent.FutureTask;
 
 /**
  * Logs that a map was destroyed: the owner of each partition appends that it was cleared. One
@@ -31,10 +33,11 @@ final class Destruction {
 
     /**
      * Whether this member has to log the destruction for which {@code MapStore.destroy} is called.
-     * If a program in a member asked for it, it is that member. If a client did, it is the oldest
-     * member: every member gets an operation then, and the client receives the errors of each. It
-     * is no member if Hazelcast calls {@code MapStore.destroy} for a graceful shutdown, or if we
-     * call it to drop a map from memory.
+     * If a program in a member asked for it, that member does. If a client asked, every member gets
+     * an operation, and the oldest member logs it. The client gets no error if that fails:
+     * Hazelcast logs the errors on the member that the client asked. No member does if Hazelcast
+     * calls {@code MapStore.destroy} for a graceful shutdown, or if we call it to drop a map from
+     * memory.
      */
     static boolean isAsked(WalPlugin plugin) {
         if (isCalledIn(ProxyServiceImpl.class, "destroyDistributedObject")) {
@@ -61,21 +64,15 @@ final class Destruction {
                 && plugin.nodeEngine().getClusterService().getMember(operation.getCallerUuid()) != null;
     }
 
-    /** @throws LogUnavailable some of it is not in the log; destroying the map again logs the rest */
+    /**
+     * Waits on another thread: Hazelcast may not allow the caller's thread to wait.
+     *
+     * @throws LogUnavailable some of it is not in the log; destroying the map again logs the rest
+     */
     void run() {
         try {
-            if (isEmpty()) {
-                return;
-            }
-            List<Future<?>> sent = new ArrayList<>();
-            for (int partition = 0; partition < plugin.partitionCount(); partition++) {
-                sent.add(plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
-                        new ForgetOperation(map), partition));
-            }
-            for (Future<?> each : sent) {
-                each.get();
-            }
-        } catch (IOException | ExecutionException | RuntimeException e) {
+            onAnotherThread(this::log);
+        } catch (ExecutionException e) {
             Throwable cause = ExceptionUtil.peel(e);
             throw new LogUnavailable("map \"" + map + "\" was destroyed in memory, but some of it could not be deleted in its log: "
                     + AgentLink.reason(cause) + ". That comes back with the map; destroy it again", cause);
@@ -85,12 +82,39 @@ final class Destruction {
         }
     }
 
+    private void onAnotherThread(Callable<Void> work) throws ExecutionException, InterruptedException {
+        FutureTask<Void> task = new FutureTask<>(work);
+        Thread thread = new Thread(task, "imap-wal-destroy-" + map);
+        thread.setDaemon(true);
+        thread.start();
+        task.get();
+    }
+
+    private Void log() throws IOException, ExecutionException, InterruptedException {
+        if (!isEmpty()) {
+            List<Future<?>> sent = new ArrayList<>();
+            for (int partition = 0; partition < plugin.partitionCount(); partition++) {
+                sent.add(plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
+                        new ForgetOperation(map), partition));
+            }
+            for (Future<?> each : sent) {
+                each.get();
+            }
+        }
+        return null;
+    }
+
     /** Tells every member, before the caller learns the outcome. */
     void tell() {
         plugin.state(map).destroyed();
         try {
             // One that has left is not told: the next owners of its partitions compare them with the log.
-            plugin.tellOthers(() -> new DestroyedOperation(map));
+            onAnotherThread(() -> {
+                plugin.tellOthers(() -> new DestroyedOperation(map));
+                return null;
+            });
+        } catch (ExecutionException e) {
+            plugin.logger().warning("imap-wal: map \"" + map + "\" was destroyed, but the other members were not told", e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

@@ -6,26 +6,20 @@ import java.io.IOException;
 import java.util.List;
 import java.util.Set;
 
-/** One listing of a map's keys, page by page: complete when it ends, or it fails with {@link ListingGone}. */
+/** One listing of a map, page by page. It is complete, or fails with {@link ListingGone}. */
 final class KeyListing {
     private final AgentReader reader;
     private final String map;
     private final int limit;
-    private final Set<Integer> partitions;
     private byte[] cursor;
     private long received;
     private boolean ended;
 
+    /** @param limit keys of a page */
     KeyListing(AgentReader reader, String map, int limit) {
-        this(reader, map, limit, null);
-    }
-
-    /** @param partitions only keys of these; null: all */
-    KeyListing(AgentReader reader, String map, int limit, Set<Integer> partitions) {
         this.reader = reader;
         this.map = map;
         this.limit = limit;
-        this.partitions = partitions;
     }
 
     /** Whether all keys have been received. */
@@ -35,14 +29,25 @@ final class KeyListing {
 
     /** The next page; it may be empty. */
     List<Data> next() throws IOException {
-        AgentReader.Keys page = reader.keys(map, cursor, limit, partitions);
-        received += page.keys().size();
-        if (received != page.total()) {
-            throw new ListingGone("the agent sent " + page.total() + " keys of map \"" + map + "\" up to this page, "
+        AgentReader.Keys page = reader.keys(map, cursor, limit);
+        arrived(page.keys().size(), page.total(), page.next());
+        return page.keys();
+    }
+
+    /** The next page, with entries. @param partitions the same for all pages of a listing */
+    AgentReader.Page next(Set<Integer> partitions) throws IOException {
+        AgentReader.Page page = reader.entries(map, cursor, limit, partitions);
+        arrived(page.count(), page.total(), page.next());
+        return page;
+    }
+
+    private void arrived(long keys, long total, byte[] next) throws ListingGone {
+        received += keys;
+        if (received != total) {
+            throw new ListingGone("the agent sent " + total + " keys of map \"" + map + "\" up to this page, "
                     + received + " have arrived", null);
         }
-        cursor = page.next();
-        ended = cursor == null;
-        return page.keys();
+        cursor = next;
+        ended = next == null;
     }
 }

@@ -13,6 +13,7 @@ import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Set;
@@ -40,6 +41,7 @@ import java.util.concurrent.TimeoutException;
  *             otherwise the oldest member acts for all, when it can:
  *               a member that was lost can be reached: all merge into its cluster
  *               one of those has joined instead:       all form a new cluster
+ *               no agent hears a member of the view:   all form a new cluster
  * </pre>
  *
  * In both cases members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge may
@@ -50,7 +52,7 @@ final class LeftOut {
     private static final long PAUSE_MS = 1000;
     private static final long WAIT_S = 5;
     private static final int LOST_MAX = 100;
-    /** This member joins again alone once it has seen the oldest member in the view this many times in a row. */
+    /** How many checks in a row must find the same before anything is done. */
     private static final int LOOKS = 3;
 
     private final WalPlugin plugin;
@@ -58,7 +60,12 @@ final class LeftOut {
     private final Set<Address> lost = new LinkedHashSet<>();
     private Thread thread;
     private UUID dropped;
+    /** The maps that were dropped since this member has its UUID. */
+    private final Set<String> gone = new HashSet<>();
+    /** Checks in a row in which the oldest member was in the view. */
     private int alone;
+    /** Checks in a row in which no member of the view gave a sign of life. */
+    private int bereft;
     private boolean closed;
 
     LeftOut(WalPlugin plugin, LocalMaps maps) {
@@ -114,6 +121,7 @@ final class LeftOut {
     /** This member is in another cluster now, or in the same one with another UUID. */
     synchronized void forget() {
         lost.clear();
+        bereft = 0;
     }
 
     private void run() {
@@ -155,12 +163,14 @@ final class LeftOut {
         UUID member = plugin.guard().member();
         if (!member.equals(dropped)) {
             dropped = member;
+            gone.clear();
             plugin.logger().warning("imap-wal: member " + plugin.member() + " is not in the newest view of the log of " + out.get(0).agent()
                     + ". Its maps are dropped from memory, and are not available until it has joined the cluster again");
         }
-        for (String map : maps.names()) {
-            if (out.contains(plugin.linkOf(map))) {
-                maps.drop(map);
+        for (MapState state : plugin.states()) {
+            // Also those that are open and have nothing in memory.
+            if (out.contains(plugin.linkOf(state.map())) && (gone.add(state.map()) || state.isOpen())) {
+                maps.drop(state.map());
             }
         }
         boolean oldestIsOut = tellOthers();
@@ -168,7 +178,7 @@ final class LeftOut {
             return true;
         }
         if (cluster.isMaster()) {
-            Address target = target();
+            Address target = target(out);
             if (target != null) {
                 merge(cluster, target);
             }
@@ -246,7 +256,7 @@ final class LeftOut {
     }
 
     /** Where to join: a lost member that can be reached; this one, to form a new cluster; or null: not yet. */
-    private Address target() throws InterruptedException {
+    private Address target(List<AgentLink> out) throws InterruptedException {
         List<Address> candidates;
         boolean anew = false;
         synchronized (this) {
@@ -263,10 +273,26 @@ final class LeftOut {
                 connections.blockOnConnect(each, PAUSE_MS, 0);
             }
             if (connections.get(each) != null) {
+                bereft = 0;
                 return each;
             }
         }
-        return anew ? plugin.nodeEngine().getThisAddress() : null;
+        bereft = out.stream().allMatch(this::isGone) ? bereft + 1 : 0;
+        return anew || bereft >= LOOKS ? plugin.nodeEngine().getThisAddress() : null;
+    }
+
+    /**
+     * Whether no member of the log's newest view gives a sign of life. Those members may stay away
+     * or come back with other addresses, and members that were left out must not wait for them. A
+     * new cluster is always safe: it gets the log only if the view's members are silent.
+     */
+    private boolean isGone(AgentLink link) {
+        try {
+            AgentConnection.Claim claim = AgentConnection.claim(link.settings());
+            return claim != null && !claim.alive();
+        } catch (IOException e) {
+            return false;
+        }
     }
 
     /** Merges in Hazelcast's order: the other members first. */

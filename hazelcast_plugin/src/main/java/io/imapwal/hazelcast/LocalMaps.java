@@ -5,13 +5,13 @@ import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.MapStoreWrapper;
 
-import java.util.ArrayList;
 import java.util.List;
+import java.util.function.IntConsumer;
 import java.util.stream.IntStream;
 
 /**
  * Drops maps from this member's memory only: the log, the other members and listeners are not
- * affected. The next operation on such a map on this member initialises its store again.
+ * affected. The next operation on such a map on this member opens it again.
  */
 final class LocalMaps {
     private static final long WAIT_S = 30;
@@ -22,34 +22,43 @@ final class LocalMaps {
         this.plugin = plugin;
     }
 
-    /** Names of the maps in memory that have our store. */
-    List<String> names() {
-        List<String> names = new ArrayList<>();
-        for (MapContainer container : context().getMapContainers().values()) {
-            if (store(container) != null) {
-                names.add(container.getName());
-            }
+    /**
+     * Drops the map's entries on this member. Indexes, interceptors and listeners stay. Waits for
+     * the partitions' threads, so it must not be called on one of them.
+     */
+    void drop(String map) {
+        MapContainer container = context().getExistingMapContainer(map);
+        MapState state = plugin.state(map);
+        state.close();
+        plugin.settler().forget(map);
+        plugin.placements().forget(map);
+        if (container != null && store(container) != null) {
+            onAll(map, partition -> {
+                context().removeRecordStoresFromPartitionMatchingWith(each -> each.getName().equals(map), partition, false, false);
+                state.emptied(partition);
+            });
         }
-        return names;
     }
 
-    /** Waits for the partitions' threads: never on one of them. */
-    void drop(String map) {
-        MapContainer container = context().getMapContainers().get(map);
-        MapStoreWrapper store = container == null ? null : store(container);
-        if (store == null) {
+    /** Drops the whole map, after Hazelcast failed to destroy it. Waits like {@link #drop}. */
+    void discard(String map) {
+        MapContainer container = context().getExistingMapContainer(map);
+        if (container == null || store(container) == null) {
             return;
         }
         container.onBeforeDestroy();
         container.getMapStoreContext().stop();
-        store.destroy();
-        List<Integer> partitions = IntStream.range(0, plugin.nodeEngine().getPartitionService().getPartitionCount()).boxed().toList();
+        onAll(map, partition -> {
+            context().getPartitionContainer(partition).destroyMap(container);
+            plugin.state(map).emptied(partition);
+        });
+        container.onDestroy();
+    }
+
+    private void onAll(String map, IntConsumer action) {
+        List<Integer> partitions = IntStream.range(0, plugin.partitionCount()).boxed().toList();
         try {
-            long left = new PartitionThreads(plugin.nodeEngine()).run(partitions,
-                    id -> {
-                        context().getPartitionContainer(id).destroyMap(container);
-                        plugin.state(map).emptied(id);
-                    }, WAIT_S);
+            long left = new PartitionThreads(plugin.nodeEngine()).run(partitions, action, WAIT_S);
             if (left > 0) {
                 plugin.logger().warning("imap-wal: map \"" + map + "\": " + left + " partitions are not dropped yet after "
                         + WAIT_S + " s; their threads are busy");
@@ -57,7 +66,6 @@ final class LocalMaps {
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
-        container.onDestroy();
     }
 
     private static MapStoreWrapper store(MapContainer container) {

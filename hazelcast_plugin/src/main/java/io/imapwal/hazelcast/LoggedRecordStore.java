@@ -13,6 +13,7 @@ import com.hazelcast.map.impl.operation.MapPartitionDestroyOperation;
 import com.hazelcast.map.impl.operation.PartitionWideEntryOperation;
 import com.hazelcast.map.impl.record.Record;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
 
 import java.util.LinkedHashSet;
 import java.util.Set;
@@ -56,13 +57,10 @@ final class LoggedRecordStore extends DefaultRecordStore {
         super.checkIfLoaded();
     }
 
-    /**
-     * {@code getMap} asks this first, of one partition, and again after some milliseconds; then it
-     * asks {@link #isLoaded} of each, and waits a second if one is not.
-     */
+    /** For a user's {@code loadAll}, which waits for all partitions. */
     @Override
     public boolean isKeyLoadFinished() {
-        return (state.isLoadedEverywhere() || isReady()) && super.isKeyLoadFinished();
+        return isReady() && super.isKeyLoadFinished();
     }
 
     @Override
@@ -70,13 +68,17 @@ final class LoggedRecordStore extends DefaultRecordStore {
         return isReady() && super.isLoaded();
     }
 
-    /** Whether {@code getMap} need not wait for this partition. If it is overdue, operations tell why. */
+    /** Whether nothing waits for this partition. */
     private boolean isReady() {
         if (!state.holds(getPartitionId())) {
             return true;
         }
         state.demand(getPartitionId());
-        return state.overdue(getPartitionId());
+        RuntimeException why = state.refusal(getPartitionId());
+        if (!(why instanceof RetryableHazelcastException)) {
+            throw why;
+        }
+        return false;
     }
 
     /** Hazelcast would read all keys on one member. */
@@ -94,11 +96,11 @@ final class LoggedRecordStore extends DefaultRecordStore {
         super.forEach(consumer, backup);
     }
 
-    /** After this, Hazelcast counts the partition as complete in a new index. Queries do not use the index before the partition is whole. */
+    /** After this, Hazelcast counts the partition as complete in a new index. */
     @Override
     public void forEach(BiConsumer<Data, Record> consumer, boolean backup, boolean includeExpired) {
         if (!backup && state.holds(getPartitionId()) && isCalledBy(AddIndexOperation.class)) {
-            state.holdIndexesLater(getPartitionId());
+            requireWhole();
         }
         super.forEach(consumer, backup, includeExpired);
     }

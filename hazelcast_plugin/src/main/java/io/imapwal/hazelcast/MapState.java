@@ -1,16 +1,21 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.cluster.Member;
+import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.internal.util.ThreadUtil;
+import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.query.impl.IndexRegistry;
+import com.hazelcast.query.impl.IndexUtils;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
@@ -38,11 +43,12 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
  */
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
-    private static final long SHORT_WAIT_MS = 250;
+    /** For this time, a failure is the answer to later attempts too. */
+    private static final long FAILED_NANOS = TimeUnit.SECONDS.toNanos(5);
+    private static final long LOOK_MAX_MS = 50;
+    /** How long {@code getMap} waits for other members, after this one has loaded its own. */
+    private static final long OTHERS_NANOS = TimeUnit.SECONDS.toNanos(2);
     private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
-
-    /** With more maps than this, a gained partition gets no record store for maps that have none in it. */
-    private static final int HELD_EMPTY_MAX = 200;
 
     private final WalPlugin plugin;
     private final String map;
@@ -52,13 +58,15 @@ final class MapState {
     private final ReentrantLock settling = new ReentrantLock();
     private volatile AgentSettings settings;
 
+    /** The last attempt to open the map; null: none since it was closed. */
     private CompletableFuture<Void> preparing;
     private long startedNanos;
+    /** Why the last attempt that ended failed; null: it did not fail. */
+    private LogUnavailable failure;
+    private long failedNanos;
     private volatile boolean open;
     /** All partitions that this member owned were settled once. */
     private volatile boolean loaded;
-    /** The other members have done so too, or it has been waited for. */
-    private volatile boolean loadedEverywhere;
     /** Grows with each close: what began before does not count after it. */
     private volatile int generation;
 
@@ -93,17 +101,32 @@ final class MapState {
         return loaded;
     }
 
-    boolean isLoadedEverywhere() {
-        return loadedEverywhere;
-    }
-
-    /** {@code getMap} may return. Hazelcast waits for a second if it then finds a partition that is not whole. */
-    void awaitOthers(long deadline) throws InterruptedException {
+    /**
+     * For {@code getMap}: returns when the partitions of this member are loaded, and also those of
+     * the others if that does not take long. It also returns if loading takes too long: operations
+     * then fail with the reason.
+     *
+     * @throws LogUnavailable the map cannot be opened
+     */
+    void awaitLoaded() throws InterruptedException {
+        if (ThreadUtil.isRunningOnPartitionThread() && !loaded) {
+            throw new IllegalThreadStateException("getMap(\"" + map + "\") was called on a partition's thread before the map was loaded: it would"
+                    + " wait for that thread");
+        }
         Membership present = plugin.guard().membership();
-        for (long pauseMs = 1; peers(present).loading() && System.nanoTime() - deadline < 0; pauseMs *= 2) {
+        long began = System.nanoTime();
+        long pauseMs = 1;
+        for (; !loaded && !(open && wholeness.isQuiet(began, settings)); pauseMs = Math.min(2 * pauseMs, LOOK_MAX_MS)) {
+            RuntimeException why = open ? null : closed();
+            if (why instanceof LogUnavailable) {
+                throw why;
+            }
             TimeUnit.MILLISECONDS.sleep(pauseMs);
         }
-        loadedEverywhere = loaded;
+        long deadline = System.nanoTime() + OTHERS_NANOS;
+        for (pauseMs = 1; peers(present).loading() && System.nanoTime() - deadline < 0; pauseMs = Math.min(2 * pauseMs, LOOK_MAX_MS)) {
+            TimeUnit.MILLISECONDS.sleep(pauseMs);
+        }
     }
 
     /** Each partition that this member owned has been settled. @param ofGeneration the generation in which that began */
@@ -130,7 +153,9 @@ final class MapState {
 
     /** An operation needs the partition: it is settled if this member owns it and it is not whole. */
     void demand(int partition) {
-        if (open && plugin.partitions().owns(partition) && wholeness.demand(partition, !loaded)) {
+        if (!open) {
+            closed();
+        } else if (plugin.partitions().owns(partition) && wholeness.demand(partition, !loaded)) {
             plugin.settlements().wake();
         }
     }
@@ -158,11 +183,6 @@ final class MapState {
         }
     }
 
-    /** When what runs on the partition's thread now has ended. */
-    void holdIndexesLater(int partition) {
-        new PartitionThreads(plugin.nodeEngine()).later(partition, this::holdIndexesOf);
-    }
-
     /** On the partition's thread: if it waits, queries do not use the indexes. */
     void holdIndexesOf(int partition) {
         if (holds(partition)) {
@@ -170,10 +190,7 @@ final class MapState {
         }
     }
 
-    /**
-     * On the partition's thread, after a loss: {@code clear} does nothing where memory has no record
-     * store, so there is one that holds it. Not for very many maps, because of the memory.
-     */
+    /** Runs on the partition's thread after a loss. Operations that began before are awaited. */
     void holdUnsettled(int partition) {
         Wholeness.Unsettled reason = wholeness.unsettled(partition);
         if (reason == null) {
@@ -183,9 +200,6 @@ final class MapState {
             // It moved when this was noticed on another thread. Its next owner settles it.
             forget(partition);
             return;
-        }
-        if (loaded && plugin.states().size() <= HELD_EMPTY_MAX && context().getExistingMapContainer(map) != null) {
-            context().getPartitionContainer(partition).getRecordStore(map);
         }
         hold(partition);
         // An offloaded change is in the queue until memory has it.
@@ -217,6 +231,12 @@ final class MapState {
         indexes.hold(context().getExistingMapContainer(map), partition);
     }
 
+    /** Whether the map has indexes, which only the partitions' threads may change. */
+    boolean isIndexed() {
+        MapContainer container = context().getExistingMapContainer(map);
+        return container != null && container.shouldUseGlobalIndex() && container.getGlobalIndexRegistry().getIndexes().length > 0;
+    }
+
     /** Keys of the partition that are locked. */
     int locked(int partition) {
         RecordStore<?> store = store(partition);
@@ -245,7 +265,7 @@ final class MapState {
     }
 
     private RecordStore<?> store(int partition) {
-        return context().getPartitionContainer(partition).getExistingRecordStore(map);
+        return RecordStores.existing(context().getPartitionContainer(partition), map);
     }
 
     private MapServiceContext context() {
@@ -261,15 +281,12 @@ final class MapState {
         }
     }
 
-    boolean overdue(int partition) {
-        AgentSettings known = settings;
-        return known != null && wholeness.overdue(partition, known);
-    }
-
+    /** Why an operation on the partition cannot be carried out now. */
     RuntimeException refusal(int partition) {
-        AgentSettings known = settings;
-        return known == null ? new RetryableHazelcastException("map \"" + map + "\" is being opened")
-                : wholeness.refusal(partition, known, plugin.link(known).agent());
+        RuntimeException why = open ? wholeness.refusal(partition, settings, plugin.link(settings).agent()) : closed();
+        return why instanceof LogUnavailable && plugin.settler().isAhead(map, partition)
+                ? new OutcomeUnknown("map \"" + map + "\": an earlier attempt of the operation may be in the log; it is compared with memory"
+                + " as soon as it can be: " + why.getMessage(), why) : why;
     }
 
     int generation() {
@@ -279,57 +296,56 @@ final class MapState {
     synchronized void close() {
         generation++;
         loaded = false;
-        loadedEverywhere = false;
         open = false;
         preparing = null;
+        failure = null;
         // The next use reads the log again: what is known of the partitions does not hold for it.
         wholeness.forgetAll();
         indexes.forgetAll();
     }
 
-    /**
-     * Returns when the map may be created on this member. What takes long runs on a thread of its own: callers are often the
-     * threads of partitions, which serve other maps too.
-     *
-     * @throws LogUnavailable              it may not now, and why
-     * @throws RetryableHazelcastException it is being found out
-     */
-    void open(AgentSettings settings) {
-        this.settings = settings;
-        if (open) {
-            return;
-        }
-        if (plugin.merging()) {
-            throw new LogUnavailable("map \"" + map + "\" is not available: member " + plugin.member() + " is joining another cluster", null);
-        }
-        CompletableFuture<Void> attempt;
-        long left;
-        synchronized (this) {
-            attempt = beginToOpen(settings);
-            left = SHORT_WAIT_MS - TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - startedNanos);
-        }
-        try {
-            attempt.get(Math.max(0, left), TimeUnit.MILLISECONDS);
-        } catch (TimeoutException e) {
-            throw new RetryableHazelcastException("map \"" + map + "\" is being restored: its log is being read by "
-                    + plugin.link(settings).agent());
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new LogUnavailable("map \"" + map + "\": interrupted while its log was looked for", e);
-        } catch (ExecutionException e) {
-            // One exception each: Hazelcast writes the caller's stack into it.
-            throw new LogUnavailable(e.getCause().getMessage(), e.getCause().getCause());
+    /** Begins to open the map. Returns at once: operations wait until it is open and loaded. */
+    void use(AgentSettings used) {
+        settings = used;
+        if (!open) {
+            beginToOpen(used);
         }
     }
 
-    private synchronized CompletableFuture<Void> beginToOpen(AgentSettings opening) {
+    /**
+     * Why the map cannot be used although it exists. Begins to open it.
+     *
+     * @return a retryable error, or a new LogUnavailable for each caller: Hazelcast writes the
+     *     caller's stack into it
+     */
+    private synchronized RuntimeException closed() {
+        if (plugin.merging()) {
+            return new LogUnavailable("map \"" + map + "\" is not available: member " + plugin.member() + " is joining another cluster", null);
+        }
+        AgentSettings used = settings;
+        if (used != null) {
+            beginToOpen(used);
+        }
+        if (failure != null && System.nanoTime() - failedNanos < FAILED_NANOS) {
+            return new LogUnavailable(failure.getMessage(), failure.getCause());
+        }
+        return new RetryableHazelcastException("map \"" + map + "\" is being opened: its log is looked for");
+    }
+
+    private synchronized void beginToOpen(AgentSettings opening) {
+        if (plugin.merging()) {
+            return;
+        }
         boolean over = preparing != null && preparing.isDone();
-        if (preparing == null || (over && System.nanoTime() - startedNanos > PAUSE_NANOS)) {
+        if (!open && (preparing == null || (over && System.nanoTime() - startedNanos > PAUSE_NANOS))) {
             preparing = new CompletableFuture<>();
             startedNanos = System.nanoTime();
-            start(preparing, opening, generation);
+            try {
+                start(preparing, opening, generation);
+            } catch (OutOfMemoryError e) {  // no more threads
+                fail(preparing, generation, "map \"" + map + "\" cannot be opened now: " + AgentLink.reason(e), e);
+            }
         }
-        return preparing;
     }
 
     /**
@@ -428,10 +444,8 @@ final class MapState {
             AgentLink link = plugin.link(opening);
             learnView(link);
             link.connect();
-            if (!plugin.merging()) {
-                // So that it loads its partitions while the other member loads its own.
-                beginToOpen(opening);
-            }
+            // So both members load their partitions at the same time.
+            beginToOpen(opening);
             return StatusOperation.READY;
         } catch (RuntimeException e) {
             return AgentLink.reason(e);
@@ -447,7 +461,7 @@ final class MapState {
                 String why = "map \"" + map + "\" is not available, because its log is not: " + AgentLink.reason(e)
                         + ". It comes back by itself as soon as the log does";
                 plugin.logger().warning("imap-wal: " + why);
-                attempt.completeExceptionally(new LogUnavailable(why, e instanceof LogUnavailable ? e.getCause() : e));
+                fail(attempt, ofGeneration, why, e instanceof LogUnavailable ? e.getCause() : e);
                 return;
             }
             synchronized (this) {
@@ -455,6 +469,7 @@ final class MapState {
                     settings = opening;
                     // Partitions may have waited since before the map was used here.
                     wholeness.progress();
+                    failure = null;
                     open = true;
                 }
             }
@@ -463,23 +478,57 @@ final class MapState {
         });
     }
 
+    private synchronized void fail(CompletableFuture<Void> attempt, int ofGeneration, String why, Throwable cause) {
+        if (ofGeneration == generation) {
+            failure = new LogUnavailable(why, cause);
+            failedNanos = System.nanoTime();
+        }
+        attempt.complete(null);
+    }
+
     private void prepare(AgentSettings opening, Membership present) throws Exception {
         AgentLink link = plugin.link(opening);
         learnView(link);
         link.connect();
-        // Before other members may send backups.
-        plugin.partitions().replaceRecordStores();
         link.viewWithout(plugin.partitions().departed());
         Peers peers = peers(present);
         if (!peers.loaded && peers.missing != null) {
             throw new IllegalStateException(peers.missing);
         }
-        plugin.partitions().assigned();
+        awaitAssigned();
+        addIndexes();
         // Makes the agent merge the logs now, not when a partition's thread waits for it.
-        try (AgentReader reader = plugin.newReader(opening)) {
-            reader.keys(map, null, 1);
-        } catch (java.io.IOException e) {
-            throw new java.io.IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
+        try {
+            plugin.readers(opening).known(map);
+        } catch (IOException e) {
+            throw new IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
+        }
+    }
+
+    /**
+     * Called before entries are loaded, so that a value that an index cannot take stays in the log
+     * only. Otherwise Hazelcast adds the indexes at the first {@code getMap}, and fails because of
+     * such a value in memory.
+     */
+    private void addIndexes() {
+        List<IndexConfig> indexes = new ArrayList<>(plugin.nodeEngine().getConfig().findMapConfig(map).getIndexConfigs());
+        indexes.addAll(context().getMapIndexConfigs(map));
+        if (!indexes.isEmpty()) {
+            IndexRegistry registry = context().getMapContainer(map).getGlobalIndexRegistry();
+            for (IndexConfig index : registry == null ? List.<IndexConfig>of() : indexes) {
+                registry.addOrGetIndex(IndexUtils.validateAndNormalize(map, index));
+            }
+        }
+    }
+
+    private void awaitAssigned() throws InterruptedException {
+        long deadline = System.nanoTime() + OTHERS_NANOS;
+        while (!plugin.partitions().assigned()) {
+            if (System.nanoTime() - deadline > 0) {
+                throw new IllegalStateException("the cluster's partitions have no owners yet; the cluster's state is "
+                        + plugin.nodeEngine().getClusterService().getClusterState());
+            }
+            TimeUnit.MILLISECONDS.sleep(LOOK_MAX_MS);
         }
     }
 

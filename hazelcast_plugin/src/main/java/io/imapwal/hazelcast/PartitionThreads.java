@@ -3,6 +3,8 @@ package io.imapwal.hazelcast;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.PartitionSpecificRunnable;
 import com.hazelcast.spi.impl.operationexecutor.OperationExecutor;
+import com.hazelcast.spi.impl.operationexecutor.impl.PartitionOperationThread;
+import com.hazelcast.spi.impl.operationservice.UrgentSystemOperation;
 import com.hazelcast.spi.impl.operationservice.impl.OperationServiceImpl;
 
 import java.util.Collection;
@@ -24,7 +26,7 @@ final class PartitionThreads {
      * @return on how many partitions it is not done after the time; it is done there later
      */
     long run(Collection<Integer> partitions, IntConsumer action, long seconds) throws InterruptedException {
-        OperationExecutor executor = ((OperationServiceImpl) nodeEngine.getOperationService()).getOperationExecutor();
+        OperationExecutor executor = executor();
         CountDownLatch left = new CountDownLatch(partitions.size());
         for (int partition : partitions) {
             executor.execute(new Task(partition, action, left));
@@ -33,10 +35,35 @@ final class PartitionThreads {
         return left.getCount();
     }
 
-    /** Runs it after what waits for the partition's thread already. Does not wait. */
-    void later(int partition, IntConsumer action) {
-        OperationExecutor executor = ((OperationServiceImpl) nodeEngine.getOperationService()).getOperationExecutor();
-        executor.execute(new Task(partition, action, new CountDownLatch(1)));
+    /** Runs an action before all operations that wait for the partition's thread. Does not wait. */
+    void next(int partition, IntConsumer action) {
+        executor().execute(new Urgent(partition, action));
+    }
+
+    private record Urgent(int partition, IntConsumer action) implements PartitionSpecificRunnable, UrgentSystemOperation {
+        @Override
+        public void run() {
+            action.accept(partition);
+        }
+
+        @Override
+        public int getPartitionId() {
+            return partition;
+        }
+    }
+
+    /** Whether this is the partition's thread. */
+    boolean isOn(int partition) {
+        return Thread.currentThread() instanceof PartitionOperationThread thread && thread.getThreadId() == executor().getPartitionThreadId(partition);
+    }
+
+    /** The task that runs now, if this is the partition's thread; null if it is not known. */
+    static Object task(int partition) {
+        return Thread.currentThread() instanceof PartitionOperationThread thread ? thread.operationRunner(partition).currentTask() : null;
+    }
+
+    private OperationExecutor executor() {
+        return ((OperationServiceImpl) nodeEngine.getOperationService()).getOperationExecutor();
     }
 
     private record Task(int partition, IntConsumer action, CountDownLatch left) implements PartitionSpecificRunnable {

@@ -28,6 +28,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
     private UUID lockOwner;
     private UUID coordinator;
     private List<Item> items;
+    private long view;
     private long order;
 
     /**
@@ -41,11 +42,13 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
     public PlaceOperation() {
     }
 
-    PlaceOperation(UUID transaction, UUID lockOwner, UUID coordinator, List<Item> items) {
+    /** @param view in which the transaction is logged */
+    PlaceOperation(UUID transaction, UUID lockOwner, UUID coordinator, List<Item> items, long view) {
         this.transaction = transaction;
         this.lockOwner = lockOwner;
         this.coordinator = coordinator;
         this.items = items;
+        this.view = view;
     }
 
     @Override
@@ -57,6 +60,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
     public void run() {
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
         Placements placements = plugin.placements();
+        items.forEach(item -> requireView(plugin.linkOf(item.map), plugin));
         items.forEach(item -> check(item, plugin));
         order = plugin.guard().place(getPartitionId()).order();
         for (Item item : items) {
@@ -65,6 +69,22 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         if (plugin.nodeEngine().getClusterService().getMember(coordinator) == null) {
             placements.removeAll(transaction);
             throw new TransactionException("the transaction's member has left the cluster");
+        }
+    }
+
+    /**
+     * A member that does not know the view may have been left out of it. Then the partition has
+     * another owner, and a place from here could be older than changes of that owner.
+     */
+    private void requireView(AgentLink link, WalPlugin plugin) {
+        Welcome welcome = link == null ? null : link.welcome();
+        if (welcome == null || welcome.incarnation() < view) {
+            if (link != null) {
+                link.learn(view);
+                plugin.leftOut().suspect();
+            }
+            throw new RetryableHazelcastException("member " + plugin.member() + " says hello to its agent in view " + view
+                    + ", before it takes part in a transaction");
         }
     }
 
@@ -104,6 +124,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         UUIDSerializationUtil.writeUUID(out, transaction);
         UUIDSerializationUtil.writeUUID(out, lockOwner);
         UUIDSerializationUtil.writeUUID(out, coordinator);
+        out.writeLong(view);
         out.writeInt(items.size());
         for (Item item : items) {
             out.writeString(item.map);
@@ -119,6 +140,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         transaction = UUIDSerializationUtil.readUUID(in);
         lockOwner = UUIDSerializationUtil.readUUID(in);
         coordinator = UUIDSerializationUtil.readUUID(in);
+        view = in.readLong();
         items = new ArrayList<>();
         for (int left = in.readInt(); left > 0; left--) {
             items.add(new Item(in.readString(), IOUtil.readData(in), in.readLong(), in.readLong()));

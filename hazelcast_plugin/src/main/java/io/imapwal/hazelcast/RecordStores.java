@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.internal.services.ManagedService;
 import com.hazelcast.internal.util.ConstructorFunction;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapKeyLoader;
@@ -8,6 +9,7 @@ import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.MapStoreWrapper;
 import com.hazelcast.map.impl.PartitionContainer;
 import com.hazelcast.map.impl.PartitionContainerImpl;
+import com.hazelcast.map.impl.operation.MapPartitionDestroyOperation;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.spi.impl.NodeEngine;
@@ -15,62 +17,142 @@ import com.hazelcast.spi.impl.NodeEngine;
 import java.lang.reflect.Field;
 import java.lang.reflect.Method;
 import java.util.List;
+import java.util.Properties;
+import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * Makes the record stores of our maps, {@link LoggedRecordStore}.
+ * Makes all record stores of our maps, {@link LoggedRecordStore}, from the start of the member on.
  *
- * <p>Hazelcast has no public way to do this. Its own load asks all partitions, so that each map has a
- * record store in each of them (0.9 MB for an empty map), and one member reads all keys for the others.
+ * <p>Hazelcast has no public API for this. Its own load asks all partitions. So each map gets a
+ * record store in each of them (0.9 MB for an empty map), and one member reads all keys for the
+ * others.
  */
 final class RecordStores {
     /** For a user's {@code loadAll}. */
     private static final Method KEY_LOADER = keyLoader();
     private static final List<Field> CONSTRUCTORS = constructors();
+    private static final Field MAPS = Reflection.field(PartitionContainerImpl.class, "maps");
+    private static final Field MANAGED = Reflection.field(MapService.class, "managedService");
 
     private RecordStores() {
     }
 
     /** Whether this version of Hazelcast lets us make them. */
     static boolean possible() {
-        return KEY_LOADER != null && CONSTRUCTORS != null;
+        return KEY_LOADER != null && CONSTRUCTORS != null && MAPS != null && MANAGED != null;
     }
 
-    /**
-     * From now on all new record stores of this member are made here. False: the member has none of
-     * the objects yet that make them.
-     */
-    static boolean install(NodeEngine nodeEngine) {
-        MapService service = nodeEngine.getServiceOrNull(MapService.SERVICE_NAME);
-        if (!possible() || service == null) {
-            return false;
+    /** Called while the services of a member are made, before its first operation. */
+    static void install(NodeEngine nodeEngine) {
+        if (!possible()) {
+            return;
         }
-        MapServiceContext context = service.getMapServiceContext();
-        for (PartitionContainer container : context.getPartitionContainers()) {
-            if (!(container instanceof PartitionContainerImpl)) {
-                return false;
+        MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
+        try {
+            if (!isReady(service)) {
+                // Hazelcast decides the order of services: the map service has not started yet.
+                MANAGED.set(service, new Begin((ManagedService) MANAGED.get(service), service));
+            } else {
+                replace(service, nodeEngine);
             }
+        } catch (IllegalAccessException e) {
+            throw new IllegalStateException(e);
         }
-        for (PartitionContainer container : context.getPartitionContainers()) {
+    }
+
+    /** Starts Hazelcast's map service, and then replaces what makes record stores. */
+    private record Begin(ManagedService hazelcasts, MapService service) implements ManagedService {
+        @Override
+        public void init(NodeEngine nodeEngine, Properties properties) {
+            hazelcasts.init(nodeEngine, properties);
             try {
-                for (Field field : CONSTRUCTORS) {
-                    replace(field, container, nodeEngine);
-                }
+                replace(service, nodeEngine);
             } catch (IllegalAccessException e) {
                 throw new IllegalStateException(e);
             }
         }
-        return true;
+
+        @Override
+        public void reset() {
+            hazelcasts.reset();
+        }
+
+        @Override
+        public void shutdown(boolean terminate) {
+            hazelcasts.shutdown(terminate);
+        }
     }
 
-    @SuppressWarnings("unchecked")
-    private static void replace(Field field, PartitionContainer container, NodeEngine nodeEngine)
-            throws IllegalAccessException {
-        var plain = (ConstructorFunction<String, RecordStore<?>>) CONSTRUCTORS.get(0).get(container);
-        if (field.get(container) instanceof Ours) {
-            return;
+    private static boolean isReady(MapService service) {
+        return service.getMapServiceContext().getPartitionContainers()[0] != null;
+    }
+
+    private static void replace(MapService service, NodeEngine nodeEngine) throws IllegalAccessException {
+        for (PartitionContainer container : service.getMapServiceContext().getPartitionContainers()) {
+            Object plain = CONSTRUCTORS.get(0).get(container);
+            for (Field field : CONSTRUCTORS) {
+                @SuppressWarnings("unchecked")
+                var hazelcasts = (ConstructorFunction<String, RecordStore<?>>) plain;
+                field.set(container, new Ours(hazelcasts, field == CONSTRUCTORS.get(1), container, nodeEngine));
+            }
+            MAPS.set(container, new Maps(container, nodeEngine));
         }
-        boolean loads = field == CONSTRUCTORS.get(1);
-        field.set(container, new Ours(plain instanceof Ours ours ? ours.plain : plain, loads, container, nodeEngine));
+    }
+
+    /** Null: there is none. Unlike {@code getExistingRecordStore}, this makes none. */
+    static RecordStore<?> existing(PartitionContainer container, String map) {
+        return container.getMaps() instanceof Maps maps ? maps.existing(map) : container.getExistingRecordStore(map);
+    }
+
+    /**
+     * The record stores of one partition by map. Hazelcast carries out {@code clear} only if there
+     * is one. So a partition that waits gets one as soon as an operation asks, and the operation
+     * waits.
+     */
+    @SuppressWarnings("rawtypes")
+    private static final class Maps extends ConcurrentHashMap<String, RecordStore> {
+        private final transient PartitionContainer container;
+        private final transient NodeEngine nodeEngine;
+        /** Only on the partition's thread. */
+        private boolean making;
+
+        private Maps(PartitionContainer container, NodeEngine nodeEngine) {
+            super(container.getMaps());
+            this.container = container;
+            this.nodeEngine = nodeEngine;
+        }
+
+        private RecordStore existing(String map) {
+            return super.get(map);
+        }
+
+        @Override
+        public RecordStore get(Object map) {
+            RecordStore found = super.get(map);
+            return found == null && waits((String) map) ? make((String) map) : found;
+        }
+
+        private boolean waits(String map) {
+            int partition = container.getPartitionId();
+            if (!new PartitionThreads(nodeEngine).isOn(partition) || making) {
+                return false;
+            }
+            WalPlugin plugin = WalPlugin.existing(nodeEngine);
+            if (plugin != null && plugin.isWhole(map, partition)) {
+                return false;
+            }
+            return SettlementService.of(nodeEngine).isOwner(partition) && WalMapStoreFactory.isNamed(nodeEngine, map)
+                    && !(PartitionThreads.task(partition) instanceof MapPartitionDestroyOperation);
+        }
+
+        private RecordStore make(String map) {
+            making = true;
+            try {
+                return container.getRecordStore(map, true);
+            } finally {
+                making = false;
+            }
+        }
     }
 
     /**

@@ -1,9 +1,8 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.internal.serialization.InternalSerializationService;
 import com.hazelcast.internal.serialization.impl.compact.Schema;
 import com.hazelcast.internal.serialization.impl.compact.schema.MemberSchemaService;
-import com.hazelcast.internal.serialization.impl.HeapData;
+import com.hazelcast.logging.ILogger;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 
 import java.util.ArrayList;
@@ -11,6 +10,7 @@ import java.util.Collection;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * The Compact schemas of a cluster, which live in no member's class path: logged before the first entry that needs them,
@@ -21,16 +21,20 @@ import java.util.Set;
  */
 final class SchemaLog {
     private final MemberSchemaService service;
-    private final InternalSerializationService serialization;
+    private final ILogger logger;
+    /** Ids of refused schemas that were reported. */
+    private final Set<Long> refused = ConcurrentHashMap.newKeySet();
 
     SchemaLog(NodeEngineImpl nodeEngine) {
         this.service = nodeEngine.getSchemaService();
-        this.serialization = (InternalSerializationService) nodeEngine.getSerializationService();
+        this.logger = nodeEngine.getLogger(SchemaLog.class);
     }
 
     /** Which schemas one log has; used by one thread at a time. */
     final class Logged {
         private final Set<Long> ids = new HashSet<>();
+        /** Refused schemas are not sent again: they would keep other changes out of the log. */
+        private final Set<Long> refused = new HashSet<>();
         private int size;
 
         /** Schemas that the log lacks. The size is read first: a schema that comes in between is found the next time. */
@@ -42,7 +46,7 @@ final class SchemaLog {
             }
             List<Schema> missing = new ArrayList<>();
             for (Schema schema : all) {
-                if (!ids.contains(schema.getSchemaId())) {
+                if (!ids.contains(schema.getSchemaId()) && !refused.contains(schema.getSchemaId())) {
                     missing.add(schema);
                 }
             }
@@ -56,6 +60,11 @@ final class SchemaLog {
             schemas.forEach(schema -> ids.add(schema.getSchemaId()));
         }
 
+        /** The agent has refused this one. */
+        void refuse(Schema schema) {
+            refused.add(schema.getSchemaId());
+        }
+
         void clear() {
             ids.clear();
             size = 0;
@@ -63,19 +72,46 @@ final class SchemaLog {
     }
 
     /** {@code ["schema", schema_id, bytes]} */
-    void write(MsgpackWriter to, Schema schema) {
-        to.array(3).string("schema").integer(schema.getSchemaId()).binary(serialization.toData(schema).toByteArray());
+    static void write(MsgpackWriter to, Schema schema) {
+        to.array(3).string("schema").integer(schema.getSchemaId()).binary(SchemaForm.write(schema));
     }
 
-    /** Makes a logged schema known to all members. Waits for them: never on a partition's thread. */
-    void register(long schemaId, byte[] bytes) throws ProtocolException {
-        if (service.get(schemaId) != null) {
-            return;
+    /**
+     * Makes a logged schema known to all members. Waits for them, so it must not be called on a
+     * partition's thread. A refused schema is reported, and only values that need it are
+     * unreadable.
+     */
+    void register(long schemaId, byte[] bytes) {
+        try {
+            Schema read = SchemaForm.read(schemaId, bytes);
+            Schema known = service.get(schemaId);
+            if (known == null) {
+                put(read);
+            } else if (!known.equals(read)) {
+                throw new ProtocolException("another schema has that id in this cluster, of type " + known.getTypeName());
+            }
+        } catch (ProtocolException e) {
+            if (refused.add(schemaId)) {
+                logger.severe("imap-wal: what the log has as Compact schema " + schemaId + " is not used: " + e.getMessage()
+                        + "; values that need this schema cannot be read");
+            }
         }
-        Object schema = serialization.toObject(new HeapData(bytes));
-        if (!(schema instanceof Schema found) || found.getSchemaId() != schemaId) {
-            throw new ProtocolException("what the agent calls Compact schema " + schemaId + " is " + schema);
+    }
+
+    private void put(Schema schema) throws ProtocolException {
+        try {
+            service.put(schema);
+        } catch (RuntimeException e) {
+            Throwable cause = e;
+            while (cause.getCause() != null) {
+                cause = cause.getCause();
+            }
+            // A member that has another schema with this id throws exactly this class. Subclasses
+            // mean that a member leaves.
+            if (cause.getClass() == IllegalStateException.class) {
+                throw new ProtocolException(cause.getMessage());
+            }
+            throw e;
         }
-        service.put(found);
     }
 }

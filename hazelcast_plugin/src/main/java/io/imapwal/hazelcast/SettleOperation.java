@@ -48,9 +48,17 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
             state.wholeness().refill(getPartitionId());
         }
         corrections = comparison.set(recordStore, entries, getNodeEngine().getSerializationService(), getCallerAddress());
+        if (comparison.unreadable > 0) {
+            // Reads of these keys then go to the log and fail with the reason. Other keys work.
+            state.wholeness().evicted(getPartitionId());
+        }
         comparison.compared();
         if (last) {
             corrections.removed().addAll(comparison.removeUnseen(recordStore).removed());
+            if (comparison.unreadable > 0) {
+                getLogger().severe("imap-wal: map \"" + name + "\", partition " + getPartitionId() + ": " + comparison.unreadable
+                        + " entries are in the log only, because this member cannot read their values", comparison.why);
+            }
             state.settled(comparison);
         }
     }

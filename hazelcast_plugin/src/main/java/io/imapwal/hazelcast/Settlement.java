@@ -22,6 +22,7 @@ final class Settlement {
     private static final int PART_ENTRIES = 1000;
     private static final int TRIES = 3;
     private static final int TRY_PAUSE_MS = 50;
+    private static final long EMPTY_WAIT_S = 10;
     private static final long IN_FLIGHT_BYTES = 32L << 20;
 
     private final WalPlugin plugin;
@@ -43,28 +44,56 @@ final class Settlement {
         partitions.forEach((partition, reason) -> comparisons.put(partition, new Comparison(partition, reason)));
     }
 
-    /** Returns when all of them are settled. @throws ExecutionException for those that are not; the others are */
+    /**
+     * Returns when all partitions are settled.
+     *
+     * @param reader null: the log has nothing of the map
+     * @throws ExecutionException some are not settled; the others are
+     */
     void run(AgentReader reader) throws IOException, InterruptedException, ExecutionException {
-        AgentSettings settings = state.settings();
-        KeyListing listing = new KeyListing(reader, state.map(), settings.restoreChunk(), comparisons.keySet());
-        while (!listing.ended()) {
-            var keys = listing.next();
-            if (!keys.isEmpty()) {
-                reader.loadParts(state.map(), keys, settings.restoreTimeoutMs(), this::take);
-            }
+        if (reader != null) {
+            read(reader);
         }
+        List<Integer> empty = new ArrayList<>();
         for (Comparison comparison : comparisons.values()) {
             List<AgentReader.Entry> rest = waiting.remove(comparison.partition);
             if (rest == null && !comparison.sent() && state.empty(comparison.partition)) {
                 // Neither the log nor memory has anything. Many maps have entries in few partitions.
-                state.settled(comparison);
+                empty.add(comparison.partition);
             } else {
                 send(comparison.partition, rest == null ? List.of() : rest, true);
             }
         }
+        settleEmpty(empty);
         await(0);
         if (failure != null) {
             throw failure;
+        }
+    }
+
+    /** Uses no operation, because that would make a record store in each of them. */
+    private void settleEmpty(List<Integer> empty) throws InterruptedException {
+        if (state.isIndexed()) {
+            new PartitionThreads(plugin.nodeEngine()).run(empty, this::settleEmpty, EMPTY_WAIT_S);
+        } else {
+            empty.forEach(this::settleEmpty);
+        }
+    }
+
+    private void settleEmpty(int partition) {
+        // Otherwise entries have arrived since, and it is settled again.
+        if (state.size(partition) == 0) {
+            state.settled(comparisons.get(partition));
+        }
+    }
+
+    private void read(AgentReader reader) throws IOException {
+        AgentSettings settings = state.settings();
+        KeyListing listing = new KeyListing(reader, state.map(), settings.restoreChunk());
+        while (!listing.ended()) {
+            AgentReader.Page page = listing.next(comparisons.keySet());
+            take(page.live());
+            reader.loadParts(state.map(), page.rest(), settings.restoreTimeoutMs(), this::take);
         }
     }
 

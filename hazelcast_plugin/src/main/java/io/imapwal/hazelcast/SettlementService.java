@@ -1,6 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.config.InvalidConfigurationException;
 import com.hazelcast.internal.cluster.ClusterService;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
@@ -45,7 +44,9 @@ import java.util.stream.IntStream;
  */
 public final class SettlementService implements ManagedService, MigrationAwareService, MembershipAwareService {
     static final String NAME = "io.imapwal:settlement";
-    private static final long REPLACED_WAIT_S = 10;
+
+    /** Maps that a migration has opened at the same time, each by a thread. */
+    private static final int OPENED_AT_ONCE = 16;
 
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
@@ -56,9 +57,6 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
      * They are kept, since a map of another agent may be opened later: 16 bytes for each member.
      */
     private final Set<UUID> departed = new HashSet<>();
-
-    /** All record stores of this member are made by {@link RecordStores}. */
-    private volatile boolean ours;
 
     SettlementService(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
@@ -72,31 +70,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     @Override
     public void init(NodeEngine engine, Properties properties) {
         LoggedTransactions.install(engine);
-        ours = RecordStores.install(engine);
-    }
-
-    /** Whether they are. If not, a map of ours must not be made yet: it is being opened, see {@link #replaceRecordStores}. */
-    boolean hasRecordStores() {
-        if (!RecordStores.possible()) {
-            throw new InvalidConfigurationException("imap-wal does not work with this version of Hazelcast, "
-                    + nodeEngine.getVersion() + ": its record stores are made in another way. Use a version that imap-wal's documentation names");
-        }
-        return ours;
-    }
-
-    /**
-     * An operation under way may be about to make a record store in Hazelcast's own way. No map of
-     * ours is opened before it has ended, so it does not make one of ours. Waits for the partitions'
-     * threads: never on one of them.
-     */
-    synchronized void replaceRecordStores() throws InterruptedException {
-        if (!hasRecordStores()) {
-            ours = RecordStores.install(nodeEngine) && new PartitionThreads(nodeEngine).run(
-                    IntStream.range(0, partitions.getPartitionCount()).boxed().toList(), partition -> { }, REPLACED_WAIT_S) == 0;
-        }
-        if (!ours) {
-            throw new RetryableHazelcastException("imap-wal is starting: the threads of partitions are busy");
-        }
+        LoggedMaps.install(engine);
+        RecordStores.install(engine);
     }
 
     /**
@@ -148,6 +123,26 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         return partitions.getPartition(0).getOwnerOrNull() != null;
     }
 
+    /**
+     * A partition comes to this member when its agent is there, and the maps that have entries in the
+     * partition are open here. Until then its owner keeps it, and serves it.
+     *
+     * @throws RetryableHazelcastException they are being opened; Hazelcast migrates the partition later
+     */
+    void requireOpen(int partition, CarriedState carried) {
+        if (carried.whole().isEmpty()) {
+            return;
+        }
+        WalPlugin plugin = WalPlugin.of(nodeEngine);
+        List<String> closed = carried.whole().stream().filter(map -> WalMapStoreFactory.isNamed(nodeEngine, map) && !plugin.state(map).isOpen()
+                && (carried.filled().contains(map) || plugin.linkOf(map).welcome() == null)).limit(OPENED_AT_ONCE).toList();
+        if (!closed.isEmpty()) {
+            closed.forEach(plugin::use);
+            throw new RetryableHazelcastException("partition " + partition + " is migrated when this member has opened map \""
+                    + closed.get(0) + "\"");
+        }
+    }
+
     void arrive(int partition, CarriedState state) {
         arrived.put(partition, state);
     }
@@ -188,6 +183,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         int partition = event.getPartitionId();
         Set<String> whole = new HashSet<>();
         Set<String> partial = new HashSet<>();
+        Set<String> filled = new HashSet<>();
         Set<String> doubted = Set.of();
         Map<String, List<Data>> changed = Map.of();
         WalPlugin plugin = plugin();
@@ -205,6 +201,9 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                 if (state.wholeness().partial(partition)) {
                     partial.add(state.map());
                 }
+                if (state.size(partition) > 0) {
+                    filled.add(state.map());
+                }
             }
             if (plugin.placements().in(partition)) {
                 throw new RetryableHazelcastException("partition " + partition
@@ -221,7 +220,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                         + " is not known yet; it is migrated when they are settled");
             }
         }
-        return new CarriedState(whole, doubted, changed, partial, nodeEngine.getLocalMember().getUuid());
+        return new CarriedState(whole, doubted, changed, partial, filled, nodeEngine.getLocalMember().getUuid());
     }
 
     @Override
@@ -316,7 +315,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     /** Hazelcast's map service is told of the same commit after this one, and then counts the partition as indexed. */
     private void holdLater(int partition) {
-        new PartitionThreads(nodeEngine).later(partition, id -> forMaps(state -> state.holdIndexesOf(id)));
+        new PartitionThreads(nodeEngine).next(partition, id -> forMaps(state -> state.holdIndexesOf(id)));
     }
 
     private void forget(int partition) {

@@ -17,6 +17,7 @@ import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.logging.Level;
 
 /**
  * Settles partitions, and tries until it works. Its thread lives while there is something to
@@ -185,7 +186,6 @@ final class SettlementWorker {
             for (long pauseMs = 1; !loaded(state, generation) && System.nanoTime() - deadline < 0; pauseMs *= 2) {
                 TimeUnit.MILLISECONDS.sleep(pauseMs);
             }
-            state.awaitOthers(deadline);
         } catch (IOException | ExecutionException | RuntimeException e) {
             say(state, AgentLink.reason(ExceptionUtil.peel(e)));
         } catch (InterruptedException e) {
@@ -212,14 +212,7 @@ final class SettlementWorker {
         AgentLink link = plugin.link(settings);
         int generation = state.generation();
         if (!state.isLoaded()) {
-            MapState.Peers peers = state.peers(plugin.guard().membership());
-            String missing = peers.missing() == null ? peers.opening() : peers.missing();
             state.demandAll();
-            if (!peers.loaded() && missing != null) {
-                // No fault of the agent: other maps are settled.
-                state.wholeness().unsettled().values().forEach(each -> each.reason = missing);
-                return false;
-            }
             // The first partitions of a new cluster are assigned without an event.
             FormerCluster.scannedPartitions(plugin.nodeEngine());
         }
@@ -245,7 +238,7 @@ final class SettlementWorker {
         if (!now.isEmpty()) {
             compare(state, now);
         }
-        return plugin.partitions().assigned() && noteLoaded(state, generation) && now.size() == unsettled.size();
+        return plugin.partitions().assigned() && noteLoaded(state, generation) && !state.wholeness().isAnyUnsettled();
     }
 
     private static boolean noteLoaded(MapState state, int generation) {
@@ -261,12 +254,16 @@ final class SettlementWorker {
         long set = 0;
         long removed = 0;
         AgentSettings settings = state.settings();
-        try (AgentReader reader = plugin.newReader(settings)) {
-            reader.schemas(plugin.schemas()::register);
+        Readers readers = plugin.readers(settings);
+        boolean known = readers.known(state.map());
+        try (Readers.Loan loan = readers.borrow()) {
+            if (known) {
+                loan.reader().schemas(plugin.schemas()::register);
+            }
             for (Map<Integer, Wholeness.Unsettled> group : groups(state, partitions)) {
                 Settlement settlement = new Settlement(plugin, state, group);
                 try {
-                    settlement.run(reader);
+                    settlement.run(known ? loan.reader() : null);
                 } finally {
                     read += settlement.read();
                     set += settlement.set();
@@ -277,7 +274,7 @@ final class SettlementWorker {
         } finally {
             // Some of them may be settled, also if one failed.
             long settled = partitions.keySet().stream().filter(state.wholeness()::whole).count();
-            plugin.logger().info(String.format("imap-wal: map \"%s\": %d of %d partition(s) %s from %s: %,d entries compared, %,d set, "
+            plugin.logger().log(read + set + removed == 0 && settled == partitions.size() ? Level.FINE : Level.INFO, String.format("imap-wal: map \"%s\": %d of %d partition(s) %s from %s: %,d entries compared, %,d set, "
                             + "%,d removed, in %,d ms", state.map(), settled, partitions.size(), state.isLoaded() ? "settled" : "restored",
                     plugin.link(settings).agent(), read, set, removed, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
         }

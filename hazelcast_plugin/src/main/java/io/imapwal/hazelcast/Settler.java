@@ -7,6 +7,7 @@ import com.hazelcast.map.impl.MapService;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
@@ -152,6 +153,31 @@ final class Settler {
     /** Whether the outcome of this key's last change is still unknown. Waits for nothing. */
     boolean isDoubted(String map, Data key) {
         return !idle() && doubts(new Key(map, key, partition(key)));
+    }
+
+    /**
+     * Whether the log has a change of one of these keys that memory lacks. It may be the first
+     * attempt of a change that Hazelcast has repeated, because the partition moved. If the repeated
+     * attempt is refused, the caller must not be told that nothing was changed.
+     */
+    boolean isAhead(String map, Collection<Data> keys) {
+        if (idle()) {
+            return false;
+        }
+        synchronized (this) {
+            for (Data key : keys) {
+                Doubt doubt = doubts.get(new Key(map, key, partition(key)));
+                if (doubt != null && doubt.welcomes < 0) {
+                    return true;
+                }
+            }
+            return false;
+        }
+    }
+
+    /** The same for any key of a partition. */
+    boolean isAhead(String map, int partition) {
+        return !idle() && changed(partition).containsKey(map);
     }
 
     synchronized int size() {

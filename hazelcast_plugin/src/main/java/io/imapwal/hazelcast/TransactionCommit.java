@@ -105,7 +105,7 @@ final class TransactionCommit {
             Welcome welcome = link.connect();
             // What can fail for a key or a value fails before the owners hold the keys back.
             List<byte[]> heads = heads(welcome);
-            link.appendWhole(changes(heads, place(), welcome));
+            link.appendWhole(changes(heads, place(welcome), welcome));
         } catch (OutcomeUnknown e) {
             unlock(parts);
             throw new OutcomeUnknown(transaction() + ": " + AgentLink.reason(e)
@@ -128,7 +128,7 @@ final class TransactionCommit {
     }
 
     /** Partition → the place of its changes. */
-    private Map<Integer, Long> place() {
+    private Map<Integer, Long> place(Welcome welcome) {
         Map<Integer, List<PlaceOperation.Item>> items = new LinkedHashMap<>();
         for (Part part : parts) {
             items.computeIfAbsent(part.partition, id -> new ArrayList<>())
@@ -137,7 +137,7 @@ final class TransactionCommit {
         UUID coordinator = plugin.guard().member();
         Map<Integer, Future<Long>> asked = new LinkedHashMap<>();
         items.forEach((partition, each) -> asked.put(partition,
-                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each), partition)));
+                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each, welcome.incarnation()), partition)));
         Map<Integer, Long> places = new HashMap<>();
         RuntimeException failure = null;
         for (Map.Entry<Integer, Future<Long>> each : asked.entrySet()) {

@@ -59,9 +59,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private volatile boolean strategyKnown;
 
     /**
-     * Throwing here keeps Hazelcast from creating the map on this member: every operation on it fails with the same message, also
-     * {@code size()} and queries, and the next one tries again. Anything later would be too late, since Hazelcast reports a
-     * failed load to one operation per partition and then takes the partition for loaded.
+     * Throws only if the configuration is wrong. Hazelcast calls this wherever it needs the map,
+     * also on a member that has just forwarded a client's change to its owner. An error from here
+     * would tell the client that nothing was changed. A map that cannot be used yet refuses its
+     * operations: {@link LoggedRecordStore}.
      */
     @Override
     public void init(HazelcastInstance instance, Properties properties, String mapName) {
@@ -73,7 +74,6 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             throw new InvalidConfigurationException(e.getMessage());
         }
         plugin = WalPlugin.of(instance);
-        boolean hasRecordStores = plugin.partitions().hasRecordStores();
         MapConfig config = plugin.nodeEngine().getConfig().findMapConfig(mapName);
         refuse(config);
         readThrough = settings.readThrough() || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
@@ -81,10 +81,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         serialization = (InternalSerializationService) plugin.nodeEngine().getSerializationService();
         link = plugin.link(settings);
         state = plugin.state(mapName);
-        state.open(settings);
-        if (!hasRecordStores) {
-            throw new RetryableHazelcastException("map \"" + map + "\" has been opened");
-        }
+        state.use(settings);
     }
 
     /** Forgets what is known about the map. Hazelcast calls this at a graceful shutdown too: only a user's {@code destroy} is logged. */
@@ -101,7 +98,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             }
         } catch (RuntimeException e) {
             // Otherwise Hazelcast would keep the map in memory, with entries that the log no longer has.
-            plugin.localMaps().drop(map);
+            plugin.localMaps().discard(map);
             throw e;
         } finally {
             state.close();
@@ -376,6 +373,14 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     private void refuse(MapConfig config) {
+        if (!WalMapStoreFactory.isNamed(plugin.nodeEngine(), map)) {
+            throw new InvalidConfigurationException("map \"" + map + "\": its map-store must be configured with factory-class-name "
+                    + WalMapStoreFactory.class.getName() + ", not with an implementation");
+        }
+        if (!RecordStores.possible()) {
+            throw new InvalidConfigurationException("imap-wal does not work with this version of Hazelcast, "
+                    + plugin.nodeEngine().getVersion() + ": its record stores are made in another way. Use a version that imap-wal's documentation names");
+        }
         if (config.getMapStoreConfig().getWriteDelaySeconds() > 0) {
             throw new InvalidConfigurationException("map \"" + map + "\": write-delay-seconds is "
                     + config.getMapStoreConfig().getWriteDelaySeconds()

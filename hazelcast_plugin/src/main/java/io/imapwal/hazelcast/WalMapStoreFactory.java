@@ -1,7 +1,9 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.map.MapLoader;
 import com.hazelcast.map.MapStoreFactory;
+import com.hazelcast.spi.impl.NodeEngine;
 
 import java.util.Properties;
 
@@ -25,5 +27,11 @@ public final class WalMapStoreFactory implements MapStoreFactory<Object, Object>
     public MapLoader<Object, Object> newMapStore(String mapName, Properties properties) {
         // An EntryStore is a MapLoader of values with their expiry; Hazelcast asks with instanceof.
         return (MapLoader) new WalMapStore();
+    }
+
+    /** Whether this member's configuration names this factory for the map. */
+    static boolean isNamed(NodeEngine nodeEngine, String map) {
+        MapStoreConfig config = nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig();
+        return config.isEnabled() && WalMapStoreFactory.class.getName().equals(config.getFactoryClassName());
     }
 }

@@ -1,7 +1,6 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.cluster.Member;
-import com.hazelcast.config.MapStoreConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.instance.impl.HazelcastInstanceImpl;
 import com.hazelcast.instance.impl.HazelcastInstanceProxy;
@@ -42,7 +41,7 @@ final class WalPlugin {
     private final Settler settler;
     private final SettlementWorker settlements;
     private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
-    private final ConcurrentMap<AgentEndpoint, AgentReader> readers = new ConcurrentHashMap<>();
+    private final ConcurrentMap<AgentEndpoint, Readers> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
     private final Placements placements;
@@ -179,9 +178,31 @@ final class WalPlugin {
 
     /** The link of a map by this member's configuration; null: the map has no log here. */
     AgentLink linkOf(String map) {
-        MapStoreConfig config = nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig();
-        return config.isEnabled() && WalMapStoreFactory.class.getName().equals(config.getFactoryClassName())
-                ? link(AgentSettings.of(map, config.getProperties())) : null;
+        return WalMapStoreFactory.isNamed(nodeEngine, map) ? link(settings(map)) : null;
+    }
+
+    /**
+     * Logs the destruction of a map of which this member has nothing in memory.
+     *
+     * @throws LogUnavailable see {@link Destruction}
+     */
+    void destroy(String map) {
+        Destruction destruction = new Destruction(this, map, settings(map));
+        try {
+            destruction.run();
+        } finally {
+            state(map).close();
+            destruction.tell();
+        }
+    }
+
+    /** Begins to open a map. */
+    void use(String map) {
+        state(map).use(settings(map));
+    }
+
+    private AgentSettings settings(String map) {
+        return AgentSettings.of(map, nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig().getProperties());
     }
 
     /** Sets a key in memory to what the log says of it, which has a change of that transaction. */
@@ -233,9 +254,8 @@ final class WalPlugin {
     private void dropAll() {
         merging = true;
         placements.clear();
-        localMaps.names().forEach(localMaps::drop);
         // Also maps that are not in memory here: what is known of them belongs to this cluster.
-        maps.values().forEach(MapState::close);
+        maps.keySet().forEach(localMaps::drop);
     }
 
     /** Maps with the same agent share one link; the first one's timeouts hold for all. */
@@ -244,12 +264,16 @@ final class WalPlugin {
                 agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member(), leftOut::suspect));
     }
 
-    /** The shared reader, for single keys. */
-    AgentReader reader(AgentSettings settings) {
-        return readers.computeIfAbsent(settings.agent(), agent -> newReader(settings));
+    Readers readers(AgentSettings settings) {
+        return readers.computeIfAbsent(settings.agent(), agent -> new Readers(() -> newReader(settings)));
     }
 
-    /** A reader of its own, for what takes long. */
+    /** The shared reader, for single keys. */
+    AgentReader reader(AgentSettings settings) {
+        return readers(settings).shared();
+    }
+
+    /** A new reader, which the caller closes. */
     AgentReader newReader(AgentSettings settings) {
         return new AgentReader(settings, identity(settings));
     }
@@ -258,6 +282,12 @@ final class WalPlugin {
     private AgentConnection.Identity identity(AgentSettings settings) {
         return identities.computeIfAbsent(settings.agent(), agent -> new AgentConnection.Identity(guard, UUID.randomUUID(), VERSION,
                 nodeEngine.getPartitionService().getPartitionCount(), new KnownView(), new Pulse(settings)));
+    }
+
+    /** Whether memory is known to have all entries of the map in the partition. */
+    boolean isWhole(String map, int partition) {
+        MapState state = maps.get(map);
+        return state != null && state.wholeness().whole(partition);
     }
 
     MapState state(String map) {
@@ -271,7 +301,7 @@ final class WalPlugin {
         settlements.close();
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);
-        readers.values().forEach(AgentReader::close);
+        readers.values().forEach(Readers::close);
         identities.values().forEach(identity -> identity.pulse().close());
     }
 

@@ -182,6 +182,16 @@ final class Wholeness {
                 : waited > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
     }
 
+    /**
+     * Whether no entries of the log have arrived for so long that a load fails.
+     *
+     * @param since when waiting began
+     */
+    boolean isQuiet(long since, AgentSettings settings) {
+        long now = System.nanoTime();
+        return Math.min(now - since, now - progressNanos) > TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs());
+    }
+
     /** The exception for an operation on an unsettled partition. */
     RuntimeException refusal(int partition, AgentSettings settings, String agent) {
         Unsettled reason = unsettled.get(partition);

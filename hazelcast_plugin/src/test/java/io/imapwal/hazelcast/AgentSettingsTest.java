@@ -22,6 +22,13 @@ class AgentSettingsTest {
     }
 
     @Test
+    void aNameThatUtf8CannotHoldIsRefused() {
+        Properties properties = new Properties();
+        properties.setProperty("agent", "ipc:///run/agent.sock");
+        assertThrows(IllegalArgumentException.class, () -> AgentSettings.of("a\ud800b", properties));
+    }
+
+    @Test
     void anAgentIsEnough() {
         AgentSettings settings = AgentSettings.of("orders", properties("agent", " ipc:///run/a.sock "));
         assertEquals("/run/a.sock", settings.agent().path());
@@ -54,12 +61,12 @@ class AgentSettingsTest {
     }
 
     @ParameterizedTest
-    @CsvSource({"m, 255", "., 85", "é, 42", "🙂, 21"})
-    void aMapNameThatCouldNotBeAFolderIsRefused(String part, int most) {
+    @CsvSource({"m, 1024", "., 1024", "é, 512", "🙂, 256"})
+    void aMapNameThatIsTooLongIsRefused(String part, int most) {
         AgentSettings.of(part.repeat(most), properties("agent", "ipc:///run/a.sock"));
         String message = assertThrows(IllegalArgumentException.class,
                 () -> AgentSettings.of(part.repeat(most + 1), properties("agent", "ipc:///run/a.sock"))).getMessage();
-        assertTrue(message.contains("at most 255") && message.contains("\"" + part), message);
+        assertTrue(message.contains("at most 1024") && message.contains("\"" + part), message);
     }
 
     @Test

@@ -1,5 +1,7 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.client.HazelcastClient;
+import com.hazelcast.client.config.ClientConfig;
 import com.hazelcast.config.Config;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
@@ -15,6 +17,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.stream.IntStream;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -127,6 +130,34 @@ class ClusterTest {
         a2.getLifecycleService().terminate();
         eventually(() -> b2.getMap("orders").size() == 1000);
         assertEquals(2, b2.getMap("orders").get(1));
+    }
+
+    /** For its statistics, Hazelcast creates the map on the client's member after the change. */
+    @Test
+    void aChangeMadeByItsOwnerIsNotRefusedByTheMemberThatForwardedIt() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        for (int i = 0; i < 100; i++) {
+            map.set(i, i);
+        }
+        int key = IntStream.range(0, 100)
+                .filter(each -> a.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+        ClientConfig config = new ClientConfig().setClusterName("cluster");
+        config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + (port + 1));
+        HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
+        try {
+            IMap<Integer, Integer> remote = client.getMap("orders");
+            assertEquals(key, remote.get(key));
+            agents.get(1).stop();
+            WalPlugin.of(b).localMaps().drop("orders");
+            assertEquals(key, remote.put(key, 1000));
+            assertEquals(1000, remote.put(key, 1001));
+            assertEquals(1001, remote.remove(key));
+            assertEquals(null, remote.get(key));
+        } finally {
+            client.shutdown();
+        }
     }
 
     @Test

@@ -153,6 +153,8 @@ final class FakeAgent implements Closeable {
     volatile String readError;
     /** A load of this key alone fails. */
     volatile byte[] unreadable;
+    /** Schemas of this type are refused. */
+    volatile String refusedType;
     volatile int unreadableLoads;
     volatile long delayMs;
     /**
@@ -454,11 +456,18 @@ final class FakeAgent implements Closeable {
                 case "metadata":
                     synchronized (log) {
                         MsgpackReader stream = new MsgpackReader(payload);
+                        Map<Long, byte[]> schemas = new LinkedHashMap<>();
                         while (stream.hasMore()) {
                             stream.array();
                             stream.string();
-                            log.schemas.put(stream.integer(), stream.binary());
+                            schemas.put(stream.integer(), stream.binary());
                         }
+                        String refused = refusedType;
+                        if (refused != null && schemas.values().stream()
+                                .anyMatch(each -> new String(each, StandardCharsets.UTF_8).contains(refused))) {
+                            return error(number, "schema-refused", "a schema of type " + refused);
+                        }
+                        log.schemas.putAll(schemas);
                     }
                     header.integer();
                     return List.of(begin("ack", number, 2).integer(0).integer(header.integer()).toByteArray(), new byte[0]);
@@ -470,7 +479,10 @@ final class FakeAgent implements Closeable {
                     }
                 }
                 case "keys":
-                    return keys(number, header);
+                case "list":
+                    return keys(kind, number, header);
+                case "maps":
+                    return maps(number, header);
                 case "load":
                     return load(number, header, payload);
                 case "beat":
@@ -654,7 +666,10 @@ final class FakeAgent implements Closeable {
             return com.hazelcast.internal.util.HashUtil.hashToIndex(hash, partitionCount);
         }
 
-        private List<byte[]> keys(long number, MsgpackReader header) throws IOException {
+        private List<byte[]> keys(String kind, long number, MsgpackReader header) throws IOException {
+            if (kind.equals("list") && breaksAtLoad()) {
+                return List.of();
+            }
             if (readError != null) {
                 return error(number, "restore-failed", readError);
             }
@@ -677,23 +692,77 @@ final class FakeAgent implements Closeable {
                     from = Math.min(cursorKeys.size(), from + limit);
                 }
                 int to = Math.min(cursorKeys.size(), from + limit);
-                MsgpackWriter stream = new MsgpackWriter();
-                cursorKeys.subList(from, to).forEach(stream::binary);
-                MsgpackWriter answer = begin("keys", number, 3);
+                List<byte[]> page = cursorKeys.subList(from, to);
+                Loaded loaded = kind.equals("keys") ? new Loaded(new MsgpackWriter(), 0, 0, null) : loaded(map, page);
+                if (loaded.error != null) {
+                    return error(number, "restore-failed", loaded.error);
+                }
+                page.subList(loaded.taken, page.size()).forEach(loaded.stream::binary);
+                MsgpackWriter answer = begin(kind, number, kind.equals("keys") ? 3 : 5);
                 if (to == cursorKeys.size()) {
                     answer.nil();
                 } else {
                     answer.integer(to);
                 }
-                return List.of(answer.integer(to - from).integer(to).toByteArray(), stream.toByteArray());
+                answer.integer(to - from).integer(to);
+                if (kind.equals("list")) {
+                    answer.integer(loaded.taken).integer(loaded.live);
+                }
+                return List.of(answer.toByteArray(), loaded.stream.toByteArray());
+            }
+        }
+
+        /**
+     * The entries of the first keys.
+     *
+     * @param taken how many keys these are
+     * @param error null: none
+     */
+        private record Loaded(MsgpackWriter stream, int taken, int live, String error) {
+        }
+
+        private Loaded loaded(String map, List<byte[]> keys) throws IOException {
+            MsgpackWriter stream = new MsgpackWriter();
+            int live = 0;
+            int taken = 0;
+            synchronized (log) {
+                for (byte[] key : keys.subList(0, Math.min(keys.size(), loadLimit))) {
+                    taken++;
+                    if (Arrays.equals(key, unreadable)) {
+                        unreadableLoads++;
+                        return new Loaded(stream, 0, 0, "this key cannot be read");
+                    }
+                    Record found = log.newest(map, key);
+                    if (found != null) {
+                        live++;
+                        stream.array(3).binary(found.key).binary(found.value).integer(found.expiresAtMs);
+                    }
+                }
+            }
+            return new Loaded(stream, taken, live, null);
+        }
+
+        private List<byte[]> maps(long number, MsgpackReader header) throws IOException {
+            if (readError != null) {
+                return error(number, "restore-failed", readError);
+            }
+            synchronized (log) {
+                List<String> known = new ArrayList<>();
+                for (int left = header.array(); left > 0; left--) {
+                    String map = header.string();
+                    if (log.maps.containsKey(map)) {
+                        known.add(map);
+                    }
+                }
+                MsgpackWriter answer = begin("maps", number, 2).array(known.size());
+                known.forEach(answer::string);
+                answer.map(0);
+                return List.of(answer.toByteArray(), new byte[0]);
             }
         }
 
         private List<byte[]> load(long number, MsgpackReader header, byte[] payload) throws IOException {
-            loads++;
-            pause(readDelayMs);
-            if (breakAfterLoads >= 0 && --breakAfterLoads < 0) {
-                FakeAgent.this.stop();
+            if (breaksAtLoad()) {
                 return List.of();
             }
             if (readError != null) {
@@ -701,25 +770,25 @@ final class FakeAgent implements Closeable {
             }
             String map = header.string();
             MsgpackReader stream = new MsgpackReader(payload);
-            MsgpackWriter answer = new MsgpackWriter();
-            int count = 0;
-            int taken = 0;
-            synchronized (log) {
-                while (stream.hasMore() && taken < loadLimit) {
-                    taken++;
-                    byte[] key = stream.binary();
-                    if (Arrays.equals(key, unreadable)) {
-                        unreadableLoads++;
-                        return error(number, "restore-failed", "this key cannot be read");
-                    }
-                    Record found = log.newest(map, key);
-                    if (found != null) {
-                        count++;
-                        answer.array(3).binary(found.key).binary(found.value).integer(found.expiresAtMs);
-                    }
-                }
+            List<byte[]> keys = new ArrayList<>();
+            while (stream.hasMore()) {
+                keys.add(stream.binary());
             }
-            return List.of(begin("entries", number, 2).integer(count).integer(taken).toByteArray(), answer.toByteArray());
+            Loaded loaded = loaded(map, keys);
+            if (loaded.error != null) {
+                return error(number, "restore-failed", loaded.error);
+            }
+            return List.of(begin("entries", number, 2).integer(loaded.live).integer(loaded.taken).toByteArray(), loaded.stream.toByteArray());
+        }
+
+        private boolean breaksAtLoad() throws IOException {
+            loads++;
+            pause(readDelayMs);
+            if (breakAfterLoads >= 0 && --breakAfterLoads < 0) {
+                FakeAgent.this.stop();
+                return true;
+            }
+            return false;
         }
 
         private MsgpackWriter begin(String kind, long number, int fields) {

@@ -1,0 +1,133 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.core.DistributedObject;
+import com.hazelcast.internal.services.RemoteService;
+import com.hazelcast.internal.util.ExceptionUtil;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.proxy.MapProxyImpl;
+import com.hazelcast.map.impl.proxy.NearCachedMapProxyImpl;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.spi.impl.NodeEngine;
+
+import java.lang.reflect.Field;
+import java.util.UUID;
+
+/**
+ * Makes the object that {@code getMap} returns for our maps. Hazelcast's own object waits until
+ * each partition reports that it is loaded. That makes a record store in each of them, also in
+ * empty ones. Ours waits for the map as a whole. Hazelcast has no public API for this.
+ */
+final class LoggedMaps implements RemoteService {
+    private static final Field SERVICE = Reflection.field(MapService.class, "remoteService");
+
+    private final RemoteService hazelcasts;
+    private final MapService maps;
+    private final NodeEngine nodeEngine;
+
+    private LoggedMaps(RemoteService hazelcasts, MapService maps, NodeEngine nodeEngine) {
+        this.hazelcasts = hazelcasts;
+        this.maps = maps;
+        this.nodeEngine = nodeEngine;
+    }
+
+    /** Without it, {@code getMap} works as for Hazelcast's own map stores. */
+    static void install(NodeEngine nodeEngine) {
+        if (SERVICE == null) {
+            return;
+        }
+        MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
+        try {
+            SERVICE.set(service, new LoggedMaps((RemoteService) SERVICE.get(service), service, nodeEngine));
+        } catch (IllegalAccessException e) {
+            throw new IllegalStateException(e);
+        }
+    }
+
+    @Override
+    public DistributedObject createDistributedObject(String name, UUID source, boolean local) {
+        // Checks the map's configuration.
+        DistributedObject map = hazelcasts.createDistributedObject(name, source, local);
+        if (!isOurs(name)) {
+            return map;
+        }
+        MapConfig config = nodeEngine.getConfig().findMapConfig(name);
+        return map instanceof NearCachedMapProxyImpl ? new NearCached(name, maps, nodeEngine, config)
+                : new Plain(name, maps, nodeEngine, config);
+    }
+
+    /** Without a container of the map, Hazelcast does nothing, but the log may have entries. */
+    @Override
+    public void destroyDistributedObject(String name, boolean local) {
+        if (isOurs(name) && maps.getMapServiceContext().getExistingMapContainer(name) == null) {
+            WalPlugin plugin = WalPlugin.of(nodeEngine);
+            if (Destruction.isAsked(plugin)) {
+                plugin.destroy(name);
+            }
+        }
+        hazelcasts.destroyDistributedObject(name, local);
+    }
+
+    private boolean isOurs(String name) {
+        return WalMapStoreFactory.isNamed(nodeEngine, name) && !nodeEngine.getLocalMember().isLiteMember();
+    }
+
+    /** Called before indexes are added: Hazelcast would count unloaded partitions as complete. */
+    private static void awaitLoaded(MapService service, NodeEngine nodeEngine, String map) {
+        // Throws if the configuration is wrong.
+        service.getMapServiceContext().getMapContainer(map);
+        try {
+            WalPlugin.of(nodeEngine).state(map).awaitLoaded();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new RetryableHazelcastException("interrupted while map \"" + map + "\" was opened");
+        } catch (RuntimeException e) {
+            throw ExceptionUtil.rethrow(e);
+        }
+    }
+
+    private static final class Plain extends MapProxyImpl<Object, Object> {
+        private boolean initialized;
+
+        private Plain(String name, MapService service, NodeEngine nodeEngine, MapConfig config) {
+            super(name, service, nodeEngine, config);
+        }
+
+        @Override
+        public void initialize() {
+            awaitLoaded(getService(), getNodeEngine(), name);
+            super.initialize();
+            initialized = true;
+        }
+
+        /** Also called by {@code loadAll}. */
+        @Override
+        public void waitUntilLoaded() {
+            if (initialized) {
+                super.waitUntilLoaded();
+            }
+        }
+    }
+
+    private static final class NearCached extends NearCachedMapProxyImpl<Object, Object> {
+        private boolean initialized;
+
+        private NearCached(String name, MapService service, NodeEngine nodeEngine, MapConfig config) {
+            super(name, service, nodeEngine, config);
+        }
+
+        @Override
+        public void initialize() {
+            awaitLoaded(getService(), getNodeEngine(), name);
+            super.initialize();
+            initialized = true;
+        }
+
+        @Override
+        public void waitUntilLoaded() {
+            if (initialized) {
+                super.waitUntilLoaded();
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+package io.imapwal.hazelcast;
+
+import java.io.Closeable;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Supplier;
+
+/**
+ * The readers of one agent. A few idle ones are kept for the next user, because a new connection
+ * costs more than most reads.
+ */
+final class Readers implements Closeable {
+    private static final int IDLE_MAX = 4;
+
+    private final Supplier<AgentReader> make;
+    /** For single keys. */
+    private final AgentReader shared;
+    /** For questions about maps: the first one may wait until the agent has merged all logs. */
+    private final AgentReader questions;
+    private final Deque<AgentReader> idle = new ConcurrentLinkedDeque<>();
+    private final ReentrantLock asking = new ReentrantLock();
+    private List<Question> waiting = new ArrayList<>();
+    private volatile boolean closed;
+
+    Readers(Supplier<AgentReader> make) {
+        this.make = make;
+        this.shared = make.get();
+        this.questions = make.get();
+    }
+
+    AgentReader shared() {
+        return shared;
+    }
+
+    /** A reader for long tasks. Nobody else uses it until it is closed. */
+    Loan borrow() {
+        AgentReader reader = idle.poll();
+        return new Loan(reader == null ? make.get() : reader);
+    }
+
+    /** A borrowed reader. */
+    final class Loan implements Closeable {
+        private final AgentReader reader;
+
+        private Loan(AgentReader reader) {
+            this.reader = reader;
+        }
+
+        AgentReader reader() {
+            return reader;
+        }
+
+        @Override
+        public void close() {
+            if (idle.size() < IDLE_MAX) {
+                idle.push(reader);
+            } else {
+                reader.close();
+            }
+            if (closed) {
+                closeIdle();
+            }
+        }
+    }
+
+    private static final class Question {
+        private final String map;
+        private Boolean known;
+        private String wrong;
+
+        private Question(String map) {
+            this.map = map;
+        }
+    }
+
+    /**
+     * Whether a map has anything in the log. Thousands of maps may be opened at a time, so one
+     * request asks for all maps whose callers waited during the request before.
+     */
+    boolean known(String map) throws IOException {
+        Question mine = new Question(map);
+        synchronized (this) {
+            waiting.add(mine);
+        }
+        asking.lock();
+        try {
+            if (mine.known == null) {
+                answer(mine);
+            }
+            if (mine.wrong != null) {
+                throw new IOException(mine.wrong);
+            }
+            return mine.known;
+        } finally {
+            asking.unlock();
+        }
+    }
+
+    /** If the agent cannot be asked, each other caller asks again, and gets the error itself. */
+    private void answer(Question mine) throws IOException {
+        List<Question> together;
+        synchronized (this) {
+            together = waiting;
+            waiting = new ArrayList<>();
+        }
+        Set<String> maps = new HashSet<>();
+        together.forEach(each -> maps.add(each.map));
+        boolean answered = false;
+        try {
+            AgentReader.Maps found = questions.maps(maps);
+            together.forEach(each -> {
+                each.known = found.known().contains(each.map);
+                each.wrong = found.wrong().get(each.map);
+            });
+            answered = true;
+        } finally {
+            if (!answered) {
+                together.remove(mine);
+                synchronized (this) {
+                    waiting.addAll(together);
+                }
+            }
+        }
+    }
+
+    @Override
+    public void close() {
+        closed = true;
+        shared.close();
+        questions.close();
+        closeIdle();
+    }
+
+    private void closeIdle() {
+        for (AgentReader reader; (reader = idle.poll()) != null;) {
+            reader.close();
+        }
+    }
+}

@@ -1,0 +1,221 @@
+"""The shapes of all requests, as in `docs/protocol.md`. A header is checked as a whole before any
+of it is used.
+
+`read` returns one of the classes below, in which every field has exactly its type and range. A
+number is never a float or a bool, and nothing is nested deeper than its shape. Any other header is
+a `Malformed`, which names the field. See docs/decisions/0029.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeAlias, get_args
+
+import msgpack
+from msgspec import Meta, MsgspecError, Raw, Struct
+from msgspec.msgpack import Decoder
+
+from imap_wal.entry import HIGHEST, PARTITIONS_MAX, in_array
+from imap_wal.format import COUNT_MAX
+
+ID_MAX = 255
+"""Characters of a UUID of a cluster, member or plug-in."""
+MEMBERS_MAX = 10_000
+"""Members of a view."""
+_FRONT_BYTES = 64
+"""`kind` and `number` are within the first so many bytes of a header."""
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=HIGHEST)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=ID_MAX)]
+Label: TypeAlias = Annotated[str, Meta(max_length=ID_MAX)]
+Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
+
+
+class About(Struct, frozen=True):
+    """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far
+    as it knows; 0: not known. `partition_count` 0 or None: not given."""
+
+    cluster_id: Id
+    plugin_uuid: Id
+    purpose: Literal["write", "read"]
+    protocol: int = 1
+    member_uuid: Label = ""
+    plugin_version: Label = ""
+    partition_count: Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)] | None = None
+    view: Number = 0
+
+
+class Wish(Struct, frozen=True):
+    """What a request for a view asks for: the cluster's members now, and those that it lost."""
+
+    cluster_id: Id
+    member_uuid: Id
+    members: Ids
+    lost: Ids
+
+
+class Hello(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
+    number: Number
+    about: About
+
+
+class View(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="view"):
+    number: Number
+    about: Wish
+
+
+class Append(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="append"):
+    number: Number
+    session: Number
+    first: Annotated[int, Meta(ge=1)]
+    count: Count
+
+
+class Metadata(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="metadata"):
+    number: Number
+    session: Number
+    count: Count
+
+
+class Keys(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="keys"):
+    """`cursor`: `[listing, page]` of an earlier answer; None begins a listing."""
+
+    number: Number
+    map: str
+    cursor: tuple[Label, Number] | None
+    limit: int
+
+
+class List(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="list"):
+    """The keys of some partitions, with entries."""
+
+    number: Number
+    map: str
+    cursor: tuple[Label, Number] | None
+    limit: int
+    partitions: list[int]
+
+
+class Load(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="load"):
+    number: Number
+    map: str
+    count: Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+
+
+class Maps(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="maps"):
+    number: Number
+    names: list[str]
+
+
+class Schemas(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="schemas"):
+    number: Number
+
+
+class Stat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="stat"):
+    number: Number
+
+
+class Beat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="beat"):
+    number: Number
+
+
+class Bye(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="bye"):
+    number: Number
+
+
+Read: TypeAlias = Keys | List | Load | Maps | Schemas
+Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye
+
+
+class Malformed(Struct, frozen=True):
+    """A header without the shape of its request. `kind` is "" and `number` 0 if they cannot be
+    read. `protocol` is that of a hello in another version, and 0 for all other headers."""
+
+    kind: str
+    number: int
+    text: str
+    protocol: int = 0
+
+
+class _AnyHello(Struct, array_like=True, tag="hello"):
+    """A hello of any version."""
+
+    number: Number
+    about: Raw
+
+
+class _Version(Struct):
+    protocol: int
+
+
+_decode, _decode_keys = Decoder(Request).decode, Decoder(list[bytes]).decode
+_decode_hello, _decode_version = Decoder(_AnyHello).decode, Decoder(_Version).decode
+SUPPORTED = 1
+"""The version of the protocol."""
+_FAULTS = (MsgspecError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises, and nothing else, whatever the bytes are."""
+
+
+_FIELDS = {str(each.__struct_config__.tag): each.__struct_fields__ for each in get_args(Request)}
+_PLACE = re.compile(r"`\$\[(\d+)\][^`]*`")
+
+
+def kind_of(request: Request | Malformed) -> str:
+    """The kind as on the wire; "" if it cannot be read."""
+    return request.kind if isinstance(request, Malformed) else str(type(request).__struct_config__.tag)
+
+
+def read(header: bytes) -> Request | Malformed:
+    """The request of a header. Raises nothing."""
+    try:
+        request: Request = _decode(header)
+    except _FAULTS as error:
+        return _malformed(header, error)
+    if isinstance(request, Hello) and request.about.protocol != SUPPORTED:
+        return Malformed("hello", request.number, "", request.about.protocol)
+    return request
+
+
+def keys_of(payload: bytes, count: int) -> list[bytes]:
+    """The keys of a `load`. ValueError if the payload is not exactly `count` keys."""
+    try:
+        return _decode_keys(in_array(payload, count))
+    except _FAULTS as error:
+        raise ValueError(f"the payload is not a stream of {count} keys, each of them bin: {error}") from error
+
+
+def _malformed(header: bytes, error: Exception) -> Malformed:
+    kind, number = _front(header)
+    if kind == "hello":
+        try:
+            version = _decode_version(_decode_hello(header).about).protocol
+        except _FAULTS:
+            version = SUPPORTED
+        if version != SUPPORTED:
+            return Malformed(kind, number, "", version)
+    if not kind:
+        return Malformed("", 0, "a message has a header [kind, number, ...] and a payload")
+    if kind not in _FIELDS:
+        return Malformed(kind, number, f"unknown request {kind!r}")
+    text = "it is nested too deeply" if isinstance(error, RecursionError) else _PLACE.sub(lambda found: _named(kind, found), str(error))
+    return Malformed(kind, number, f"{kind}: {text}; docs/protocol.md has the shape of this request")
+
+
+def _named(kind: str, place: re.Match[str]) -> str:
+    """A place in a header, with the name of its field."""
+    fields = ("kind", *_FIELDS[kind])
+    index = int(place[1])
+    return f"{place[0]} ({fields[index]})" if index < len(fields) else place[0]
+
+
+def _front(header: bytes) -> tuple[str, int]:
+    """Kind and number, whatever follows them; ("", 0) if they cannot be read."""
+    unpacker = msgpack.Unpacker(max_buffer_size=_FRONT_BYTES)
+    unpacker.feed(header[:_FRONT_BYTES])
+    try:
+        length, kind, number = unpacker.read_array_header(), unpacker.unpack(), unpacker.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException):  # TypeError: a map whose key is a list
+        return "", 0
+    usable = length >= 2 and type(kind) is str and kind and type(number) is int
+    return (kind, number) if usable else ("", 0)

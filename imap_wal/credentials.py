@@ -1,0 +1,55 @@
+"""A file of secrets, separate from URLs and settings: the options of storages, by URL.
+
+    ["s3://bucket"]          for s3://bucket and everything below it; the longest match counts
+    key = "…"
+    secret = "…"
+
+Options are used only for the URLs in this file, even if another URL comes from the data of a root.
+"""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from imap_wal.errors import InvalidSetting
+from storage_backends.location import Location, located, without_secrets
+
+
+class Credentials:
+    """The content of such a file; empty without one."""
+
+    def __init__(self, places: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self._places = places or {}
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """`InvalidSetting` for a file that cannot be read, that every user of the machine can
+        read, or that is not as described above. No error shows a value."""
+        try:
+            mode = Path(path).stat().st_mode
+            if mode & 0o007:
+                raise InvalidSetting(f"{path} holds secrets and is open to every user of this machine ({stat.filemode(mode)}); run: chmod o= {path}")
+            places = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidSetting(f"{path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            # from None: `error` has the content of the file
+            raise InvalidSetting(f"{path}: not UTF-8 at byte {error.start}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidSetting(f"{path}: not TOML: {error}") from None
+        for name, options in places.items():
+            shown = without_secrets(name)
+            if not isinstance(options, Mapping):
+                raise InvalidSetting(f'{path}: {shown} is not a table; a place and its options are written ["s3://bucket"], and under it key = "…"')
+            if "://" not in name or located(name).options:
+                raise InvalidSetting(f'{path}: {shown!r} is not the URL of a storage without options, as in ["s3://bucket"]')
+        return cls({name.rstrip("/"): options for name, options in places.items()})
+
+    def given_to(self, url: Location) -> Location:
+        """The place with its options, and those of its segments, also where only the root will say
+        where they are. Options that it has already win."""
+        return url.knowing(self._places)

@@ -1,0 +1,38 @@
+"""Symbolic links below the root of a log on this machine. They are read and written through, and
+nothing behind them is discarded (`SegmentStore.discard`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from storage_backends.location import Location, located
+from storage_backends.paths import is_wal
+
+
+def links(url: str, paths: Iterable[str]) -> dict[str, str]:
+    """Of these paths below a root, those that are a link or stand behind one → the first link on
+    the way there, with its full path. `url` is that of a store; {} where it is no folder of this
+    machine."""
+    place = located(url)
+    roots = {True: local_folder(Location(place.wal_dir) if place.wal_dir else place), False: local_folder(place)}
+    seen: dict[str, bool] = {}
+    found: dict[str, str] = {}
+    for path in paths:
+        full = roots[is_wal(path)]
+        for name in path.split("/") if full else ():
+            full = f"{full}/{name}"
+            if full not in seen:
+                seen[full] = os.path.islink(full)
+            if seen[full]:
+                found[path] = full
+                break
+    return found
+
+
+def local_folder(place: Location) -> str:
+    """The folder of this machine at a place; "" for storages that are none."""
+    if place.scheme not in ("file", "objects+file"):
+        return ""
+    path = place.partition("://")[2].removeprefix("localhost") if "://" in place else str(place)
+    return os.path.abspath(os.path.expanduser(path)).rstrip("/")

@@ -1,0 +1,222 @@
+"""Where a storage is: text that may be shown, and options, which are kept separately.
+
+    s3://bucket/maps?key=…&secret=…      s3://bucket/maps       {"key": …, "secret": …}
+    sftp://user:password@host/maps       sftp://user@host/maps  {"password": …}
+    /var/lib/maps?                       a path, which may hold a question mark
+
+A URL is split as soon as a user passes it. From then on it is a `Location`, whose text has no
+options. So code that prints, logs, stores or compares it cannot show a secret. Only `open_store`
+uses the options. `Veil` removes secrets from the errors of drivers, because a driver has them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, quote, quote_plus
+
+from storage_backends.errors import StorageError
+
+HARMLESS = frozenset(
+    [
+        "account_name",
+        "addressing_style",
+        "anon",
+        "endpoint_url",
+        "http_port",
+        "kerberos",
+        "profile",
+        "project",
+        "region_name",
+        "requester_pays",
+        "signature_version",
+        "sync_on_close",
+        "use_https",
+        "use_ssl",
+        "user",
+        "username",
+        "version_aware",
+    ]
+)
+"""Options whose values may be shown. Any other text is treated as a secret."""
+SECRET_CHARACTERS_MIN = 4
+"""Shorter texts are not hidden: they occur in ordinary words."""
+HIDDEN = "***"
+PRIVATE = 0o600
+"""The default mode of files."""
+MANY_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs"})
+"""Schemes with the name of a bucket after `://`, and not that of a server."""
+
+_QUERY = re.compile(r"([A-Za-z][\w+.:-]*://[^\s?'\"]*)\?[^\s'\"]+")
+_PASSWORD = re.compile(r"([A-Za-z][\w+.:-]*://[^\s/?:@'\"]*):[^\s/'\"]+@")
+
+E = TypeVar("E", bound=BaseException)
+
+
+class Location(str):
+    """A folder or URL without its options; `located` makes it. `wal_dir` is the place of the segments
+    where the caller named one ("": where the root says). `file_mode`: of files that are made there, on a
+    local storage; folders get the same and the right to enter. `known`: options by the places that they
+    are for, as in a file of credentials; for the segments, where only the root says where they are."""
+
+    __slots__ = ("file_mode", "known", "options", "wal_dir")
+    options: Mapping[str, Any]
+    wal_dir: str
+    file_mode: int
+    known: Mapping[str, Mapping[str, Any]]
+
+    def __new__(
+        cls,
+        text: str,
+        options: Mapping[str, Any] | None = None,
+        wal_dir: str = "",
+        file_mode: int = PRIVATE,
+        known: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Self:
+        made = super().__new__(cls, text)
+        made.options, made.wal_dir, made.file_mode, made.known = dict(options or {}), wal_dir, file_mode, known or {}
+        return made
+
+    def moved(self, text: str) -> Location:
+        """The same, but for its text."""
+        return Location(text, self.options, self.wal_dir, self.file_mode, self.known)
+
+    def with_wal_dir(self, wal_dir: str) -> Location:
+        """The same root, with its segments there."""
+        return Location(self, self.options, wal_dir, self.file_mode, self.known)
+
+    def knowing(self, known: Mapping[str, Mapping[str, Any]]) -> Location:
+        """The same with what is known for it, and for its `wal_dir`; options that are there win."""
+        fitting = [name for name in known if self == name or self.startswith(f"{name}/")]
+        options = known[max(fitting, key=len)] if fitting else {}
+        wal_dir = located(self.wal_dir).knowing(known) if self.wal_dir else ""
+        return Location(self, {**options, **self.options}, wal_dir, self.file_mode, known)
+
+    @property
+    def scheme(self) -> str:
+        """`file` for a path."""
+        protocol, separator, _ = self.partition("://")
+        return "file" if not separator or protocol == "local" else protocol
+
+    @property
+    def authority(self) -> str:
+        """The server, or the bucket; "" for a local folder."""
+        return "" if self.scheme in ("file", "objects+file") else self.partition("://")[2].partition("/")[0]
+
+
+def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
+    """Split a URL; `options` override those in it. `StorageError` for options that cannot be read;
+    it does not show them."""
+    wal_dir, file_mode = "", PRIVATE
+    found: dict[str, Any] = {}
+    known: Mapping[str, Mapping[str, Any]] = {}
+    if isinstance(url, Location):
+        found, wal_dir, file_mode, known = dict(url.options), url.wal_dir, url.file_mode, url.known
+    elif "://" in url:
+        protocol, _, rest = url.partition("://")
+        rest, _, query = rest.partition("?")
+        authority, slash, path = rest.partition("/")
+        user, at, host = authority.rpartition("@")
+        user, colon, password = user.partition(":")
+        if at and colon:
+            found["password"] = password
+            rest = f"{user}@{host}{slash}{path}"
+        found.update(_query_options(query))
+        url = f"{protocol}://{rest}"
+    return Location(url, {**found, **(options or {})}, wal_dir, file_mode, known)
+
+
+def _query_options(query: str) -> dict[str, Any]:
+    """`a=1&anon=true&client_kwargs={"region_name": "eu"}`: text, except for true, false and JSON
+    objects. There are no numbers, because a secret key may look like one."""
+    options: dict[str, Any] = {}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if value in ("true", "false"):
+            options[key] = value == "true"
+        elif value.startswith("{"):
+            try:
+                options[key] = json.loads(value)
+            except ValueError as error:
+                # from None: `error` has the text
+                raise StorageError(f"option {key} of the URL is not JSON: {error}") from None
+        else:
+            options[key] = value
+    return options
+
+
+def without_secrets(text: str) -> str:
+    """A text for people, with the options and passwords of all URLs in it hidden."""
+    return _PASSWORD.sub(rf"\1:{HIDDEN}@", _QUERY.sub(rf"\1?{HIDDEN}", text))
+
+
+def why_not_followed(root: Location, found: str) -> str:
+    """Why the URL that a root names for its segments is not trusted; "" if it is. Whoever can write
+    a root can name any URL there. To open it would send our credentials to its server, or requests
+    to wherever its options say."""
+    place = Location(found)
+    if ("?" in found and "://" in found) or without_secrets(found) != found:
+        return "it has options"
+    if place.scheme != root.scheme:
+        return f"it is on {place.scheme!r}, the root on {root.scheme!r}"
+    if place.scheme not in MANY_BUCKETS and place.authority != root.authority:
+        return f"it is on {place.authority!r}, the root on {root.authority!r}"
+    return ""
+
+
+def of_wal_dir(root: Location, wal_dir: Location) -> Location:
+    """`wal_dir` with the root's mode. If it is on the same server or bucket and has no options, it
+    gets those of the root."""
+    same = (root.scheme, root.authority) == (wal_dir.scheme, wal_dir.authority)
+    return Location(wal_dir, root.options if same and not wal_dir.options else wal_dir.options, file_mode=root.file_mode)
+
+
+class Veil:
+    """Hides the secrets among options in the errors of drivers."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        found = {form for text in _secrets(options) for form in (text, quote(text), quote(text, safe=""), quote_plus(text), repr(text)[1:-1])}
+        self._secrets = sorted(found, key=len, reverse=True)
+
+    def over(self, told: E) -> E:
+        """An error whose text hides them."""
+        told.args = tuple(self.text(each) if isinstance(each, str) else each for each in told.args)
+        return told
+
+    def cause(self, error: BaseException) -> BaseException | None:
+        """The cause to raise an error from. None if it shows a secret, because a traceback prints
+        it."""
+        return None if self._shown_by(error) else error
+
+    def text(self, text: str) -> str:
+        """The text with secrets hidden."""
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    def _shown_by(self, error: BaseException) -> bool:
+        if not self._secrets:
+            return False
+        chain: list[BaseException] = []
+        waiting: list[BaseException | None] = [error]
+        while waiting:
+            each = waiting.pop()
+            if each is not None and each not in chain:
+                chain.append(each)
+                waiting += [each.__cause__, each.__context__]
+        return any(self.text(shown) != shown for each in chain for shown in (str(each), repr(each)))
+
+
+def _secrets(value: Any, name: str = "") -> Iterator[str]:
+    match value:
+        case Mapping():
+            for key, each in value.items():
+                yield from _secrets(each, str(key))
+        case list() | tuple():
+            for each in value:
+                yield from _secrets(each, name)
+        case bytes():
+            yield from _secrets(value.decode(errors="replace"), name)
+        case str() if len(value) >= SECRET_CHARACTERS_MIN and (name not in HARMLESS or "@" in value):
+            yield value

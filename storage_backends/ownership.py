@@ -1,0 +1,58 @@
+"""Checks who owns a local folder, before a user works on the log of another user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+
+from storage_backends.links import local_folder
+from storage_backends.location import PRIVATE, located
+
+
+def doubts(url: str) -> list[str]:
+    """Warnings before this user works on the log at `url`. [] for the user's own log, for one that
+    does not exist, and for storages that are not a local folder."""
+    place = located(url)
+    path = local_folder(place)
+    if not path:
+        return []
+    try:
+        found = os.stat(path)
+    except OSError:
+        return []
+    said = []
+    if found.st_uid != os.geteuid():
+        said.append(
+            f"{place} belongs to another user, {user_name(found.st_uid)}, and this process is {user_name(os.geteuid())}: "
+            f"its owner decides what is there, and may not be able to read what is written now; run this as {user_name(found.st_uid)}"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        said.append(f"every user of this machine may write to {place}, and so decides what a restart loads; run: chmod o-w {path}")
+    return said
+
+
+def mode_of(url: str) -> int:
+    """The mode of new files with which nobody is shut out of the log at `url`: whom its root and all
+    namespaces in it let in. `PRIVATE` where there is no log on this machine. Others than the group
+    are never let write."""
+    root = local_folder(located(url))
+    try:
+        with os.scandir(root or "/dev/null") as entries:
+            inner = [
+                entry.stat(follow_symlinks=False).st_mode for entry in entries if entry.is_dir() and not entry.name.startswith((".", "lost+found"))
+            ]
+        found = os.stat(root).st_mode
+    except OSError:
+        return PRIVATE
+    for mode in inner:
+        found &= mode
+    return PRIVATE | (found & 0o064 if inner else 0)
+
+
+def user_name(uid: int) -> str:
+    """For people."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return f"user {uid}"

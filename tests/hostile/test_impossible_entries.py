@@ -1,0 +1,173 @@
+"""A log that already has entries which today's version refuses: impossible numbers, other
+shapes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from imap_wal import entry
+from imap_wal.archive import archive_sealed
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import CorruptLog
+from imap_wal.format import CLEARS, ENTRIES, Position
+from imap_wal.pieces import read_piece
+from imap_wal.restore import ClusterLog
+from imap_wal.settings import Settings
+from imap_wal.writer import Identity, NodeLog, open_node_log
+from storage_backends import open_store
+from tests.cli.conftest import Run, run
+
+__all__ = ["run"]
+
+GOOD = ("m", b"a", "", b"1", "", False, 1, 0, 3, (1, 1, 1, 1))
+IDENTITY = Identity("default", "c", "n1")
+
+
+def changed(**fields: Any) -> tuple[Any, ...]:
+    """An upsert of the key b"bad" with these fields."""
+    order = [1, 1, 1, 2]
+    for index, name in enumerate(("incarnation", "partition_version", "session", "request")):
+        order[index] = fields.pop(name, order[index])
+    return tuple(entry.DataEntry("m", b"bad", "", b"2", "", False, 1, 0, 3, tuple(order))._replace(**fields))  # type: ignore[arg-type]
+
+
+NUMBERS: list[tuple[str, Any, int]] = [
+    ("timestamp_ms", 2**64 - 1, 2**63 - 1),
+    ("expires_at_ms", 2**64 - 1, 2**63 - 1),
+    ("partition", 2**64 - 1, 2**63 - 1),
+    ("partition_version", -1, 0),
+    ("partition_version", 2**64 - 1, 2**63 - 1),
+    ("incarnation", 1.0, 1),
+    ("session", 1.0, 1),
+    ("session", True, 1),
+    ("request", 2**64 - 1, 2**63 - 1),
+]
+
+
+def opened(url: str) -> NodeLog:
+    return open_node_log(open_store(url), IDENTITY, Settings(preallocate=False), SystemClock(), SystemRandomness(), what="the test")
+
+
+def written(url: str, *rows: Any, kind: int = ENTRIES, clean: bool = True) -> Position:
+    """Make a log of one frame with these values. Returns the position of the last."""
+    log = opened(url)
+    place = log.write(kind, len(rows), [b"".join(map(msgpack.packb, rows))])
+    log.sync()
+    log.close(clean)
+    return place._replace(index=len(rows) - 1)
+
+
+def restored(url: str) -> dict[bytes, entry.Row]:
+    """What a restore reads."""
+    cluster = ClusterLog(open_store(url), "default", "c", SystemClock(), SystemRandomness())
+    found = {}
+    for piece in cluster.node_pieces(cluster.state(), "n1"):
+        for changes in read_piece(cluster.store, piece):
+            found |= {row[1]: row for row in changes.rows}
+    return found
+
+
+@pytest.mark.parametrize(("field", "value", "nearest"), NUMBERS, ids=repr)
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_entry_with_an_impossible_number_is_read_with_the_nearest_one_and_named(
+    url: str, caplog: pytest.LogCaptureFixture, field: str, value: Any, nearest: int, clean: bool
+) -> None:
+    """It was acknowledged, so it must not be lost. And it must not stop the archive of its node."""
+    position = written(url, GOOD, changed(**{field: value}), clean=clean)
+    with caplog.at_level(logging.WARNING):
+        log = opened(url)
+        rows = restored(url)
+    assert rows == {b"a": GOOD, b"bad": changed(**{field: nearest})}
+    assert all(type(each) is int for row in rows.values() for each in (*row[6:9], *row[9]))
+    assert f"{position}: {field} is {value!r}, read as {nearest}" in caplog.text
+    assert archive_sealed(open_store(url), IDENTITY.node_folder, "n1", log.manifests, writing=log.end.segment + 1).records == 2
+    log.close()
+    assert restored(url) == rows
+    opened(url).close()
+
+
+UNUSABLE: list[tuple[str, Any, int]] = [
+    ("a clear of 0 partitions", ("m", None, "", None, "", True, 1, 0, 0, (1, 1, 1, 2)), CLEARS),
+    ("a clear of 0 partitions in a frame of entries", ("m", None, "", None, "", True, 1, 0, 0, (1, 1, 1, 2)), ENTRIES),
+    ("a clear of partition 5 of 3", ("m", None, "", None, "", True, 1, 3, 5, (1, 1, 1, 2)), CLEARS),
+    ("a key of text", changed(key="bad"), ENTRIES),
+    ("a value of text", changed(value="2"), ENTRIES),
+    ("a map of bytes", changed(map=b"m"), ENTRIES),
+    ("no map", changed(map=""), ENTRIES),
+    ("an upsert without value", changed(value=None), ENTRIES),
+    ("a tombstone with value", changed(deleted=True), ENTRIES),
+    ("a version of text", changed(partition_version="1"), ENTRIES),
+    ("a version of one half", changed(partition_version=0.5), ENTRIES),
+    ("an expiry of NaN", changed(expires_at_ms=float("nan")), ENTRIES),
+    ("an expiry of infinity", changed(expires_at_ms=float("inf")), ENTRIES),
+    ("an order of three", (*GOOD[:9], (1, 1, 1)), ENTRIES),
+    ("nine fields", GOOD[:9], ENTRIES),
+    ("a number", 7, ENTRIES),
+    ("a map", {1: 2}, ENTRIES),
+]
+
+
+@pytest.mark.parametrize(("row", "kind"), [(row, kind) for _, row, kind in UNUSABLE], ids=[what for what, *_ in UNUSABLE])
+def test_an_entry_that_cannot_be_used_is_a_clear_error_with_its_position_and_can_be_dropped(
+    url: str, tmp_path: Path, run: Run, row: Any, kind: int
+) -> None:
+    position = written(url, GOOD, row, kind=kind)
+    with pytest.raises(CorruptLog, match=f"the entry at {position} cannot be used") as raised:
+        restored(url)
+    assert f"imap-wal repair --drop-entry {position}" in str(raised.value)
+    found = run("verify", url, "-o", "json")
+    assert found.code == 3 and str(position) in found.out
+    _dropped(url, tmp_path, run, position)
+
+
+@pytest.mark.parametrize(("field", "value"), [("expires_at_ms", 2**64 - 1), ("partition", 2**64 - 1), ("partition_version", 2**64 - 1)])
+def test_verify_names_an_entry_with_an_impossible_number_and_repair_drops_it(url: str, tmp_path: Path, run: Run, field: str, value: Any) -> None:
+    position = written(url, GOOD, changed(**{field: value}))
+    found = run("verify", url, "-o", "json")
+    assert found.code == 3
+    assert f"the entry at {position} has an impossible number: {field} is {value}" in found.out
+    shown = run("dump", url, "-o", "json")
+    assert shown.code == 0, shown.err
+    _dropped(url, tmp_path, run, position)
+
+
+def _dropped(url: str, tmp_path: Path, run: Run, position: Position) -> None:
+    target = tmp_path / "copy"
+    told = run("repair", url, "--to", f"file://{target}", "--drop-entry", position, "-o", "json")
+    assert told.code == 3, told.err  # something was given up
+    assert told.json["summary"]["given_up_records"] == 1
+    assert restored(f"file://{target}") == {b"a": GOOD}
+    (aside,) = target.rglob("lost/dropped-*.msgpack")
+    assert str(position) in aside.name
+    assert msgpack.unpackb(aside.read_bytes(), strict_map_key=False)  # the entry as it was
+    assert run("verify", f"file://{target}").code == 0
+    log = opened(f"file://{target}")
+    assert log.write(ENTRIES, 1, [entry.pack(changed())]).segment >= position.segment
+    log.sync()
+    log.close()
+    assert run("archive", f"file://{target}").code == 0
+    assert restored(f"file://{target}") == {b"a": GOOD, b"bad": changed()}
+
+
+def test_a_dry_run_says_what_would_be_dropped_and_a_wrong_position_is_refused(url: str, tmp_path: Path, run: Run) -> None:
+    position = written(url, GOOD, changed(partition=2**64 - 1))
+    assert str(position) in run("repair", url, "--dry-run", "--drop-entry", position, "-o", "json").out
+    for wrong in (position._replace(index=2), position._replace(frame=position.frame + 1), position._replace(segment=9)):
+        ended = run("repair", url, "--dry-run", "--drop-entry", wrong)
+        assert ended.code == 1 and str(wrong) in ended.err
+    assert run("repair", url, "--dry-run", "--drop-entry", "here").code == 2
+
+
+def test_all_entries_of_a_log_can_be_dropped(url: str, tmp_path: Path, run: Run) -> None:
+    position = written(url, changed(partition=2**64 - 1))
+    target = tmp_path / "copy"
+    assert run("repair", url, "--to", f"file://{target}", "--drop-entry", position).code == 3
+    assert restored(f"file://{target}") == {}
+    opened(f"file://{target}").close()
+    assert run("verify", f"file://{target}").code == 0
+    assert run("archive", f"file://{target}").code == 0

@@ -1,0 +1,322 @@
+"""Requests with wrong types, nesting, sizes and order. Each is answered, none stops the agent's
+loop, and none brings anything into the log that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as options
+from hypothesis import strategies as st
+
+from imap_wal.agent import requests
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent
+from imap_wal.agent.transport import Client
+from imap_wal.archive import archive_sealed
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.settings import Settings
+from imap_wal.writer import Identity, open_node_log
+from storage_backends import open_store
+from tests.agent.harness import Plugin, config, entry, plugin, serving
+
+pack = msgpack.packb
+CLUSTER, MEMBER, FUZZ = "cluster-1", "member-1", "fuzz"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    return config(tmp_path)
+
+
+def sent(member: Plugin, header: bytes, payload: bytes = b"") -> list[Any]:
+    """The answer's header to these bytes."""
+    socket = member.client._socket
+    socket.send_multipart([header, payload])
+    assert socket.poll(20_000), "no answer"
+    answer: list[Any] = msgpack.unpackb(socket.recv_multipart()[0])
+    return answer
+
+
+def nested(depth: int, opening: bytes = b"\x91") -> bytes:
+    return opening * depth + b"\xc0"
+
+
+HEADERS = {
+    "a hello nested 1,000 deep": b"\x93" + pack("hello") + b"\x01" + nested(1000),
+    "a hello nested 1,000,000 deep": b"\x93" + pack("hello") + b"\x01" + nested(1_000_000),
+    "a protocol nested 900 deep": b"\x93" + pack("hello") + b"\x01\x81" + pack("protocol") + nested(900),
+    "a cluster id nested 900 deep": b"\x93" + pack("hello") + b"\x01\x82" + pack("protocol") + b"\x01" + pack("cluster_id") + nested(900),
+    "an unknown field nested 100,000 deep": b"\x93" + pack("hello") + b"\x01\x81" + pack("x") + nested(100_000, b"\x81\x01"),
+    "an append nested 1,000 deep": b"\x95" + pack("append") + b"\x01" + nested(1000) + b"\x01\x01",
+    "a cursor nested 900 deep": b"\x95" + pack("keys") + b"\x01" + pack("m") + nested(900) + b"\x01",
+    "a number nested 900 deep": b"\x92" + pack("stat") + nested(900),
+    "a kind nested 1,000,000 deep": b"\x92" + nested(1_000_000) + b"\x01",
+    "nested and nothing else": nested(1_000_000),
+    "2^32 - 1 fields announced": b"\xdd\xff\xff\xff\xff" + pack("stat") + b"\x01",
+    "a text of 4 GiB announced": b"\x92\xdb\xff\xff\xff\xff",
+    "a map of 2^32 - 1 announced": b"\x93" + pack("hello") + b"\x01\xdf\xff\xff\xff\xff",
+    "2^24 changes": pack(["append", 1, 1, 1, 2**24]),
+    "2^24 metadata": pack(["metadata", 1, 1, 2**24]),
+    "a count of 2^64 - 1": pack(["append", 1, 1, 1, 2**64 - 1]),
+    "a number of 2^64 - 1": pack(["append", 2**64 - 1, 1, 1, 1]),
+    "a session of 1.0": pack(["append", 1, 1.0, 1, 1]),
+    "a session of true": pack(["append", 1, True, 1, 1]),
+    "a first request of 1.0": pack(["append", 1, 1, 1.0, 1]),
+    "a count of true": pack(["append", 1, 1, 1, True]),
+    "a kind of no UTF-8": b"\x92\xa2\xff\xfe\x01",
+    "a map of no UTF-8": b"\x95" + pack("keys") + b"\x01\xa2\xff\xfe\xc0\x01",
+    "a limit of NaN": pack(["keys", 1, "m", None, float("nan")]),
+    "a timestamp for a number": b"\x92" + pack("stat") + b"\xd6\xff\x00\x00\x00\x01",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS.keys())
+def test_a_header_of_another_shape_is_answered_and_the_loop_goes_on(settings: AgentConfig, header: bytes) -> None:
+    with serving(settings), plugin(settings) as member, plugin(settings, uuid="other") as other:
+        kind, number, code, text = sent(other, header)
+        assert (kind, code) == ("error", "bad-request"), text
+        assert number in (0, 1, 2**64 - 1)
+        assert len(text) < 500
+        assert member.put(a="1")[0] == "ack"
+        other.hello()
+        assert other.put(b="2")[0] == "ack"
+    with serving(settings), plugin(settings) as member:
+        assert member.values() == {"a": "1", "b": "2"}
+
+
+def test_the_refusal_of_a_header_names_the_field(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        assert "Expected `int`, got `float` - at `$[2]` (session)" in sent(member, pack(["append", 1, 1.0, 1, 1]))[3]
+        assert "`$[2].purpose` (about)" in sent(member, pack(["hello", 1, member.about(purpose="both")]))[3]
+
+
+def test_a_session_of_a_fraction_does_not_reach_the_manifest(settings: AgentConfig) -> None:
+    """The agent took it for 1 and wrote "1.0". After the next clean stop, neither an open nor
+    `repair` could read the log."""
+    with serving(settings), plugin(settings) as member:
+        assert sent(member, pack(["append", 1, float(member.session), 1, 1]), member.payload(1, {"a": "1"}))[2] == "bad-request"
+        member.hello()
+        row = entry("a", "1", member.order(1))
+        for order in ([float(row[9][0]), *row[9][1:]], [*row[9][:2], float(row[9][2]), 1], [*row[9][:2], True, 1]):
+            header, _ = member.client.ask("append", member.session, 1, 1, payload=pack([*row[:9], order]))
+            assert header[2] == "bad-request"
+            member.hello()
+        assert member.put(a="1")[0] == "ack"
+    manifests = sorted(Path(settings.url.removeprefix("file://")).rglob("nodes/n1/manifest/*.json"))
+    assert json.loads(manifests[-1].read_bytes())["requests"] == {"1": 1}
+    with serving(settings), plugin(settings) as member:
+        assert member.values() == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    "keys", [b"", pack("a"), pack(7), pack(["a"]), pack(b"a") * 2, pack(b"a")[:-1], nested(1000), b"\xc1", pack({1: 2})], ids=repr
+)
+def test_a_load_whose_payload_is_no_list_of_keys_is_refused(settings: AgentConfig, keys: bytes) -> None:
+    with serving(settings), plugin(settings) as member:
+        member.put(a="1")
+        header = sent(member, pack(["load", 1, "orders", 1]), keys)
+        assert header[:3] == ["error", 1, "bad-request"]
+        assert "1 keys" in header[3]
+        assert member.stat()["healthy"]
+
+
+def test_an_error_that_cannot_be_shown_is_answered_all_the_same(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RecursionError("no words")
+
+        __repr__ = __str__
+
+    def raises(*_: Any) -> None:
+        raise Unspeakable
+
+    with serving(settings) as agent, plugin(settings) as member:
+        with monkeypatch.context() as patch:
+            patch.setattr(agent._sessions, "claim", raises)
+            header, _ = member.client.ask("stat")
+            assert header[2] == "not-ready" and "cannot be shown" in header[3]
+        with monkeypatch.context() as patch:
+            patch.setattr(agent._sessions, "claim", lambda: {"cluster_id": "\udc80", "incarnation": 1, "alive": False})
+            header, _ = member.client.ask("stat")
+            assert header[0] == "stat"
+        assert member.hello()["session"] == 1
+
+
+@pytest.mark.parametrize("partition", [-(2**63), -1, 2**31 - 1, 2**63 - 1, 2**64 - 1])
+def test_a_partition_that_no_cluster_has_is_refused(settings: AgentConfig, partition: int) -> None:
+    with serving(settings), plugin(settings) as member:
+        row = entry("a", "1", member.order(1))
+        row[8] = partition
+        header, _ = member.client.ask("append", member.session, 1, 1, payload=pack(row))
+        assert header[2] == "bad-request" and f"partition is {partition}; it takes" in header[3]
+        member.hello()
+        assert member.put(a="1")[0] == "ack"
+
+
+# ---- anything ---------------------------------------------------------------------------------------------------------
+
+
+numbers = st.one_of(st.integers(-3, 300), st.sampled_from([2**24, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]))
+plain = st.one_of(
+    st.none(), st.booleans(), numbers, st.floats(), st.sampled_from([1.0, 0.0, float("nan")]), st.text(max_size=8), st.binary(max_size=8),
+    st.sampled_from(["orders", CLUSTER, "write", "", "m" * 256, "💥" * 90]),
+)  # fmt: skip
+structures = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3), max_leaves=6
+)
+deep = st.builds(nested, st.sampled_from([2, 500, 512, 900, 1000, 1024, 5000]), st.sampled_from([b"\x91", b"\x81\x01", b"\x81\xa1x"]))
+junk = st.one_of(structures.map(pack), deep, st.binary(max_size=12))
+"""Bytes in place of a value."""
+
+
+@st.composite
+def like(draw: st.DrawFn, *good: Any) -> bytes:
+    """Values, mostly of the right types. Sometimes one is replaced, repeated or missing."""
+    parts = [pack(value) for value in good]
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2]))):
+        at = draw(st.integers(0, len(parts) - 1))
+        parts[at] = draw(junk)
+    if draw(st.integers(0, 9)) == 0:
+        parts = draw(st.permutations(parts))
+    if draw(st.integers(0, 9)) == 0:
+        parts = parts[: draw(st.integers(0, len(parts)))]
+    length = len(parts) if draw(st.integers(0, 9)) else draw(st.integers(0, 15))
+    return bytes([0x90 | length]) + b"".join(parts)
+
+
+@st.composite
+def fields(draw: st.DrawFn, good: dict[str, Any], *kept: str) -> bytes:
+    """A map in which some fields are replaced or missing. `kept`: no other text here, because it
+    would be a valid claim."""
+    parts = {pack(name): pack(value) for name, value in good.items()}
+    for name in draw(st.lists(st.sampled_from(sorted(good)), max_size=2)):
+        wrong = st.one_of(st.integers().filter(lambda number: abs(number) < 2**63).map(pack), deep, st.none().map(pack)) if name in kept else junk
+        parts[pack(name)] = draw(wrong)
+    if draw(st.integers(0, 4)) == 0:
+        parts[draw(junk)] = draw(junk)
+    for name in draw(st.lists(st.sampled_from(sorted(good)), max_size=1)):
+        parts.pop(pack(name), None)
+    return bytes([0x80 | len(parts)]) + b"".join(name + value for name, value in parts.items())
+
+
+@st.composite
+def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes]:
+    """Header and payload."""
+    kind = draw(
+        st.sampled_from(
+            ["hello", "view", "append", "append", "append", "metadata", "keys", "list", "load", "maps", "schemas", "stat", "beat", "bye", "junk"]
+        )
+    )
+    head = pack(kind) + (pack(number) if draw(st.integers(0, 9)) else draw(junk))
+    session, first, count = member.session, draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    payload = draw(st.one_of(st.just(b""), st.just(b""), junk))
+    if kind == "junk":
+        return draw(st.one_of(st.binary(max_size=40), junk, like(kind, number))), payload
+    if kind in ("hello", "view"):
+        good = member.about() if kind == "hello" else {"cluster_id": CLUSTER, "member_uuid": FUZZ, "members": [FUZZ, MEMBER], "lost": ["gone"]}
+        kept = ("cluster_id",) if kind == "hello" else ("members", "lost", "cluster_id")
+        return b"\x93" + head + draw(fields(good, *kept)), payload
+    if kind == "append":
+        order = member.order(first)
+        rows = [entry(f"k{at}", draw(st.sampled_from(["v", None])), (*order[:3], first + at), name="fuzzed") for at in range(count)]
+        payload = b"".join(draw(like(*row[:9], list(row[9]))) for row in rows)
+        return draw(like(kind, number, session, first, count)), payload
+    if kind == "metadata":
+        return draw(like(kind, number, session, 1)), draw(like("schema", 7, b"bytes"))
+    if kind == "keys":
+        return draw(like(kind, number, "fuzzed", None, 10)), payload
+    if kind == "list":
+        return draw(like(kind, number, "fuzzed", None, 10, [1, 2])), payload
+    if kind == "load":
+        return draw(like(kind, number, "fuzzed", count)), draw(st.one_of(st.just(pack(b"k0") * count), junk))
+    return draw(like(kind, number, *([["fuzzed", "orders"]] if kind == "maps" else []))), payload
+
+
+@pytest.fixture
+def attacked(settings: AgentConfig) -> Iterator[tuple[AgentConfig, Agent]]:
+    with serving(settings) as agent:
+        yield settings, agent
+
+
+def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
+    """Send `together` messages, `examples` times. A member in between must not be affected. In the
+    end the whole log is archived and read."""
+    good = Plugin(settings.endpoint)
+    expected: dict[str, str] = {}
+    fuzzing = Plugin(settings.endpoint, uuid="fuzz-plugin", member=FUZZ)
+    fuzzing.hello()
+
+    @options(max_examples=examples, database=None, derandomize=True, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def attack(data: st.DataObject) -> None:
+        fuzzing.client.close()
+        fuzzing.client = Client(settings.endpoint, 20_000)
+        if data.draw(st.booleans()):
+            fuzzing.hello()
+        socket = fuzzing.client._socket
+        for number in range(together):
+            socket.send_multipart(data.draw(messages(fuzzing, number + 1)))
+        for number in range(together):
+            assert socket.poll(20_000), f"{together - number} messages are not answered"
+            header = msgpack.unpackb(socket.recv_multipart()[0])
+            assert header[0] in ("error", "welcome", "view", "ack", "keys", "list", "entries", "maps", "schemas", "stat", "beat", "bye")
+            assert header[0] != "error" or header[2] in (
+                "bad-request",
+                "not-ready",
+                "unsupported-version",
+                "superseded",
+                "void-incarnation",
+                "too-large",
+                "schema-refused",
+            )
+        assert not socket.poll(0), "one message has two answers"
+        good.hello()
+        key = f"key-{len(expected) % 50}"
+        assert good.put(**{key: str(len(expected))})[0] == "ack"
+        expected[key] = str(len(expected))
+
+    attack()
+    assert good.stat()["healthy"]
+    assert good.values() == expected
+    good.close()
+    fuzzing.close()
+
+
+def read_whole(settings: AgentConfig) -> None:
+    """Everything that got into the log can be opened, archived and restored."""
+    store = open_store(settings.url)
+    log = open_node_log(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness(), what="the test")
+    archive_sealed(store, log.identity.node_folder, "n1", log.manifests)
+    log.close()
+    with serving(settings), plugin(settings) as member:
+        for name in ("orders", "fuzzed"):
+            member.values(name)
+
+
+def test_no_request_ends_the_agent_or_brings_in_what_cannot_be_read(settings: AgentConfig) -> None:
+    with serving(settings):
+        fuzz(settings, 40)
+    read_whole(settings)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_no_request_of_200_000_ends_the_agent_or_brings_in_what_cannot_be_read(settings: AgentConfig) -> None:
+    with serving(settings):
+        fuzz(settings, 4000, together=50)
+    read_whole(settings)
+
+
+@pytest.mark.parametrize("size", [1, 60, 64, 65, 1000])
+def test_reading_a_header_raises_nothing_whatever_its_bytes_are(size: int, seed: int) -> None:
+    from random import Random
+
+    chance = Random(seed)
+    for _ in range(2000):
+        requests.read(chance.randbytes(chance.randrange(size)))

@@ -1,0 +1,125 @@
+"""Attack: names and values that control the terminal, or that are far larger printed than
+stored."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from click.testing import CliRunner
+
+import imap_wal
+from rewrite_cli import output as out
+from rewrite_cli.cli import group
+from rewrite_cli.decode import Decoder, Opaque, plain, text
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\u202egnp.exe\u2066\ud800"[:-1]
+
+
+def controls(printed: str) -> set[str]:
+    return {each for each in printed if not each.isprintable() and each != "\n"}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    url = f"file://{tmp_path}/log"
+    with imap_wal.open(url) as store:
+        store.map(f"orders{ESCAPES}").put(f"key{ESCAPES}", f"value{ESCAPES}\nsecond line")
+    return url
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("dump",), ("dump", "-o", "json"), ("stat",), ("stat", "-o", "json"), ("verify",), ("verify", "-o", "json"), ("ls",), ("prune", "--dry-run")],
+)
+def test_a_log_with_escape_sequences_is_printed_without_them(log: str, words: tuple[str, ...]) -> None:
+    ended = CliRunner().invoke(group, [words[0], log, *words[1:]])
+    assert ended.exit_code in (0, 2), ended.output
+    assert controls(ended.output) == set()
+
+
+def test_dump_finds_a_key_as_it_is_printed_and_as_it_is(log: str) -> None:
+    printed = json.loads(CliRunner().invoke(group, ["dump", log, "-o", "json"]).output)
+    assert printed["key"] == f"key{ESCAPES}", "JSON says the same"
+    for key in (f"key{ESCAPES}", out.shown(f"key{ESCAPES}")):
+        assert "= value" in CliRunner().invoke(group, ["dump", log, "--key", key]).output
+
+
+def test_an_error_with_a_name_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rewrite_cli.failures import Failed, report
+
+    report(Failed(f"no map {ESCAPES}"))
+    assert controls(capsys.readouterr().err) == set()
+
+
+def member_row(data: bytes) -> tuple[Any, ...]:
+    return ("m", b"", "", data, "pickle", False, 0, 0, 0, (1, 1, 1, 1))
+
+
+def pickled(data: bytes) -> bytes:
+    text = data.decode("latin-1").encode()
+    return struct.pack(">iii", 0, -120, len(text)) + text
+
+
+def shared(levels: int, kind: type) -> Any:
+    value: Any = kind()
+    for _ in range(levels):
+        value = kind((value, value))
+    return value
+
+
+def in_itself() -> Any:
+    value: dict[str, Any] = {}
+    value["a"] = value["b"] = value
+    return value
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("protocol", [0, 1])
+@pytest.mark.parametrize("value", [shared(200, list), shared(200, tuple), in_itself(), ["x" * 100_000] * 1_000])
+def test_a_value_that_is_endless_when_shown_is_shown_as_its_bytes(value: Any, protocol: int) -> None:
+    data = pickled(pickle.dumps(value, protocol))
+    assert isinstance(Decoder().value(member_row(data)), Opaque)
+
+
+@pytest.mark.timeout(20)
+def test_a_key_of_shared_tuples_ends_too() -> None:
+    tree = b")" + b"".join(b"q%c0(h%ch%ct" % (level, level, level) for level in range(60))  # each level is a pair of the one before
+    data = b"(" + tree + b"I1\n" + tree + b"I2\nd."
+    assert isinstance(Decoder().value(member_row(pickled(data))), Opaque)
+
+
+@pytest.mark.timeout(20)
+def test_values_of_many_levels_are_shown_as_bytes() -> None:
+    value: Any = []
+    for _ in range(900):
+        value = [value]
+    row = ("m", b"", "", msgpack.packb(value), "msgpack", False, 0, 0, 0, (1, 0, 1, 1))
+    decoded = Decoder().value(row)
+    assert isinstance(decoded, Opaque)
+    json.dumps(plain(decoded))
+    text(decoded)
+
+
+def test_large_plain_values_are_still_shown() -> None:
+    value = [{"name": "x" * 1000, "numbers": list(range(100))} for _ in range(1000)]
+    row = ("m", b"", "", msgpack.packb(value), "msgpack", False, 0, 0, 0, (1, 0, 1, 1))
+    assert Decoder().value(row) == value
+    same = ("a", 1)
+    assert Decoder().value(member_row(pickled(pickle.dumps([{"k": "v"}, {"k": "v"}, same], 0)))) == [{"k": "v"}, {"k": "v"}, same]
+
+
+def test_settings_of_the_current_folder_are_announced(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    assert "imap-wal.toml" not in CliRunner().invoke(group, ["ls", log]).stderr
+    (tmp_path / "imap-wal.toml").write_text(f'url = "{log}"\n')
+    ended = CliRunner().invoke(group, ["ls"])
+    assert ended.exit_code == 0
+    assert "settings from imap-wal.toml of the current folder" in ended.stderr
+    assert "settings from" not in CliRunner().invoke(group, ["--config", "imap-wal.toml", "ls"]).stderr
