@@ -77,17 +77,13 @@ class NewClusterTest {
     /** As members do that are left out of a view. No partition is assigned before all are there. */
     private void formNewCluster() throws Exception {
         UUID former = cluster(a).getClusterId();
-        Address target = cluster(a).getThisAddress();
-        List<Thread> others = new ArrayList<>();
+        NodeEngineImpl engine = WalPlugin.of(a).nodeEngine();
         for (HazelcastInstance member : members.subList(1, 3)) {
-            others.add(new Thread(() -> cluster(member).merge(target)));
+            engine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, new FollowOperation(), cluster(member).getThisAddress())
+                    .joinInternal();
         }
-        others.forEach(Thread::start);
-        cluster(a).merge(target);
-        for (Thread other : others) {
-            other.join();
-        }
-        eventually(() -> members.stream().allMatch(each -> cluster(each).getSize() == 3));
+        cluster(a).merge(cluster(a).getThisAddress());
+        eventually(() -> members.stream().allMatch(each -> cluster(each).getSize() == 3 && !WalPlugin.of(each).merging()));
         assertNotEquals(former, cluster(a).getClusterId());
     }
 
