@@ -61,11 +61,11 @@ final class LeftOut {
     private Thread thread;
     private UUID dropped;
     /** The maps that were dropped since this member has its UUID. */
-    private final Set<String> gone = new HashSet<>();
+    private final Set<String> droppedMaps = new HashSet<>();
     /** Checks in a row in which the oldest member was in the view. */
     private int alone;
     /** Checks in a row in which no member of the view gave a sign of life. */
-    private int bereft;
+    private int silent;
     private boolean closed;
 
     LeftOut(WalPlugin plugin, LocalMaps maps) {
@@ -121,7 +121,7 @@ final class LeftOut {
     /** This member is in another cluster now, or in the same one with another UUID. */
     synchronized void forget() {
         lost.clear();
-        bereft = 0;
+        silent = 0;
     }
 
     private void run() {
@@ -163,13 +163,13 @@ final class LeftOut {
         UUID member = plugin.guard().member();
         if (!member.equals(dropped)) {
             dropped = member;
-            gone.clear();
+            droppedMaps.clear();
             plugin.logger().warning("imap-wal: member " + plugin.member() + " is not in the newest view of the log of " + out.get(0).agent()
                     + ". Its maps are dropped from memory, and are not available until it has joined the cluster again");
         }
         for (MapState state : plugin.states()) {
             // Also those that are open and have nothing in memory.
-            if (out.contains(plugin.linkOf(state.map())) && (gone.add(state.map()) || state.isOpen())) {
+            if (out.contains(plugin.linkOf(state.map())) && (droppedMaps.add(state.map()) || state.isOpen())) {
                 maps.drop(state.map());
             }
         }
@@ -273,12 +273,12 @@ final class LeftOut {
                 connections.blockOnConnect(each, PAUSE_MS, 0);
             }
             if (connections.get(each) != null) {
-                bereft = 0;
+                silent = 0;
                 return each;
             }
         }
-        bereft = out.stream().allMatch(this::isGone) ? bereft + 1 : 0;
-        return anew || bereft >= LOOKS ? plugin.nodeEngine().getThisAddress() : null;
+        silent = out.stream().allMatch(this::isSilent) ? silent + 1 : 0;
+        return anew || silent >= LOOKS ? plugin.nodeEngine().getThisAddress() : null;
     }
 
     /**
@@ -286,7 +286,7 @@ final class LeftOut {
      * or come back with other addresses, and members that were left out must not wait for them. A
      * new cluster is always safe: it gets the log only if the view's members are silent.
      */
-    private boolean isGone(AgentLink link) {
+    private boolean isSilent(AgentLink link) {
         try {
             AgentConnection.Claim claim = AgentConnection.claim(link.settings());
             return claim != null && !claim.alive();
