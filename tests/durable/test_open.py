@@ -184,7 +184,7 @@ LONG = {"letters": "m" * 256, "dots": "a.b" * 52, "emoji": "🙂" * 22}
 def test_a_name_that_cannot_be_a_folder_name_is_refused(memory: MemoryStore, tmp_path: Path, name: str) -> None:
     too_long = name * 20
     with imap_wal.open(tmp_path) as store:
-        with pytest.raises(InvalidSetting, match=r"the name of a map takes \d+ bytes of UTF-8; 1 to 1024"):
+        with pytest.raises(InvalidSetting, match=r"the name of a map takes \d+ bytes of UTF-8; at most 1024"):
             store.map(too_long)
         assert store.maps() == []
     for what in ("namespace", "cluster", "node"):
