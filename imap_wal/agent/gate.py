@@ -50,7 +50,6 @@ class Gate:
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
         own = self._rules.own
         if own is not None:
-            check_pair(own)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(own.secret))
         self.worker.start()

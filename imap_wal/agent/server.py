@@ -20,6 +20,7 @@ from imap_wal import entry, layout
 from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.endpoint import EndpointLock
+from imap_wal.agent.gate import check_pair
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.peers import demand
@@ -103,6 +104,8 @@ class Agent:
             )
             opened.callback(endpoint.release)
             rules = config.access.rules(self._clock)
+            if rules is not None and rules.own is not None:
+                check_pair(rules.own)
             self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
             opened.callback(self._log.close, clean=True)
             self._router = Router(endpoint, rules, self._clock)
