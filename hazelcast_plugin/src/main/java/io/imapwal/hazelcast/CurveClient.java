@@ -141,14 +141,13 @@ final class CurveClient {
     }
 
     private static byte[] seal(Key key, byte[] nonce, byte[] plain) {
-        try (SecretBox box = SecretBox.encrypt(key, nonce, plain)) {
-            return box.getCiphertextWithTag();
-        }
+        // Not closed: that would overwrite the nonce, which still has to be sent.
+        return SecretBox.encrypt(key, nonce, plain).getCiphertextWithTag();
     }
 
     private static byte[] open(Key key, byte[] nonce, byte[] from, int offset) throws ProtocolException {
-        try (SecretBox box = SecretBox.fromCombined(nonce, Arrays.copyOfRange(from, offset, from.length))) {
-            return box.decrypt(key);
+        try {
+            return SecretBox.fromCombined(nonce, Arrays.copyOfRange(from, offset, from.length)).decrypt(key);
         } catch (RuntimeException e) { // whatever the library makes of bytes that somebody else chose
             throw new ProtocolException("what came was not sealed by the agent with the key agent-public-key");
         }
