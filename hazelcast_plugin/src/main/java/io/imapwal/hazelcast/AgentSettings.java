@@ -90,6 +90,10 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
             throw new IllegalArgumentException(where(AGENT_KEY_FILE, map) + " is for tcp:// endpoints; at " + endpoint
                     + " the agent asks the kernel for the user of this process");
         }
+        if (keyFile.isEmpty() && !endpoint.isLocal()) {
+            throw new IllegalArgumentException(where(AGENT, map) + ": without keys, whoever is between this member and " + endpoint
+                    + " could read and change its maps; set " + AGENT_KEY_FILE + " and " + AGENT_PUBLIC_KEY + " (imap-wal keys new)");
+        }
         byte[] key = AgentSecrets.key(agentKey);
         if (!agentKey.isEmpty() && key == null) {
             throw new IllegalArgumentException(where(AGENT_PUBLIC_KEY, map)
