@@ -14,7 +14,7 @@ from rewrite_cli.audit import audit
 from rewrite_cli.claim import ClaimReport, set_tokens, take_log
 from rewrite_cli.scope import Scope, scope_options
 
-_TOKEN = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TOKEN = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
