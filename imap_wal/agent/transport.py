@@ -59,9 +59,6 @@ class Router:
                 self.gate.guard(self._socket)
             with lock.private():
                 self._socket.bind(self.endpoint)
-        except InvalidSetting:
-            self._context.destroy(linger=0)
-            raise
         except (zmq.ZMQError, OSError) as error:
             if self.gate is not None:
                 self.gate.close()
