@@ -22,14 +22,13 @@ ALL = frozenset(Right)
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody who was admitted. `name` is for people; "" if nothing but the endpoint says who it
-    is."""
+    """Somebody who was admitted. `name` is for people."""
 
     name: str
     rights: frozenset[Right]
 
 
-LOCAL = Peer("", ALL)
+LOCAL = Peer("local", ALL)
 """Whoever was admitted to an endpoint without keys."""
 UNKNOWN = Peer("a revoked key", frozenset())
 
