@@ -108,8 +108,9 @@ class Connection:
 class SimRouter:
     """In place of `imap_wal.agent.transport.Router`."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *_: object) -> None:
         me = actor()
+        self.workers: list[Any] = []
         self.endpoint, self.process, self.closed = endpoint, me.process, False
         self.inbox: collections.deque[Message] = collections.deque()
         self.connections: dict[bytes, Connection] = {}
@@ -173,7 +174,7 @@ class Queues:
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import mender, open_log, reads
+    from imap_wal.agent import claims, mender, open_log, reads
 
     return [
         (server, "Router", SimRouter),
@@ -184,6 +185,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (open_log, "_log", _Silent()),
         (mender, "_log", _Silent()),
         (reads, "_log", _Silent()),
+        (claims, "_log", _Silent()),
         (reads, "queue", Queues),
         # Its looks by a clock would be most of all steps.
         (reads, "FRESH_BYTES", 0),
@@ -196,7 +198,8 @@ class _Silent:
 
 
 def endpoint_of(node: str) -> str:
-    return f"tcp://{node}:1"
+    # A loopback address: others need keys. The name makes it another one for each node.
+    return f"tcp://127.0.0.1:1/{node}"
 
 
 def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:
