@@ -17,6 +17,7 @@ from greenlet import getcurrent
 from imap_wal import entry
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.endpoint import EndpointLock
 from imap_wal.agent.requests import read
 from imap_wal.agent.start import StartPolicy
 from imap_wal.agent.transport import Message
@@ -108,8 +109,8 @@ class Connection:
 class SimRouter:
     """In place of `imap_wal.agent.transport.Router`."""
 
-    def __init__(self, endpoint: str, *_: object) -> None:
-        me = actor()
+    def __init__(self, lock: EndpointLock, *_: object) -> None:
+        me, endpoint = actor(), lock.endpoint
         self.workers: list[Any] = []
         self.endpoint, self.process, self.closed = endpoint, me.process, False
         self.inbox: collections.deque[Message] = collections.deque()
