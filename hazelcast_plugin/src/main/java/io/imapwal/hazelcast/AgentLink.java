@@ -208,7 +208,7 @@ final class AgentLink {
     private RuntimeException refused(List<Change> changes, RuntimeException failure) {
         if (failure instanceof NotAppended || failure instanceof LogUnavailable) {
             for (Change change : changes) {
-                if (change.key != null && settler.isAhead(change.map, List.of(change.key))) {
+                if (change.key != null && settler.isAhead(change.map, change.key)) {
                     return new OutcomeUnknown(map(change) + "an earlier attempt of the change may be in the log; " + settling() + ": "
                             + failure.getMessage(), failure);
                 }

@@ -7,7 +7,6 @@ import com.hazelcast.cluster.MembershipListener;
 import com.hazelcast.instance.EndpointQualifier;
 import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.internal.cluster.impl.operations.MergeClustersOp;
-import com.hazelcast.internal.nio.Connection;
 import com.hazelcast.internal.server.ServerConnectionManager;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.operationservice.Operation;
@@ -52,7 +51,6 @@ import java.util.concurrent.TimeoutException;
 final class LeftOut {
     private static final long PAUSE_MS = 1000;
     private static final long WAIT_S = 5;
-    private static final long FOLLOW_MS = 5;
     private static final int LOST_MAX = 100;
     /** How many checks in a row must find the same before anything is done. */
     private static final int LOOKS = 3;
@@ -69,8 +67,6 @@ final class LeftOut {
     /** Checks in a row in which no member of the view gave a sign of life. */
     private int silent;
     private boolean closed;
-    /** Held while this member joins another cluster. */
-    private final Object joining = new Object();
 
     LeftOut(WalPlugin plugin, LocalMaps maps) {
         this.plugin = plugin;
@@ -184,13 +180,13 @@ final class LeftOut {
         if (cluster.isMaster()) {
             Address target = target(out);
             if (target != null) {
-                merge(member, target);
+                merge(cluster, target);
             }
         } else {
             alone = oldestIsOut ? 0 : alone + 1;
             if (alone >= LOOKS) {
                 alone = 0;
-                join(member, cluster.getMasterAddress());
+                cluster.merge(cluster.getMasterAddress());
             }
         }
         return true;
@@ -272,7 +268,7 @@ final class LeftOut {
                 anew = true;
                 continue;
             }
-            ServerConnectionManager connections = connections();
+            ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer().getConnectionManager(EndpointQualifier.MEMBER);
             if (connections.getOrConnect(each) == null) {
                 connections.blockOnConnect(each, PAUSE_MS, 0);
             }
@@ -299,17 +295,15 @@ final class LeftOut {
         }
     }
 
-    /** All members of this cluster join the cluster of {@code target}, which may be this member: a new cluster. */
-    private void merge(UUID member, Address target) throws InterruptedException {
-        boolean anew = target.equals(plugin.nodeEngine().getThisAddress());
+    /** Merges in Hazelcast's order: the other members first. */
+    private void merge(ClusterServiceImpl cluster, Address target) throws InterruptedException {
         plugin.logger().warning("imap-wal: the members of this cluster, which are not in the newest view of the log, join "
-                + (anew ? "a new cluster at " : "the cluster of ") + target);
+                + (target.equals(plugin.nodeEngine().getThisAddress()) ? "a new cluster at " : "the cluster of ") + target);
         List<Future<?>> told = new ArrayList<>();
-        for (Member each : plugin.nodeEngine().getClusterService().getMembers()) {
+        for (Member each : cluster.getMembers()) {
             if (!each.localMember()) {
-                Operation operation = anew ? new FollowOperation() : new MergeClustersOp(target);
-                told.add(plugin.nodeEngine().getOperationService().createInvocationBuilder(ClusterServiceImpl.SERVICE_NAME, operation,
-                        each.getAddress()).setTryCount(1).invoke());
+                Operation merge = new MergeClustersOp(target);
+                told.add(plugin.nodeEngine().getOperationService().invokeOnTarget(ClusterServiceImpl.SERVICE_NAME, merge, each.getAddress()));
             }
         }
         for (Future<?> each : told) {
@@ -319,46 +313,6 @@ final class LeftOut {
                 plugin.logger().fine("imap-wal: a member was not told to join again", e);
             }
         }
-        join(member, target);
-    }
-
-    /**
-     * The member at {@code address}, which is the oldest, leaves to form a new cluster: this one joins
-     * that when the other has left. If both left at the same time, the oldest would still send messages
-     * as the member that it was, and who has joined the new cluster would take it for another one and
-     * remove it. Returns at once.
-     */
-    void follow(Address address) {
-        UUID member = plugin.guard().member();
-        Connection former = connections().get(address);
-        Thread follower = new Thread(() -> {
-            try {
-                long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(WAIT_S);
-                while (former != null && former.isAlive()) {
-                    if (System.nanoTime() - until > 0) {
-                        return;
-                    }
-                    Thread.sleep(FOLLOW_MS);
-                }
-                join(member, address);
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-            }
-        }, "imap-wal-follow");
-        follower.setDaemon(true);
-        follower.start();
-    }
-
-    /** Joins the cluster of {@code target}, unless this member has joined one since it was {@code member}. */
-    private void join(UUID member, Address target) {
-        synchronized (joining) {
-            if (member.equals(plugin.guard().member())) {
-                plugin.nodeEngine().getNode().getClusterService().merge(target);
-            }
-        }
-    }
-
-    private ServerConnectionManager connections() {
-        return plugin.nodeEngine().getNode().getServer().getConnectionManager(EndpointQualifier.MEMBER);
+        cluster.merge(target);
     }
 }

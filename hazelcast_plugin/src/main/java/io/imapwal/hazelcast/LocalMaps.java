@@ -29,9 +29,7 @@ final class LocalMaps {
     void drop(String map) {
         MapContainer container = context().getExistingMapContainer(map);
         MapState state = plugin.state(map);
-        state.close();
-        plugin.settler().forget(map);
-        plugin.placements().forget(map);
+        plugin.forget(map);
         if (container != null && store(container) != null) {
             onAll(map, partition -> {
                 context().removeRecordStoresFromPartitionMatchingWith(each -> each.getName().equals(map), partition, false, false);

@@ -45,7 +45,6 @@ final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
     /** For this time, a failure is the answer to later attempts too. */
     private static final long FAILED_NANOS = TimeUnit.SECONDS.toNanos(5);
-    private static final long LOOK_MAX_MS = 50;
     /** How long {@code getMap} waits for other members, after this one has loaded its own. */
     private static final long OTHERS_NANOS = TimeUnit.SECONDS.toNanos(2);
     private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
@@ -58,9 +57,10 @@ final class MapState {
     private final ReentrantLock settling = new ReentrantLock();
     private volatile AgentSettings settings;
 
-    /** The last attempt to open the map; null: none since it was closed. */
-    private CompletableFuture<Void> preparing;
-    private long startedNanos;
+    /** A thread opens the map. */
+    private boolean opening;
+    /** No attempt to open the map begins before this time. */
+    private long nextNanos = System.nanoTime();
     /** Why the last attempt that ended failed; null: it did not fail. */
     private LogUnavailable failure;
     private long failedNanos;
@@ -115,18 +115,19 @@ final class MapState {
         }
         Membership present = plugin.guard().membership();
         long began = System.nanoTime();
-        long pauseMs = 1;
-        for (; !loaded && !(open && wholeness.isQuiet(began, settings)); pauseMs = Math.min(2 * pauseMs, LOOK_MAX_MS)) {
-            RuntimeException why = open ? null : closed();
-            if (why instanceof LogUnavailable) {
-                throw why;
-            }
-            TimeUnit.MILLISECONDS.sleep(pauseMs);
+        Polling.until(() -> loaded || tooLong(began), Long.MAX_VALUE);
+        Polling.until(() -> !peers(present).loading(), OTHERS_NANOS);
+    }
+
+    /** Whether the map is open and its partitions take too long. @throws LogUnavailable it cannot be opened */
+    private boolean tooLong(long began) {
+        if (open) {
+            return wholeness.isQuiet(began, settings);
         }
-        long deadline = System.nanoTime() + OTHERS_NANOS;
-        for (pauseMs = 1; peers(present).loading() && System.nanoTime() - deadline < 0; pauseMs = Math.min(2 * pauseMs, LOOK_MAX_MS)) {
-            TimeUnit.MILLISECONDS.sleep(pauseMs);
+        if (closed() instanceof LogUnavailable why) {
+            throw why;
         }
+        return false;
     }
 
     /** Each partition that this member owned has been settled. @param ofGeneration the generation in which that began */
@@ -297,7 +298,8 @@ final class MapState {
         generation++;
         loaded = false;
         open = false;
-        preparing = null;
+        opening = false;
+        nextNanos = System.nanoTime();
         failure = null;
         // The next use reads the log again: what is known of the partitions does not hold for it.
         wholeness.forgetAll();
@@ -332,19 +334,16 @@ final class MapState {
         return new RetryableHazelcastException("map \"" + map + "\" is being opened: its log is looked for");
     }
 
-    private synchronized void beginToOpen(AgentSettings opening) {
-        if (plugin.merging()) {
+    private synchronized void beginToOpen(AgentSettings used) {
+        if (open || opening || plugin.merging() || System.nanoTime() - nextNanos < 0) {
             return;
         }
-        boolean over = preparing != null && preparing.isDone();
-        if (!open && (preparing == null || (over && System.nanoTime() - startedNanos > PAUSE_NANOS))) {
-            preparing = new CompletableFuture<>();
-            startedNanos = System.nanoTime();
-            try {
-                start(preparing, opening, generation);
-            } catch (OutOfMemoryError e) {  // no more threads
-                fail(preparing, generation, "map \"" + map + "\" cannot be opened now: " + AgentLink.reason(e), e);
-            }
+        opening = true;
+        nextNanos = System.nanoTime() + PAUSE_NANOS;
+        try {
+            start(used, generation);
+        } catch (OutOfMemoryError e) {  // no more threads
+            failed(generation, "map \"" + map + "\" cannot be opened now: " + AgentLink.reason(e), e);
         }
     }
 
@@ -353,10 +352,9 @@ final class MapState {
      *
      * @param loaded  a member has it in use
      * @param missing why a member cannot take entries; null when all can
-     * @param opening a member that has not opened the map yet, and so would not take backups; null: all have
      * @param loading a member has opened the map, and not yet loaded all of its partitions
      */
-    record Peers(boolean loaded, String missing, String opening, boolean loading) {
+    record Peers(boolean loaded, String missing, boolean loading) {
     }
 
     /** @param present as which member this one asks */
@@ -373,7 +371,6 @@ final class MapState {
         }
         boolean loaded = false;
         String missing = null;
-        String opening = null;
         boolean loading = false;
         for (int i = 0; i < answers.size(); i++) {
             String answer;
@@ -388,11 +385,11 @@ final class MapState {
             switch (answer) {
                 case StatusOperation.LOADED -> loaded = true;
                 case StatusOperation.OPEN -> loading = true;
-                case StatusOperation.READY -> opening = "member " + members.get(i).getAddress() + " is opening the map";
+                case StatusOperation.READY -> { }
                 default -> missing = answer;
             }
         }
-        return new Peers(loaded, missing, opening, loading);
+        return new Peers(loaded, missing, loading);
     }
 
     /** A member that joins is not in the list of a view that was claimed before, so it asks the others for the view's number. */
@@ -440,54 +437,59 @@ final class MapState {
             if (!config.isEnabled()) {
                 return "member " + plugin.member() + " has no map-store for map \"" + map + "\"";
             }
-            AgentSettings opening = AgentSettings.of(map, config.getProperties());
-            AgentLink link = plugin.link(opening);
+            AgentSettings used = AgentSettings.of(map, config.getProperties());
+            AgentLink link = plugin.link(used);
             learnView(link);
             link.connect();
             // So both members load their partitions at the same time.
-            beginToOpen(opening);
+            beginToOpen(used);
             return StatusOperation.READY;
         } catch (RuntimeException e) {
             return AgentLink.reason(e);
         }
     }
 
-    private void start(CompletableFuture<Void> attempt, AgentSettings opening, int ofGeneration) {
+    private void start(AgentSettings used, int ofGeneration) {
         Membership present = plugin.guard().membership();
         thread(() -> {
             try {
-                prepare(opening, present);
+                prepare(used, present);
             } catch (Throwable e) {
                 String why = "map \"" + map + "\" is not available, because its log is not: " + AgentLink.reason(e)
                         + ". It comes back by itself as soon as the log does";
                 plugin.logger().warning("imap-wal: " + why);
-                fail(attempt, ofGeneration, why, e instanceof LogUnavailable ? e.getCause() : e);
+                failed(ofGeneration, why, e instanceof LogUnavailable ? e.getCause() : e);
                 return;
             }
-            synchronized (this) {
-                if (ofGeneration == generation && plugin.guard().isPresent(present)) {
-                    settings = opening;
-                    // Partitions may have waited since before the map was used here.
-                    wholeness.progress();
-                    failure = null;
-                    open = true;
-                }
-            }
-            attempt.complete(null);
+            opened(ofGeneration, used, present);
             plugin.settlements().load(this, ofGeneration);
         });
     }
 
-    private synchronized void fail(CompletableFuture<Void> attempt, int ofGeneration, String why, Throwable cause) {
+    private synchronized void opened(int ofGeneration, AgentSettings used, Membership present) {
+        if (ofGeneration != generation) {
+            return;
+        }
+        opening = false;
+        if (plugin.guard().isPresent(present)) {
+            settings = used;
+            // Partitions may have waited since before the map was used here.
+            wholeness.progress();
+            failure = null;
+            open = true;
+        }
+    }
+
+    private synchronized void failed(int ofGeneration, String why, Throwable cause) {
         if (ofGeneration == generation) {
+            opening = false;
             failure = new LogUnavailable(why, cause);
             failedNanos = System.nanoTime();
         }
-        attempt.complete(null);
     }
 
-    private void prepare(AgentSettings opening, Membership present) throws Exception {
-        AgentLink link = plugin.link(opening);
+    private void prepare(AgentSettings used, Membership present) throws Exception {
+        AgentLink link = plugin.link(used);
         learnView(link);
         link.connect();
         link.viewWithout(plugin.partitions().departed());
@@ -499,7 +501,7 @@ final class MapState {
         addIndexes();
         // Makes the agent merge the logs now, not when a partition's thread waits for it.
         try {
-            plugin.readers(opening).known(map);
+            plugin.readers(used).known(map);
         } catch (IOException e) {
             throw new IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
         }
@@ -522,13 +524,9 @@ final class MapState {
     }
 
     private void awaitAssigned() throws InterruptedException {
-        long deadline = System.nanoTime() + OTHERS_NANOS;
-        while (!plugin.partitions().assigned()) {
-            if (System.nanoTime() - deadline > 0) {
-                throw new IllegalStateException("the cluster's partitions have no owners yet; the cluster's state is "
-                        + plugin.nodeEngine().getClusterService().getClusterState());
-            }
-            TimeUnit.MILLISECONDS.sleep(LOOK_MAX_MS);
+        if (!Polling.until(plugin.partitions()::assigned, OTHERS_NANOS)) {
+            throw new IllegalStateException("the cluster's partitions have no owners yet; the cluster's state is "
+                    + plugin.nodeEngine().getClusterService().getClusterState());
         }
     }
 

@@ -156,22 +156,17 @@ final class Settler {
     }
 
     /**
-     * Whether the log has a change of one of these keys that memory lacks. It may be the first
+     * Whether the log has a change of the key that memory lacks. It may be the first
      * attempt of a change that Hazelcast has repeated, because the partition moved. If the repeated
      * attempt is refused, the caller must not be told that nothing was changed.
      */
-    boolean isAhead(String map, Collection<Data> keys) {
+    boolean isAhead(String map, Data key) {
         if (idle()) {
             return false;
         }
         synchronized (this) {
-            for (Data key : keys) {
-                Doubt doubt = doubts.get(new Key(map, key, partition(key)));
-                if (doubt != null && doubt.welcomes < 0) {
-                    return true;
-                }
-            }
-            return false;
+            Doubt doubt = doubts.get(new Key(map, key, partition(key)));
+            return doubt != null && doubt.welcomes < 0;
         }
     }
 

@@ -101,9 +101,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             plugin.localMaps().discard(map);
             throw e;
         } finally {
-            state.close();
-            plugin.settler().forget(map);
-            plugin.placements().forget(map);
+            plugin.forget(map);
             if (destruction != null) {
                 destruction.tell();
             }

@@ -168,6 +168,13 @@ final class WalPlugin {
         return localMaps;
     }
 
+    /** What is known about a map does not count any more: the next use reads the log again. */
+    void forget(String map) {
+        state(map).close();
+        settler.forget(map);
+        placements.forget(map);
+    }
+
     LeftOut leftOut() {
         return leftOut;
     }

@@ -18,7 +18,6 @@ public final class WalSerializerHook implements DataSerializerHook {
     static final int RELEASE = 26;
     static final int LOGGED_SET = 27;
     static final int LOGGED_DELETE = 28;
-    static final int FOLLOW = 29;
     static final int CARRIED_STATE = 6;
     static final int CORRECTION_BACKUP = 7;
 
@@ -42,7 +41,6 @@ public final class WalSerializerHook implements DataSerializerHook {
             case RELEASE -> new ReleaseOperation();
             case LOGGED_SET -> new LoggedSetOperation();
             case LOGGED_DELETE -> new LoggedDeleteOperation();
-            case FOLLOW -> new FollowOperation();
             case CARRIED_STATE -> new CarriedState();
             case CORRECTION_BACKUP -> new CorrectionBackup();
             default -> null;
