@@ -122,7 +122,7 @@ def test_an_agent_with_another_key_is_not_trusted(settings: AgentConfig) -> None
 
 def test_a_reader_may_not_write_claim_or_keep_a_member_out(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings, MEMBER) as member, plugin(settings, READER, uuid="r", member="reader") as reader:
-        # With a right to read alone nobody has the log claimed, not even the first time.
+        # A key that may only read does not have the log claimed, not even the first time.
         assert "no right 'claim'" in refused(reader, "hello", reader.about(purpose="read"))
         member.hello()
         assert member.put(a="1")[0] == "ack"

@@ -21,7 +21,7 @@ from tests.cluster.harness import Agent, Cluster, MemberError, compile_java, fre
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-SECRET = "a value that nobody between them may read"
+SECRET = "a value that no one between them may read"
 OPERATOR = new_pair("operator")
 
 
@@ -122,7 +122,7 @@ def world(tmp_path: Path, java: str) -> Iterator[World]:
     world.tap.close()
 
 
-def test_a_member_with_keys_and_token_keeps_its_map_and_nobody_between_can_read_or_change_it(world: World) -> None:
+def test_a_member_with_keys_and_token_keeps_its_map_and_what_passes_cannot_be_read_or_changed(world: World) -> None:
     cluster = world.cluster
     cluster.start(1)
     orders = cluster.client().get_map("orders").blocking()
