@@ -21,11 +21,13 @@ TIMEOUT_S = 300
 
 
 @contextmanager
-def agent(folder: Path, durability: str = "always") -> Iterator[str]:
-    """An agent as a process of its own; yields its endpoint."""
-    endpoint = f"ipc://{folder}/agent.sock"
+def agent(folder: Path, durability: str = "always", *, endpoint: str = "", **settings: str) -> Iterator[str]:
+    """An agent as a process of its own; yields its endpoint: a Unix socket in `folder`, unless it is
+    given."""
+    endpoint = endpoint or f"ipc://{folder}/agent.sock"
+    more = "".join(f'{name} = "{value}"\n' for name, value in settings.items())
     config = folder / "agent.toml"
-    config.write_text(f'url = "{(folder / "log").as_uri()}"\nnode = "n1"\nendpoint = "{endpoint}"\n[log]\ndurability = "{durability}"\n')
+    config.write_text(f'url = "{(folder / "log").as_uri()}"\nnode = "n1"\nendpoint = "{endpoint}"\n{more}[log]\ndurability = "{durability}"\n')
     command = [sys.executable, "-m", "rewrite_cli.cli", "agent", "--config", str(config)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
     try:

@@ -18,6 +18,7 @@ ImapWalError
 ├── LogExists             the log you create is there already
 ├── PositionGone          you read from a place that was removed; names the oldest that is left
 ├── LostRace              another process published first
+├── NotAllowed            you: the agent does not let you do this
 ├── InvalidSetting        your setting: also a ValueError
 └── StorageUnavailable    the storage: unreachable, full, read-only
 """
@@ -154,6 +155,11 @@ class PositionGone(ImapWalError):
 
 class LostRace(ImapWalError):
     """Another process published the next manifest first, and what this one wanted no longer fits. Run the command again."""
+
+
+class NotAllowed(ImapWalError):
+    """An agent refuses a connection or a request: the user, the key or the cluster's token does not
+    have the right. Nothing happened. Ask whoever configures the agent."""
 
 
 class InvalidSetting(ImapWalError, ValueError):

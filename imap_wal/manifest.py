@@ -784,6 +784,9 @@ class ClaimManifest:
     forced: bool = False
     """The newest claim is an operator's (`imap-wal claim --force`). The next cluster waits for no
     node."""
+    tokens: tuple[str, ...] = ()
+    """SHA-256 of each token of this cluster. Agents claim only for who has one of them; (): for all
+    who may connect."""
 
     @property
     def newest(self) -> int:
@@ -797,7 +800,7 @@ class ClaimManifest:
 
     def with_claim(self, cluster_id: str, incarnation: int, members: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> ClaimManifest:
         kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[-CLAIMS_KEPT:]
-        return ClaimManifest(dict(kept), self.permits or incarnation, members, lost)
+        return ClaimManifest(dict(kept), self.permits or incarnation, members, lost, tokens=self.tokens)
 
     def admits(self, member: str, view: int) -> bool:
         """Whether this member of the newest claim's cluster may write, if its hello names this view."""
@@ -817,7 +820,7 @@ class ClaimManifest:
         return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return _without_defaults(_fields(self), ("permits", "members", "lost", "forced"))
+        return _without_defaults(_fields(self), ("permits", "members", "lost", "forced", "tokens"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:

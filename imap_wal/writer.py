@@ -437,6 +437,8 @@ def open_node_log(
         raise WriterLocked(identity.node, error.holder) from error
     try:
         manifest, recovered = opening.run()
+        if takeover:
+            _log.warning("the log of node %r was taken over by %s: epoch %d begins", identity.node, holder_text(what), manifest.epoch)
         tell_links(store, [f"{folder}/wal", f"{folder}/archive"])
         return NodeLog(
             store, identity, settings, clock, randomness, opening.manifests, opening.clusters, manifest,

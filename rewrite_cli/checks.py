@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from imap_wal.agent.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
-from imap_wal.errors import ImapWalError, LogError
+from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.restore import ClusterLog
 from imap_wal.rivals import ADVICE
 from rewrite_cli import conflicts, jars, output
@@ -82,11 +83,16 @@ def java_side() -> Iterator[Check]:
             yield Check(name, WARNING, error.message, "needed for `imap-wal node start`, not for embedded maps")
 
 
-def agent(endpoint: str) -> Iterator[Check]:
-    """Whether an agent answers, and what it says of itself."""
+def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Iterator[Check]:
+    """Whether an agent answers, and what it says of itself. `key`, `agent_key`: as `Client` takes
+    them."""
     from rewrite_cli.cluster import ask_stat
 
-    health = ask_stat(endpoint)
+    try:
+        health = ask_stat(endpoint, key=key, agent_key=agent_key)
+    except NotAllowed as error:
+        yield Check("agent", PROBLEM, str(error), "allow_uids, or key and clients in its configuration, say who may connect; imap-wal keys")
+        return
     if health is None:
         yield Check(
             "agent",

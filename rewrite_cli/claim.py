@@ -4,7 +4,7 @@ former cluster nor for nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ class ClaimReport:
     ever did. `signs`: nodes whose agents hear its members, or did before they were killed.
     `present`: nodes whose agents run without such members, or did before they were killed, with the
     id of the cluster that their member is in ("": none was heard). `claimed`: the incarnation that
-    was claimed; 0 after a dry run."""
+    was claimed; 0 after a dry run. `tokens`: how many tokens may claim the log."""
 
     namespace: str
     cluster: str
@@ -31,6 +31,14 @@ class ClaimReport:
     signs: tuple[str, ...]
     claimed: int = 0
     present: Mapping[str, str] = field(default_factory=dict)
+    tokens: int = 0
+
+
+def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
+    """Have the tokens with these hashes claim the log from now on; `keep`: also those of before.
+    Without any, everybody may who may connect to an agent and claim. It changes nothing else."""
+    claims = claim_manifests(log.store, log.folder, log.manifest().claims, log.clock, log.randomness)
+    claims.update(lambda now: replace(now, tokens=tuple(dict.fromkeys((*(now.tokens if keep else ()), *add)))))
 
 
 def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
@@ -53,4 +61,4 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
         for path in files:
             with suppress(NotFound):
                 log.store.delete(path)
-    return ClaimReport(log.namespace, log.cluster, before.cluster_id, before.newest, nodes, claimed, others)
+    return ClaimReport(log.namespace, log.cluster, before.cluster_id, before.newest, nodes, claimed, others, len(before.tokens))

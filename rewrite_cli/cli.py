@@ -26,6 +26,7 @@ COMMANDS = {
     "node": "real Hazelcast members with plug-in and agents, for trying out and tests",
     "agent": "the service beside a member",
     "plugin": "where the jar is; the hazelcast.yaml to paste",
+    "keys": "who may connect to an agent over TCP; the token of a cluster",
     "ls": "clusters, nodes and files under a URL",
     "stat": "live and dead records and bytes; how long a restart would load",
     "dump": "the raw entries of the log, newest last",

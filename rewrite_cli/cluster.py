@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from imap_wal.agent.keys import KeyPair
 from imap_wal.clock import Clock
 from rewrite_cli import hazelcast_yaml, jars
 from rewrite_cli import output as out
@@ -219,11 +220,12 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def ask_stat(endpoint: str, timeout_ms: int = 2000) -> dict[str, Any] | None:
-    """An agent's statistics; None when it does not answer."""
+def ask_stat(endpoint: str, timeout_ms: int = 2000, key: KeyPair | None = None, agent_key: str = "") -> dict[str, Any] | None:
+    """An agent's statistics; None when it does not answer. `NotAllowed` when it refuses the
+    connection. `key`, `agent_key`: as `Client` takes them."""
     from imap_wal.agent.transport import Client
 
-    client = Client(endpoint, timeout_ms)
+    client = Client(endpoint, timeout_ms, key, agent_key)
     try:
         header, _ = client.ask("stat")
         return dict(header[2]) if header[0] == "stat" else None

@@ -35,6 +35,10 @@ _PROPERTIES = """\
     hazelcast.operation.thread.count: "64"  # a store waits for the disk; with few operation threads, so would everything else
 """
 
+_CLAIMS = """\
+          # cluster-token-file: /etc/imap-wal/eu.token   # the secret without which no cluster can claim the log: imap-wal keys token
+"""
+
 _FILTER = """\
   serialization:
     java-serialization-filter:              # reading a Java-serialised value runs code
@@ -53,8 +57,10 @@ _FILTER = """\
 """
 
 
-def to_paste(names: Sequence[str], agent: str, cluster_name: str) -> str:
-    """A whole hazelcast.yaml for people, with comments."""
+def to_paste(names: Sequence[str], agent: str, cluster_name: str, properties: Mapping[str, str]) -> str:
+    """A whole hazelcast.yaml for people, with comments. `properties`: further ones of the map
+    store."""
+    more = "" if "cluster-token-file" in properties else _CLAIMS
     return f"""\
 # A Hazelcast member (5.5, 5.6 or 5.7) whose maps are durable.
 #   classpath:   hazelcast.jar and the jar that `imap-wal plugin path` prints
@@ -76,7 +82,8 @@ hazelcast:
   #       enabled: true
   #       member-list: [127.0.0.1:5701, 127.0.0.1:5702]
   map:
-{map_section(names, agent, {})}
+{map_section(names, agent, properties)}
+{more}\
           # timeout-ms: "10000"             # longest wait for one acknowledgement
           # agent-timeout-ms: "2000"        # an agent whose process answers nothing for this time counts as hung
           # settle-timeout-ms: "10000"      # longest wait of an operation for a partition whose owner was lost

@@ -12,11 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hmac import compare_digest
+
+import structlog
 
 from imap_wal import layout
+from imap_wal.agent.keys import token_hash
+from imap_wal.agent.peers import LOCAL, Peer, Right
 from imap_wal.agent.start import Start
-from imap_wal.errors import ImapWalError
+from imap_wal.errors import ImapWalError, NotAllowed
 from imap_wal.format import Position
 from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
 from imap_wal.restore import ClusterLog, pin_cuts
@@ -32,6 +37,9 @@ PERMITS_BY_NAME = 64
 too old to show them."""
 
 
+_log = structlog.get_logger("imap_wal.agent")
+
+
 class VoidIncarnation(ImapWalError):
     """A cluster that was followed by another, or a member that was left out of a view."""
 
@@ -39,12 +47,14 @@ class VoidIncarnation(ImapWalError):
 @dataclass(frozen=True, slots=True)
 class Greeting:
     """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far as
-    it knows; 0: not known."""
+    it knows; 0: not known. `token`: the cluster's. `peer`: who sent it."""
 
     cluster_id: str
     member: str
     plugin: str
     view: int = 0
+    token: str = field(default="", repr=False)
+    peer: Peer = LOCAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,46 +98,57 @@ class Claims:
             self._number, self._known = claims.read()
         return self._known.newest
 
+    def may_count(self, who: Greeting) -> bool:
+        """Whether a cluster that starts has to know of this member: it is of the newest cluster, or
+        may claim the log. As far as is known; a stranger must not delay a start."""
+        return who.cluster_id == self._known.cluster_id or _lacks(self._known, who) == ""
+
     def enter(self, who: Greeting, is_new: bool, look: int = 0) -> int:
         """The incarnation in which a member that says hello may write. Claims one for a cluster id
         that has none, unless it has to wait (`start.Waits`). `is_new`: this plug-in has never been in
-        any incarnation here. `look`: see `Start.demand`. `VoidIncarnation`."""
+        any incarnation here. `look`: see `Start.demand`. `VoidIncarnation`, `NotAllowed`."""
         tried = False
 
         def admitted(claims: ClaimManifest) -> ClaimManifest | None:
+            check_token(claims, who)
             claimed = claims.claims.get(who.cluster_id)
             if claimed is None:
+                demand_authority(claims, who)
                 self._start.demand(who.cluster_id, claims, look, nodes=True)
                 return None
             if claimed == claims.newest:
                 _demand_admitted(claims, who)
                 return claims.with_member(who.member)
             if self._returns(claims, claimed, who, is_new and not tried):
+                demand_authority(claims, who)
                 self._start.demand(who.cluster_id, claims, look, nodes=False)
             return None
 
         def anew(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
             nonlocal tried
             tried = True  # if another cluster claims after this, its claim stays
+            if who.token and not claims.tokens:
+                claims = replace(claims, tokens=(token_hash(who.token),))
             claimed = claims.claims.get(who.cluster_id)
             if claimed == claims.newest:  # a copy of a log, or a program has an incarnation above it
                 return claims.with_claim(who.cluster_id, incarnation, claims.members, claims.lost)
             # Members that were in the older incarnation hold what is not in the log.
             return claims.with_claim(who.cluster_id, incarnation, () if claimed is None else (who.member,))
 
-        incarnation = self._claim(who.cluster_id, admitted, anew).newest
+        incarnation = self._claim(who, admitted, anew).newest
         if tried:
             self._start.ended()
         return incarnation
 
     def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
         """A view without `lost`: the newest one, or the next with exactly `members`.
-        `VoidIncarnation`."""
+        `VoidIncarnation`, `NotAllowed`."""
 
         def there(claims: ClaimManifest) -> ClaimManifest | None:
             if claims.claims.get(who.cluster_id) != claims.newest:
                 raise _followed(claims, claims.claims.get(who.cluster_id, 0))
             _demand_admitted(claims, who)
+            demand_authority(claims, who)  # also without a claim: members may be kept out
             if who.member in claims.members and lost.isdisjoint(claims.members):
                 # A member that says hello for the first time after it was lost must not be let in.
                 return claims.barring(lost)
@@ -136,12 +157,12 @@ class Claims:
         def following(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
             return claims.with_claim(who.cluster_id, incarnation, members, tuple(sorted(lost)))
 
-        claims = self._claim(who.cluster_id, there, following)
+        claims = self._claim(who, there, following)
         return View(claims.newest, claims.members)
 
     def _claim(
         self,
-        cluster_id: str,
+        who: Greeting,
         existing: Callable[[ClaimManifest], ClaimManifest | None],
         following: Callable[[ClaimManifest, int], ClaimManifest],
     ) -> ClaimManifest:
@@ -149,14 +170,17 @@ class Claims:
         manifest to publish if the newest claim can be used, or None; `following`: the manifest with
         the given next claim."""
         reserved = outdated = 0
+        former = ""
 
         def change(claims: ClaimManifest) -> ClaimManifest | None:
-            nonlocal reserved
+            nonlocal reserved, former
+            former = claims.cluster_id
             fitting = existing(claims)
             # Without the permit, another cluster is claiming the log now, or this log is a copy.
             if fitting is not None and claims.newest != outdated and (not claims.permitted or self._permit_is_there(claims.newest)):
                 return fitting if fitting != claims else None
             if reserved <= claims.newest:
+                demand_authority(claims, who)  # before a number is taken
                 reserved = reserve(self._cluster)
             return following(fitting or claims, reserved)
 
@@ -164,14 +188,27 @@ class Claims:
             claims = self._log.claims.update(change)
             incarnation = claims.newest
             if not _begun(self._log.clusters.read()[1], incarnation):
-                shut_out_others(self._log, f"Hazelcast cluster {cluster_id!r}", embedded=True)
+                shut_out_others(self._log, f"Hazelcast cluster {who.cluster_id!r}", embedded=True)
                 if self._log.clusters.read()[1].embedded >= incarnation:
                     outdated = incarnation  # the program's changes would win over those of the members
                     continue
                 if not begin(self._cluster, claims):
                     continue  # a newer claim came in between
             self._number, self._known = self._log.claims.read()
+            if incarnation == reserved:
+                self._tell(claims, who, former)
             return claims
+
+    def _tell(self, claims: ClaimManifest, who: Greeting, former: str) -> None:
+        """A line for the audit."""
+        identity = self._log.identity
+        about = {"log": f"{identity.namespace}/{identity.cluster}", "node": identity.node, "incarnation": claims.newest, "member": who.member}
+        if former == who.cluster_id:
+            _log.warning("view claimed", cluster=who.cluster_id, members=len(claims.members), lost=list(claims.lost), peer=who.peer.name, **about)
+        else:
+            _log.warning("log claimed", cluster=who.cluster_id, former=former, peer=who.peer.name, token=bool(claims.tokens), **about)
+        if not claims.tokens:
+            _log.info("this log has no token: whoever may connect and claim can take it from its cluster; docs/operations.md, The cluster's token")
 
     def _returns(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> bool:
         """Only two kinds of plug-in may claim for an older cluster again: one that is in the newest
@@ -229,6 +266,36 @@ def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:
     listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
     for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
         store.delete(path)
+
+
+def check_token(claims: ClaimManifest, who: Greeting) -> None:
+    """`NotAllowed` for a wrong token. A member without one may connect: it cannot claim."""
+    if who.token and claims.tokens and not _has_token(claims, who):
+        raise NotAllowed(f"the token of member {who.member} is not the one of this log; its property cluster-token-file names another cluster's")
+
+
+def demand_authority(claims: ClaimManifest, who: Greeting) -> None:
+    """`NotAllowed` unless this peer may have the log claimed."""
+    lacks = _lacks(claims, who)
+    if lacks:
+        raise NotAllowed(lacks)
+
+
+def _lacks(claims: ClaimManifest, who: Greeting) -> str:
+    """Why this peer may not have the log claimed; "" if it may."""
+    if Right.CLAIM not in who.peer.rights:
+        return f"{who.peer.name} has no right 'claim', which a new cluster and a view of a cluster need"
+    if claims.tokens and not _has_token(claims, who):
+        return (
+            f"this log has a token, and member {who.member} did not give it: it may not claim the log. Set the map-store property "
+            "cluster-token-file on every member; for a token that is lost: imap-wal claim --forget-tokens"
+        )
+    return ""
+
+
+def _has_token(claims: ClaimManifest, who: Greeting) -> bool:
+    given = token_hash(who.token)
+    return any(compare_digest(given, each) for each in claims.tokens)
 
 
 def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from imap_wal.agent.access import DEFAULT_ENDPOINT, Access
 from imap_wal.agent.start import StartPolicy, StartRules
 from imap_wal.credentials import Credentials
 from imap_wal.errors import InvalidSetting
@@ -22,7 +23,8 @@ CLOCK_OFFSET_MS_MAX = 10**12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`:
-    where the plug-in connects, `ipc://` or `tcp://`; `endpoint_mode`: who may connect to a socket.
+    where the plug-in connects, `ipc://` or `tcp://`; `endpoint_mode`, `allow_uids`, `key` and
+    `clients`: who may connect there (`imap_wal.agent.access`).
     `restore_at_start`: merge all logs while the members start, instead of when the first of them
     asks. `lifetime_timeout_s`: another cluster may claim the log once the former one has given no
     sign of life for this time; 0: at once, and no signs are given. `start_policy`: which nodes'
@@ -40,8 +42,11 @@ class AgentConfig:
     namespace: str = "default"
     cluster: str = "dev"
     node: str = field(default_factory=socket.gethostname)
-    endpoint: str = "tcp://127.0.0.1:7701"
+    endpoint: str = DEFAULT_ENDPOINT
     endpoint_mode: str = "0600"
+    allow_uids: tuple[int, ...] = ()
+    key: str = ""
+    clients: str = ""
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
@@ -55,6 +60,9 @@ class AgentConfig:
             object.__setattr__(self, "start_policy", StartPolicy(self.start_policy))
         except ValueError:
             raise InvalidSetting(f"start_policy is {self.start_policy!r}; it takes one of {', '.join(StartPolicy)}") from None
+        if not isinstance(self.allow_uids, list | tuple):
+            raise InvalidSetting(f"allow_uids is {self.allow_uids!r}; it takes a list of numbers of users, as in [1001]")
+        object.__setattr__(self, "allow_uids", tuple(self.allow_uids))
         refuse_wrong_types(self)
         mode(self.endpoint_mode, "endpoint_mode")
         self._locate()
@@ -71,6 +79,11 @@ class AgentConfig:
             raise InvalidSetting(f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from -{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}")
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
+        self.access.check()
+
+    @property
+    def access(self) -> Access:
+        return Access(self.endpoint, self.endpoint_mode, self.allow_uids, self.key, self.clients)
 
     def _locate(self) -> None:
         """Move options out of the URLs."""

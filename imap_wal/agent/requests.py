@@ -34,7 +34,8 @@ Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 class About(Struct, frozen=True):
     """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far
-    as it knows; 0: not known. `partition_count` 0 or None: not given."""
+    as it knows; 0: not known. `partition_count` 0 or None: not given. `token`: the cluster's; "":
+    not given."""
 
     cluster_id: Id
     plugin_uuid: Id
@@ -44,6 +45,7 @@ class About(Struct, frozen=True):
     plugin_version: Label = ""
     partition_count: Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)] | None = None
     view: Number = 0
+    token: Label = ""
 
 
 class Wish(Struct, frozen=True):

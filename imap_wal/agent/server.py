@@ -20,16 +20,18 @@ from imap_wal import entry, layout
 from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.endpoint import EndpointLock
+from imap_wal.agent.gate import check_pair
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
+from imap_wal.agent.peers import demand
 from imap_wal.agent.reads import Reads
-from imap_wal.agent.requests import SUPPORTED, About, Append, Beat, Bye, Hello, Malformed, Metadata, Stat, View, Wish
+from imap_wal.agent.requests import SUPPORTED, Append, Beat, Bye, Hello, Malformed, Metadata, Stat, View, Wish
 from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
 from imap_wal.entry import HIGHEST, KEY, LOWEST, MAP, ORDER, PARTITION, PARTITION_COUNT, PARTITION_MAX, VALUE
-from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable, TooLarge
+from imap_wal.errors import Fenced, ImapWalError, NotAllowed, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
 from imap_wal.restore import ClusterLog, LiveView, from_manifest
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema, sound_schemas
@@ -101,9 +103,12 @@ class Agent:
                 config.endpoint, owner, holder_text(owner), takeover=config.takeover, mode=mode(config.endpoint_mode, "endpoint_mode")
             )
             opened.callback(endpoint.release)
+            rules = config.access.rules(self._clock)
+            if rules is not None and rules.own is not None:
+                check_pair(rules.own)
             self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
             opened.callback(self._log.close, clean=True)
-            self._router = Router(endpoint)
+            self._router = Router(endpoint, rules, self._clock)
             opened.pop_all()
         self._reads = Reads(
             LiveView(self._all_logs, config.log),
@@ -207,6 +212,9 @@ class Agent:
             self._keep(message, kept, error, pending)
         except Waits as error:
             self._refuse(message, "not-ready", _text(error), pending)
+        except NotAllowed as error:
+            _log.warning("request refused", kind=message.kind, peer=message.peer.name, reason=_text(error))
+            self._refuse(message, "not-allowed", _text(error), pending)
         except VoidIncarnation as error:
             self._refuse(message, "void-incarnation", _text(error), pending)
         except MALFORMED as error:
@@ -220,12 +228,13 @@ class Agent:
 
     def _serve(self, message: Message, pending: list[Pending], kept: Kept | None) -> None:
         sender, request = message.sender, message.request
+        demand(message.peer, request)
         if isinstance(request, Malformed):
             self._malformed(message, request, pending)
         elif isinstance(request, Append | Metadata):
             self._append(message, request, pending)
         elif isinstance(request, Hello):
-            self._hello(sender, request.number, request.about, look=kept.number if kept is not None else 0)
+            self._hello(message, request, look=kept.number if kept is not None else 0)
         elif isinstance(request, Stat):
             self._router.send(sender, ["stat", request.number, self.statistics()])
         elif (connection := self._sessions.connection(sender)) is None:
@@ -247,20 +256,22 @@ class Agent:
             return
         self._refuse(message, "bad-request", request.text, pending)
 
-    def _hello(self, sender: bytes, number: int, about: About, *, look: int) -> None:
+    def _hello(self, message: Message, request: Hello, *, look: int) -> None:
+        sender, number, about = message.sender, request.number, request.about
         if self._mender is None:
             self._committer.commit_ready()  # what came before it: `last_request` must be true, and a new incarnation begins after it
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
-        session, new = self._sessions.hello(sender, about, look)
+        session, new = self._sessions.hello(sender, about, look, message.peer)
         if new:
             member = ["member", session.cluster_id, about.member_uuid, self.config.node, session.number, session.incarnation]
             batch = Batch([msgpack.packb(member)], 1, kind=METADATA)
             self._committer.submit(batch)
             self._committer.wait(batch)
             batch.result()
-            _log.info("plug-in connected", session=session.number, incarnation=session.incarnation, cluster=session.cluster_id)
+            about_whom = {"cluster": session.cluster_id, "member": about.member_uuid, "peer": message.peer.name}
+            _log.info("plug-in connected", session=session.number, incarnation=session.incarnation, **about_whom)
         welcome = {
             "protocol": SUPPORTED,
             "node": self.config.node,
@@ -363,7 +374,7 @@ class Agent:
 
     def _workers(self) -> list[Worker]:
         """The background threads that there are now."""
-        return [self._reads.worker, *self._log.workers, *([self._mender.worker] if self._mender is not None else [])]
+        return [self._reads.worker, *self._log.workers, *([self._mender.worker] if self._mender is not None else []), *self._router.workers]
 
     def statistics(self) -> dict[str, Any]:
         """What `stat` answers: plain values, a snapshot."""
@@ -484,6 +495,8 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
         raise StorageUnavailable(f"{config.url}: {error}") from error
     for doubt in (*doubts(config.url), *doubts(config.wal_dir)):
         _log.warning("storage of another user", doubt=doubt)
+    if config.access.doubt:
+        _log.warning("open endpoint", doubt=config.access.doubt)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         agent.stop()

@@ -10,6 +10,7 @@ from typing import Any
 from imap_wal.agent import former
 from imap_wal.agent.claims import Claims, Greeting, View
 from imap_wal.agent.liveness import SignOfLife, Watch
+from imap_wal.agent.peers import LOCAL, Peer
 from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.committer import Batch
@@ -55,14 +56,14 @@ class Sessions:
         self._shut: set[bytes] = set()
         """Connections of which an append was refused, until they say hello again."""
 
-    def hello(self, sender: bytes, about: About, look: int = 0) -> tuple[Session, bool]:
+    def hello(self, sender: bytes, about: About, look: int = 0, peer: Peer = LOCAL) -> tuple[Session, bool]:
         """The session of a plug-in that says hello, and whether it is new here. Claims an incarnation for a cluster id that has none, or an older one than the newest.
-        `look`: see `Start.demand`.
+        `look`: see `Start.demand`. `peer`: who says it.
 
         A plug-in has a session for each incarnation: what it sent in an older one may be void, and must not count as what is in the log."""
         plugin = about.plugin_uuid
-        who = Greeting(about.cluster_id, about.member_uuid, plugin, about.view)
-        if self.sign is not None:
+        who = Greeting(about.cluster_id, about.member_uuid, plugin, about.view, about.token, peer)
+        if self.sign is not None and self.claims.may_count(who):
             self.sign.greeted(who.cluster_id)
         incarnation = self.claims.enter(who, not any(known == plugin for known, _ in self._by_plugin), look)
         session = self._by_plugin.get((plugin, incarnation))

@@ -44,6 +44,9 @@ def command(ctx: click.Context, config_file: Path, takeover: bool, check: bool, 
             f"warning: {config_file} holds options of a storage and is open to every user of this machine; run: chmod o= {config_file}", err=True
         )
     if check:
+        config.access.check_files()
+        if config.access.doubt:
+            click.echo(f"warning: {config.access.doubt}", err=True)
         out.echo(
             f"node {config.node} of {config.namespace}/{config.cluster}, log at {config.url}, listening at {config.endpoint}, durability {config.log.durability}"
         )

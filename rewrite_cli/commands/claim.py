@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
+from imap_wal.agent.keys import read_token, token_hash
 from imap_wal.restore import ClusterLog
 from rewrite_cli import output as out
-from rewrite_cli.claim import ClaimReport, take_log
+from rewrite_cli.audit import audit
+from rewrite_cli.claim import ClaimReport, set_tokens, take_log
 from rewrite_cli.scope import Scope, scope_options
+
+_TOKEN = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
 @scope_options(nodes=False, maps=False)
 @click.option("--force", is_flag=True, help="Claim. Without it, only show which cluster has the log.")
+@click.option("--add-token", "add", type=_TOKEN, help="Let clusters with the token in this file claim, besides those with a token of before.")
+@click.option("--only-token", "only", type=_TOKEN, help="Let only clusters with the token in this file claim.")
+@click.option("--forget-tokens", "forget", is_flag=True, help="Let whoever may connect to an agent and claim do so without a token.")
 @out.yes_option
 @out.output_option
-def command(scope: Scope, force: bool, yes: bool, output: str) -> None:
+def command(scope: Scope, force: bool, add: Path | None, only: Path | None, forget: bool, yes: bool, output: str) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
     Use it when a new cluster waits for a former one that you want to give up, or for nodes that are missing (start_policy). From then on no change by a member of the
@@ -28,21 +36,48 @@ def command(scope: Scope, force: bool, yes: bool, output: str) -> None:
     Examples:
       imap-wal claim /var/lib/maps
       imap-wal claim /var/lib/maps --cluster eu --force --yes
+      imap-wal claim /var/lib/maps --cluster eu --add-token /etc/imap-wal/new.token
     """
+    if (add is not None) + (only is not None) + forget > 1:
+        raise click.UsageError("--add-token, --only-token and --forget-tokens exclude each other")
+    if add is not None or only is not None or forget:
+        _set_tokens(scope, add or only, keep=add is not None, yes=yes)
     reports = _take(scope, dry_run=True)
     if force:
         which = ", ".join(sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports))
         cost = "Their members refuse all changes until they are restarted, and changes in flight, which are not acknowledged, may be lost."
         out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes)
         reports = _take(scope, dry_run=False)
+        for each in reports:
+            audit("log claimed", log=f"{each.namespace}/{each.cluster}", former=each.former, incarnation=each.claimed, url=scope.url)
     if output == out.JSON:
         out.print_json({"dry_run": not force, "clusters": [asdict(report) for report in reports]})
         return
     rows = [
-        (each.namespace, each.cluster, each.former or "-", each.incarnation, ", ".join(each.signs) or "-", _others(each), each.claimed or "-")
+        (
+            each.namespace,
+            each.cluster,
+            each.former or "-",
+            each.incarnation,
+            ", ".join(each.signs) or "-",
+            _others(each),
+            each.claimed or "-",
+            each.tokens,
+        )
         for each in reports
     ]
-    out.print_table(("namespace", "cluster", "has the log", "incarnation", "signs of life at", "other agents (cluster)", "claimed"), rows)
+    out.print_table(("namespace", "cluster", "has the log", "incarnation", "signs of life at", "other agents (cluster)", "claimed", "tokens"), rows)
+
+
+def _set_tokens(scope: Scope, file: Path | None, *, keep: bool, yes: bool) -> None:
+    hashes = [token_hash(read_token(file))] if file is not None else []
+    with scope.open() as (store, clusters):
+        logs = [ClusterLog(store, view.namespace, view.cluster) for view in clusters]
+    if not keep:
+        out.agree(f"Have {'only this token' if file else 'no token'} count for {', '.join(f'{log.namespace}/{log.cluster}' for log in logs)}?", yes)
+    for log in logs:
+        set_tokens(log, hashes, keep=keep)
+        audit("token added" if keep else "tokens replaced" if file else "tokens forgotten", log=f"{log.namespace}/{log.cluster}", url=scope.url)
 
 
 def _others(report: ClaimReport) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import click
 
 from rewrite_cli import checks
 from rewrite_cli import output as out
+from rewrite_cli.agent_keys import key_options, own_key
 from rewrite_cli.failures import FINDINGS
 from rewrite_cli.scope import Endpoint, url_argument
 
@@ -29,20 +31,23 @@ _MARKS = {
     multiple=True,
     help="An agent's endpoint to ask: ipc:///path or tcp://host:port; may be repeated.",
 )
+@key_options
 @out.output_option
-def command(url: str | None, endpoints: tuple[str, ...], output: str) -> int:
+def command(url: str | None, endpoints: tuple[str, ...], key_file: Path | None, agent_key: str | None, output: str) -> int:
     """Check the environment; with URL the storage and the logs on it; with --agent whether agents are well. Exit code 3 when there is a problem.
 
     \b
     Examples:
       imap-wal doctor
       imap-wal doctor /var/lib/maps --agent ipc:///run/imap-wal/agent.sock
+      imap-wal doctor --agent tcp://10.0.0.5:7701 --key-file ~/monitor.key --agent-key agent-1.pub
     """
+    key, server = own_key(key_file, agent_key)
     found = [*checks.environment(), *checks.java_side()]
     if url:
         found += checks.storage(url)
     for endpoint in endpoints:
-        found += checks.agent(endpoint)
+        found += checks.agent(endpoint, key, server)
     if output == out.JSON:
         out.print_json({"checks": [asdict(check) for check in found]})
     else:

@@ -6,6 +6,7 @@ import click
 
 from imap_wal.restore import ClusterLog
 from rewrite_cli import output as out
+from rewrite_cli.audit import audit
 from rewrite_cli.failures import Failed
 from rewrite_cli.rewriter import drop_map
 from rewrite_cli.scope import Scope, scope_options
@@ -44,6 +45,7 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
             out.agree(f"Forget {names}?", yes)
             for view, name in found:
                 drop_map(ClusterLog(store, view.namespace, view.cluster), name)
+                audit("map dropped", log=f"{view.namespace}/{view.cluster}", map=name, url=scope.url)
     if output == out.JSON:
         out.print_json({"dry_run": dry_run, "dropped": [{"namespace": view.namespace, "cluster": view.cluster, "map": name} for view, name in found]})
     else:

@@ -9,6 +9,7 @@ import click
 from imap_wal.errors import InvalidSetting
 from imap_wal.restore import ClusterLog
 from rewrite_cli import output as out
+from rewrite_cli.audit import audit
 from rewrite_cli.failures import Failed
 from rewrite_cli.forget import ForgetReport, forget_node
 from rewrite_cli.scope import Scope, scope_options
@@ -42,6 +43,8 @@ def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> 
             lost = f" Entries that are lost: {', '.join(sorted(losses))}." if losses else ""
             out.agree(f"Forget node {', '.join(scope.nodes)} and delete its {files} files?{lost}", yes)
             reports = _forget(scope, lose=lose, dry_run=False)
+            for each in reports:
+                audit("node forgotten", node=each.node, files=len(each.deleted), lost=str(each.lost), url=scope.url)
     if dry_run or not refused:
         _print(reports, dry_run, output)
     if refused:

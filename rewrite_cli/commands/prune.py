@@ -9,6 +9,7 @@ import click
 from imap_wal.restore import ClusterLog
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli import output as out
+from rewrite_cli.audit import audit
 from rewrite_cli.prune import prune
 from rewrite_cli.report import PruneReport
 from rewrite_cli.scope import Scope, scope_options
@@ -60,6 +61,9 @@ def command(
             size_limit_mb=wal_size_limit_mb,
             skew_ms_max=round(max_clock_skew * 1000),
         )
+        for report in reports:
+            count = len(report.segments) + len(report.archives) + len(report.snapshot_files)
+            audit("log pruned", log=f"{report.namespace}/{report.cluster}", files=count, bytes=report.bytes, url=scope.url)
     if output == out.JSON:
         out.print_json({"clusters": [asdict(report) for report in reports]})
         return

@@ -109,7 +109,10 @@ def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
     assert {name.rpartition("/")[2] for name in names} >= {"LICENSE", "NOTICE"}
     with zipfile.ZipFile(io.BytesIO(jar)) as file:
         assert {"META-INF/LICENSE", "META-INF/NOTICE"} <= set(file.namelist())
-        assert {each.date_time for each in file.infolist()} == {(2026, 1, 1, 0, 0, 0)}, "two builds give the same bytes"
+        # The classes of another library have the times of its release.
+        ours = [each for each in file.infolist() if not each.filename.startswith("io/imapwal/hazelcast/nacl/")]
+        assert {each.date_time for each in ours} == {(2026, 1, 1, 0, 0, 0)}, "two builds give the same bytes"
+        assert not [name for name in file.namelist() if name.startswith("software/") or name == "module-info.class"]
     assert {
         "imap_wal/__init__.py",
         "imap_wal/py.typed",

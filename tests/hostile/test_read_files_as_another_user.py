@@ -76,7 +76,7 @@ def test_the_agents_log_and_socket(tmp_path: Path, umask: int) -> None:
         entered = {0o600: 0o700, 0o666: 0o755}.get(expected, 0o750)
         folder = tmp_path / str(number) / "deep"
         about = {"url": f"{folder}/log", "node": "n", "endpoint": f"ipc://{folder}/run/a.sock", "endpoint_mode": endpoint_mode,
-                 "start_policy": "partial", "lifetime_timeout_s": 0}  # fmt: skip
+                 "allow_uids": [os.geteuid()], "start_policy": "partial", "lifetime_timeout_s": 0}  # fmt: skip
         settings = AgentConfig.from_mapping(about)
         with serving(settings), plugin(settings) as member:
             assert member.put(a="1")[0] == "ack"

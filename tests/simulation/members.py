@@ -17,6 +17,7 @@ from greenlet import getcurrent
 from imap_wal import entry
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.endpoint import EndpointLock
 from imap_wal.agent.requests import read
 from imap_wal.agent.start import StartPolicy
 from imap_wal.agent.transport import Message
@@ -108,8 +109,9 @@ class Connection:
 class SimRouter:
     """In place of `imap_wal.agent.transport.Router`."""
 
-    def __init__(self, endpoint: str) -> None:
-        me = actor()
+    def __init__(self, lock: EndpointLock, *_: object) -> None:
+        me, endpoint = actor(), lock.endpoint
+        self.workers: list[Any] = []
         self.endpoint, self.process, self.closed = endpoint, me.process, False
         self.inbox: collections.deque[Message] = collections.deque()
         self.connections: dict[bytes, Connection] = {}
@@ -173,7 +175,7 @@ class Queues:
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import mender, open_log, reads
+    from imap_wal.agent import claims, mender, open_log, reads
 
     return [
         (server, "Router", SimRouter),
@@ -184,6 +186,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (open_log, "_log", _Silent()),
         (mender, "_log", _Silent()),
         (reads, "_log", _Silent()),
+        (claims, "_log", _Silent()),
         (reads, "queue", Queues),
         # Its looks by a clock would be most of all steps.
         (reads, "FRESH_BYTES", 0),
@@ -196,7 +199,8 @@ class _Silent:
 
 
 def endpoint_of(node: str) -> str:
-    return f"tcp://{node}:1"
+    # A loopback address: others need keys. The name makes it another one for each node.
+    return f"tcp://127.0.0.1:1/{node}"
 
 
 def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:

@@ -47,10 +47,11 @@ final class AgentConnection implements Closeable {
         }
         identity.pulse.check();
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
-        AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline), identity.pulse);
+        String token = settings.secrets().token();
+        AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), settings.secrets(), deadline), identity.pulse);
         try {
             identity.pulse.add(connection);
-            hello(connection.start("hello", 1), identity, clusterId, member, purpose);
+            hello(connection.start("hello", 1), identity, clusterId, member, purpose, token);
             Object answer = connection.ask("welcome", NO_PAYLOAD, 0, deadline).header.value();
             if (!(answer instanceof Map<?, ?> map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
@@ -66,8 +67,8 @@ final class AgentConnection implements Closeable {
     }
 
     /** What a hello says, after its kind and number. */
-    static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member, String purpose) {
-        hello.map(8);
+    static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member, String purpose, String token) {
+        hello.map(token.isEmpty() ? 8 : 9);
         hello.string("protocol").integer(PROTOCOL);
         hello.string("cluster_id").string(clusterId.toString());
         hello.string("member_uuid").string(member.toString());
@@ -76,6 +77,9 @@ final class AgentConnection implements Closeable {
         hello.string("partition_count").integer(identity.partitionCount);
         hello.string("purpose").string(purpose);
         hello.string("view").integer(identity.view.of(clusterId, member));
+        if (!token.isEmpty()) {
+            hello.string("token").string(token);
+        }
     }
 
     /**
@@ -90,7 +94,7 @@ final class AgentConnection implements Closeable {
     /** The newest claim that the agent knows; null: it does not say. Sent without a hello, as that may be refused. */
     static Claim claim(AgentSettings settings) throws IOException {
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
-        try (AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), deadline), null)) {
+        try (AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), settings.secrets(), deadline), null)) {
             connection.start("stat", 0);
             Object stat = connection.ask("stat", NO_PAYLOAD, 0, deadline).header.value();
             if (stat instanceof Map<?, ?> map && map.get("claim") instanceof Map<?, ?> claim

@@ -48,6 +48,11 @@ record AgentEndpoint(String text, String path, String host, int port) {
         throw new IllegalArgumentException("\"" + text + "\" is neither ipc:///path/to/socket nor tcp://host:port");
     }
 
+    /** Whether only this machine can be reached there, as far as the text says. */
+    boolean isLocal() {
+        return path != null || host.equals("localhost") || host.startsWith("127.") || host.equals("::1");
+    }
+
     SocketChannel open() throws IOException {
         if (path != null) {
             return SocketChannel.open(StandardProtocolFamily.UNIX);

@@ -8,8 +8,9 @@ final class AgentError extends IOException {
     private static final long serialVersionUID = 1L;
     static final String VOID = "void-incarnation";
     static final String SCHEMA_REFUSED = "schema-refused";
+    static final String NOT_ALLOWED = "not-allowed";
     private static final Set<String> CERTAIN =
-            Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", VOID, "full", SCHEMA_REFUSED);
+            Set.of("not-ready", "bad-request", "unsupported-version", "too-large", "superseded", VOID, "full", SCHEMA_REFUSED, NOT_ALLOWED);
     private static final Set<String> CONNECTION_STAYS =
             Set.of("bad-request", "too-large", "full", "restore-failed", "storage", "listing-gone", SCHEMA_REFUSED);
 

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Properties;
 import java.util.Set;
@@ -17,9 +18,10 @@ import java.util.TreeSet;
  * @param readThrough      ask the agent for keys that are not in memory, also where the map has no eviction
  * @param restoreChunk     entries fetched with one request while restoring
  * @param settleTimeoutMs  how long operations wait for a partition to be settled, before they fail
+ * @param secrets          who this member is
  */
 record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs, int restoreTimeoutMs, boolean readThrough,
-                     int restoreChunk, int settleTimeoutMs) {
+                     int restoreChunk, int settleTimeoutMs, AgentSecrets secrets) {
 
     static final String AGENT = "agent";
     static final String TIMEOUT_MS = "timeout-ms";
@@ -29,10 +31,13 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     static final String READ_THROUGH = "read-through";
     static final String RESTORE_CHUNK = "restore-chunk";
     static final String SETTLE_TIMEOUT_MS = "settle-timeout-ms";
+    static final String AGENT_KEY_FILE = "agent-key-file";
+    static final String AGENT_PUBLIC_KEY = "agent-public-key";
+    static final String CLUSTER_TOKEN_FILE = "cluster-token-file";
 
     private static final Set<String> KNOWN = new TreeSet<>(
             Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK,
-                    SETTLE_TIMEOUT_MS));
+                    SETTLE_TIMEOUT_MS, AGENT_KEY_FILE, AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE));
 
     private static final int NAME_BYTES_MAX = 1024;
 
@@ -70,7 +75,38 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
                 number(map, properties, RESTORE_TIMEOUT_MS, 300_000, 1, 86_400_000),
                 flag(map, properties, READ_THROUGH),
                 number(map, properties, RESTORE_CHUNK, 10_000, 1, 1_000_000),
-                number(map, properties, SETTLE_TIMEOUT_MS, 10_000, 1, 3_600_000));
+                number(map, properties, SETTLE_TIMEOUT_MS, 10_000, 1, 3_600_000),
+                secrets(map, properties, endpoint));
+    }
+
+    private static AgentSecrets secrets(String map, Properties properties, AgentEndpoint endpoint) {
+        String keyFile = properties.getProperty(AGENT_KEY_FILE, "").strip();
+        String agentKey = properties.getProperty(AGENT_PUBLIC_KEY, "").strip();
+        if (keyFile.isEmpty() != agentKey.isEmpty()) {
+            throw new IllegalArgumentException(where(AGENT_KEY_FILE, map) + " and " + AGENT_PUBLIC_KEY
+                    + " belong together: this member's own key, and the public key of the agent");
+        }
+        if (!keyFile.isEmpty() && endpoint.path() != null) {
+            throw new IllegalArgumentException(where(AGENT_KEY_FILE, map) + " is for tcp:// endpoints; at " + endpoint
+                    + " the agent asks the kernel for the user of this process");
+        }
+        if (keyFile.isEmpty() && !endpoint.isLocal()) {
+            throw new IllegalArgumentException(where(AGENT, map) + ": without keys, whoever is between this member and " + endpoint
+                    + " could read and change its maps; set " + AGENT_KEY_FILE + " and " + AGENT_PUBLIC_KEY + " (imap-wal keys new)");
+        }
+        byte[] key = AgentSecrets.key(agentKey);
+        if (!agentKey.isEmpty() && key == null) {
+            throw new IllegalArgumentException(where(AGENT_PUBLIC_KEY, map)
+                    + " takes the 64 hexadecimal digits that imap-wal keys show prints for the agent's key");
+        }
+        AgentSecrets secrets = new AgentSecrets(keyFile, key == null ? new byte[0] : key,
+                properties.getProperty(CLUSTER_TOKEN_FILE, "").strip());
+        try {
+            secrets.check();
+        } catch (IOException e) {
+            throw new IllegalArgumentException("the secrets of map \"" + map + "\": " + e.getMessage(), e);
+        }
+        return secrets;
     }
 
     private static int number(String map, Properties properties, String name, int otherwise, int least, int most) {

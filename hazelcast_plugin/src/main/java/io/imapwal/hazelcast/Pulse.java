@@ -113,7 +113,7 @@ final class Pulse {
     /** Sends a PING and a beat, and receives until the next ones are due. */
     private void beat(AgentConnection.Identity identity) throws IOException {
         if (wire == null) {
-            wire = ZmtpConnection.open(settings.agent(), deadline(settings.agentTimeoutMs()));
+            wire = ZmtpConnection.open(settings.agent(), settings.secrets(), deadline(settings.agentTimeoutMs()));
             silent = 0;
             number = answered = 0;
             said = null;
@@ -151,7 +151,8 @@ final class Pulse {
         if (greeted && now.equals(said)) {
             header.clear().array(2).string("beat").integer(++number);
         } else if (!asked) {
-            AgentConnection.hello(header.clear().array(3).string("hello").integer(++number), identity, cluster, member, "read");
+            AgentConnection.hello(header.clear().array(3).string("hello").integer(++number), identity, cluster, member, "read",
+                    settings.secrets().token());
             said = now;
             asked = true;
             greeted = false;

@@ -15,15 +15,16 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A DEALER's end of one ZMTP 3.0 connection with the NULL mechanism, enough to talk to one ROUTER, with every wait bounded.
+ * A DEALER's end of one ZMTP 3.0 connection, enough to talk to one ROUTER, with every wait bounded. With keys the mechanism
+ * is CURVE, else NULL.
  *
  * <p>Our own instead of a library: the caller's thread writes and reads the socket itself, so that no thread hand-off
  * and no in-process socket pair lie between a map operation and its log. One thread may receive while another sends.
  *
  * <pre>
- * greeting   FF 00 00 00 00 00 00 00 00 7F | 03 00 | "NULL" + 16 zeros | as-server 00 | 31 zeros
+ * greeting   FF 00 00 00 00 00 00 00 00 7F | 03 00 | mechanism, 20 bytes | as-server 00 | 31 zeros
  * frame      flags(1): 1 more, 2 long, 4 command | size(1, or 8 big-endian when long) | body
- * READY      command body: 05 "READY" { name-size(1) name value-size(4) value }...
+ * READY      command body: 05 "READY" { name-size(1) name value-size(4) value }...; with CURVE see CurveClient
  * </pre>
  */
 final class ZmtpConnection implements Closeable {
@@ -34,6 +35,8 @@ final class ZmtpConnection implements Closeable {
     private static final int BUFFER = 64 * 1024;
 
     private final SocketChannel channel;
+    /** null without keys. */
+    private final CurveClient curve;
     private final Waiter reader;
     private final Waiter writer;
     private final Object sending = new Object();
@@ -42,8 +45,9 @@ final class ZmtpConnection implements Closeable {
     private long written;
     private volatile long pongs;
 
-    private ZmtpConnection(SocketChannel channel) throws IOException {
+    private ZmtpConnection(SocketChannel channel, CurveClient curve) throws IOException {
         this.channel = channel;
+        this.curve = curve;
         channel.configureBlocking(false);
         this.reader = new Waiter(channel);
         try {
@@ -79,11 +83,13 @@ final class ZmtpConnection implements Closeable {
         }
     }
 
-    static ZmtpConnection open(AgentEndpoint endpoint, long deadlineNanos) throws IOException {
+    static ZmtpConnection open(AgentEndpoint endpoint, AgentSecrets secrets, long deadlineNanos) throws IOException {
+        AgentSecrets.Own own = secrets.own();
+        CurveClient curve = own == null ? null : new CurveClient(own, secrets.agentKey());
         SocketChannel channel = endpoint.open();
         ZmtpConnection connection = null;
         try {
-            connection = new ZmtpConnection(channel);
+            connection = new ZmtpConnection(channel, curve);
             connection.connect(endpoint, deadlineNanos);
             connection.handshake(deadlineNanos);
             return connection;
@@ -107,19 +113,42 @@ final class ZmtpConnection implements Closeable {
         synchronized (sending) {
             out.clear();
             for (int i = 0; i < frames.length; i++) {
-                if (out.remaining() < 9) {
-                    flush(deadlineNanos);
+                boolean more = i + 1 < frames.length;
+                if (curve == null) {
+                    frame(more ? MORE : 0, frames[i], sizes[i], deadlineNanos);
+                } else {
+                    byte[] sealed = curve.seal(more ? CurveClient.MORE : 0, frames[i], sizes[i]);
+                    frame(0, sealed, sealed.length, deadlineNanos);
                 }
-                header(i + 1 < frames.length ? MORE : 0, sizes[i]);
-                int offset = 0;
-                while (offset < sizes[i]) {
-                    if (!out.hasRemaining()) {
-                        flush(deadlineNanos);
-                    }
-                    int part = Math.min(out.remaining(), sizes[i] - offset);
-                    out.put(frames[i], offset, part);
-                    offset += part;
-                }
+            }
+            flush(deadlineNanos);
+        }
+    }
+
+    private void frame(int flags, byte[] body, int size, long deadlineNanos) throws IOException {
+        if (out.remaining() < 9) {
+            flush(deadlineNanos);
+        }
+        header(flags, size);
+        int offset = 0;
+        while (offset < size) {
+            if (!out.hasRemaining()) {
+                flush(deadlineNanos);
+            }
+            int part = Math.min(out.remaining(), size - offset);
+            out.put(body, offset, part);
+            offset += part;
+        }
+    }
+
+    private void sendCommand(byte[] body, long deadlineNanos) throws IOException {
+        synchronized (sending) {
+            out.clear();
+            if (curve == null) {
+                frame(COMMAND, body, body.length, deadlineNanos);
+            } else {
+                byte[] sealed = curve.seal(CurveClient.COMMAND, body, body.length);
+                frame(0, sealed, sealed.length, deadlineNanos);
             }
             flush(deadlineNanos);
         }
@@ -127,13 +156,7 @@ final class ZmtpConnection implements Closeable {
 
     /** Asks for a PONG, which ZeroMQ at the other end sends by itself; {@link #receive} counts it. */
     void ping(long deadlineNanos) throws IOException {
-        byte[] ping = ascii("\4PING\0\0");
-        synchronized (sending) {
-            out.clear();
-            header(COMMAND, ping.length);
-            out.put(ping);
-            flush(deadlineNanos);
-        }
+        sendCommand(ascii("\4PING\0\0"), deadlineNanos);
     }
 
     long pongs() {
@@ -157,12 +180,20 @@ final class ZmtpConnection implements Closeable {
                 throw new ProtocolException("not a ZMTP frame: flags " + flags + ", size " + size);
             }
             byte[] body = body((int) size, deadlineNanos);
-            if ((flags & COMMAND) != 0) {
+            boolean command = (flags & COMMAND) != 0;
+            boolean more = (flags & MORE) != 0;
+            if (curve != null) {
+                byte[] opened = curve.open(body);
+                command = (opened[0] & CurveClient.COMMAND) != 0;
+                more = (opened[0] & CurveClient.MORE) != 0;
+                body = Arrays.copyOfRange(opened, 1, opened.length);
+            }
+            if (command) {
                 command(body, deadlineNanos);
                 continue;
             }
             frames.add(body);
-            if ((flags & MORE) == 0) {
+            if (!more) {
                 return frames;
             }
         }
@@ -192,7 +223,8 @@ final class ZmtpConnection implements Closeable {
         greeting[0] = (byte) 0xff;
         greeting[9] = 0x7f;
         greeting[10] = 3;
-        System.arraycopy("NULL".getBytes(StandardCharsets.US_ASCII), 0, greeting, 12, 4);
+        byte[] mechanism = ascii(curve == null ? "NULL" : "CURVE");
+        System.arraycopy(mechanism, 0, greeting, 12, mechanism.length);
         out.clear();
         out.put(greeting);
         flush(deadlineNanos);
@@ -201,26 +233,54 @@ final class ZmtpConnection implements Closeable {
             throw new ProtocolException("the other side does not speak ZMTP 3: is it an agent?");
         }
         if (!Arrays.equals(greeting, 12, 32, theirs, 12, 32)) {
-            throw new ProtocolException("the other side wants ZMTP security, we speak NULL only");
+            throw new ProtocolException(curve == null
+                    ? "the agent takes connections with keys only, and ours is NULL: set agent-key-file and agent-public-key"
+                    : "the agent takes no keys: leave agent-key-file and agent-public-key out, or give it a key and clients");
         }
-        MsgpackWriter ready = new MsgpackWriter();
-        property(ready, "Socket-Type", "DEALER");
-        property(ready, "Identity", "");
-        byte[] name = ascii("\5READY");
-        out.clear();
-        header(COMMAND, name.length + ready.length());
-        out.put(name).put(ready.array(), 0, ready.length());
-        flush(deadlineNanos);
-        need(2, deadlineNanos);
-        int flags = in.get() & 0xff;
-        int size = in.get() & 0xff;
-        byte[] answer = body(size, deadlineNanos);
-        if (flags != COMMAND || !startsWith(answer, name)) {
-            throw new ProtocolException("the other side refused the ZMTP handshake: " + text(answer));
+        MsgpackWriter properties = new MsgpackWriter();
+        property(properties, "Socket-Type", "DEALER");
+        property(properties, "Identity", "");
+        byte[] metadata = Arrays.copyOf(properties.array(), properties.length());
+        byte[] answer;
+        if (curve == null) {
+            byte[] name = ascii("\5READY");
+            handshakeCommand(ByteBuffer.allocate(name.length + metadata.length).put(name).put(metadata).array(), deadlineNanos);
+            answer = handshakeAnswer(deadlineNanos);
+            if (!startsWith(answer, name)) {
+                throw new ProtocolException("the other side refused the ZMTP handshake: " + text(answer));
+            }
+        } else {
+            handshakeCommand(curve.hello(), deadlineNanos);
+            handshakeCommand(curve.initiate(handshakeAnswer(deadlineNanos), metadata), deadlineNanos);
+            answer = curve.ready(handshakeAnswer(deadlineNanos));
         }
         if (!text(answer).contains("ROUTER")) {
             throw new ProtocolException("the other side is not a ROUTER: " + text(answer));
         }
+    }
+
+    private void handshakeCommand(byte[] body, long deadlineNanos) throws IOException {
+        out.clear();
+        frame(COMMAND, body, body.length, deadlineNanos);
+        flush(deadlineNanos);
+    }
+
+    private byte[] handshakeAnswer(long deadlineNanos) throws IOException {
+        need(2, deadlineNanos);
+        int flags = in.get() & 0xff;
+        int size = in.get() & 0xff;
+        byte[] answer = body(size, deadlineNanos);
+        if (flags != COMMAND) {
+            throw new ProtocolException("the other side refused the ZMTP handshake: " + text(answer));
+        }
+        if (startsWith(answer, ascii("\5ERROR"))) {
+            // ZeroMQ's way to say what the agent's access rules decided.
+            throw new AgentError(AgentError.NOT_ALLOWED, (curve == null
+                    ? "the agent does not admit the user of this process: see allow_uids in agent.toml"
+                    : "the agent does not admit the key of this member: see its file of clients")
+                    + "; the agent's log lines say whom it refused (" + text(answer) + ")");
+        }
+        return answer;
     }
 
     private static void property(MsgpackWriter to, String name, String value) {
@@ -235,12 +295,7 @@ final class ZmtpConnection implements Closeable {
             // PING: time to live (2), context (up to 16), which PONG repeats
             byte[] name = ascii("\4PONG");
             int context = Math.max(0, body.length - 7);
-            synchronized (sending) {
-                out.clear();
-                header(COMMAND, name.length + context);
-                out.put(name).put(body, body.length - context, context);
-                flush(deadlineNanos);
-            }
+            sendCommand(ByteBuffer.allocate(name.length + context).put(name).put(body, body.length - context, context).array(), deadlineNanos);
         } else if (startsWith(body, ascii("\4PONG"))) {
             pongs++;
         } else if (startsWith(body, ascii("\5ERROR"))) {

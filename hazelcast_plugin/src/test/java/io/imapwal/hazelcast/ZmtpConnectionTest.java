@@ -42,7 +42,7 @@ class ZmtpConnectionTest {
                 return e;
             }
         });
-        return ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:" + server.getLocalPort()), in(2000));
+        return ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:" + server.getLocalPort()), AgentSecrets.NONE, in(2000));
     }
 
     private static long in(long ms) {
@@ -157,7 +157,7 @@ class ZmtpConnectionTest {
 
     @Test
     void noListenerIsAnError() {
-        assertThrows(IOException.class, () -> ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:1"), in(1000)));
-        assertThrows(IOException.class, () -> ZmtpConnection.open(AgentEndpoint.parse("ipc:///nowhere/agent.sock"), in(1000)));
+        assertThrows(IOException.class, () -> ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:1"), AgentSecrets.NONE, in(1000)));
+        assertThrows(IOException.class, () -> ZmtpConnection.open(AgentEndpoint.parse("ipc:///nowhere/agent.sock"), AgentSecrets.NONE, in(1000)));
     }
 }

@@ -1,0 +1,116 @@
+package io.imapwal.hazelcast;
+
+import java.io.IOException;
+import java.nio.charset.MalformedInputException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.InvalidPathException;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.attribute.PosixFileAttributeView;
+import java.nio.file.attribute.PosixFilePermission;
+import java.util.HexFormat;
+import java.util.Set;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+
+/**
+ * Files that say to an agent who this member is. They are read for each connection: a key or a token can be replaced without a
+ * restart.
+ *
+ * @param keyFile   this member's key, as {@code imap-wal keys new} makes it; "" without one
+ * @param agentKey  the agent's public key; empty without one
+ * @param tokenFile the token of the cluster; "" without one
+ */
+record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
+    static final AgentSecrets NONE = new AgentSecrets("", new byte[0], "");
+    static final int KEY_BYTES = 32;
+
+    private static final Pattern LINE = Pattern.compile("(?m)^([a-z-]+) = \"([0-9A-Za-z_.-]*)\"$");
+    private static final Pattern TOKEN = Pattern.compile("[\\x21-\\x7e]{32,200}");
+    private static final long FILE_BYTES_MAX = 1 << 16;
+    private static final Set<PosixFilePermission> OF_OTHERS =
+            Set.of(PosixFilePermission.OTHERS_READ, PosixFilePermission.OTHERS_WRITE, PosixFilePermission.OTHERS_EXECUTE);
+
+    /** A key of this member. */
+    record Own(byte[] publicKey, byte[] secretKey) {
+        @Override
+        public String toString() {
+            return HexFormat.of().formatHex(publicKey);
+        }
+    }
+
+    /** @throws IOException naming the file and what is wrong; never with its content */
+    void check() throws IOException {
+        own();
+        token();
+    }
+
+    /** null: connections have no keys. */
+    Own own() throws IOException {
+        if (keyFile.isEmpty()) {
+            return null;
+        }
+        byte[] publicKey = null;
+        byte[] secretKey = null;
+        Matcher lines = LINE.matcher(secret(keyFile));
+        while (lines.find()) {
+            if (lines.group(1).equals("public-key")) {
+                publicKey = key(lines.group(2));
+            } else if (lines.group(1).equals("secret-key")) {
+                secretKey = key(lines.group(2));
+            }
+        }
+        if (publicKey == null || secretKey == null) {
+            throw new IOException(keyFile + " has no public-key and secret-key of 64 hexadecimal digits; imap-wal keys new makes such a file");
+        }
+        return new Own(publicKey, secretKey);
+    }
+
+    /** "": none. */
+    String token() throws IOException {
+        if (tokenFile.isEmpty()) {
+            return "";
+        }
+        String token = secret(tokenFile).strip();
+        if (!TOKEN.matcher(token).matches()) {
+            throw new IOException(tokenFile + " has no token of 32 to 200 visible ASCII characters; imap-wal keys token makes one");
+        }
+        return token;
+    }
+
+    /** null: not a key. */
+    static byte[] key(String hex) {
+        if (hex.length() != 2 * KEY_BYTES) {
+            return null;
+        }
+        try {
+            return HexFormat.of().parseHex(hex);
+        } catch (IllegalArgumentException e) {
+            return null;
+        }
+    }
+
+    private static String secret(String file) throws IOException {
+        try {
+            Path path = Path.of(file);
+            PosixFileAttributeView view = Files.getFileAttributeView(path, PosixFileAttributeView.class);
+            if (view != null && view.readAttributes().permissions().stream().anyMatch(OF_OTHERS::contains)) {
+                throw new IOException(file + " holds a secret and is open to every user of this machine; run: chmod o= " + file);
+            }
+            if (!Files.isRegularFile(path) || Files.size(path) > FILE_BYTES_MAX) {
+                throw new IOException(file + " is not a file of a key or a token");
+            }
+            return Files.readString(path, StandardCharsets.UTF_8);
+        } catch (NoSuchFileException e) {
+            throw new IOException(file + " does not exist", e);
+        } catch (MalformedInputException | InvalidPathException e) {
+            throw new IOException(file + " is not a file of a key or a token", e);
+        }
+    }
+
+    @Override
+    public String toString() {
+        return "key " + keyFile + ", token " + tokenFile;
+    }
+}

@@ -1,0 +1,32 @@
+"""The keys with which commands speak to an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from imap_wal.agent.keys import KeyPair, key_bytes, read_public, read_secret
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def public_key(text: str) -> str:
+    """A public key that was given as such, or as the file that has it. `InvalidSetting`."""
+    return read_public(text).public if Path(text).is_file() else key_bytes(text, text).hex()
+
+
+def key_options(command: F) -> F:
+    """Adds --key-file and --agent-key, for agents whose endpoint takes keys."""
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    command = click.option("--key-file", type=file, help="Your own key (imap-wal keys new), for an agent that takes keys.")(command)
+    return click.option("--agent-key", metavar="KEY", help="The public key of that agent, or its .pub file.")(command)
+
+
+def own_key(key_file: Path | None, agent_key: str | None) -> tuple[KeyPair | None, str]:
+    """What `Client` takes of these options."""
+    if bool(key_file) != bool(agent_key):
+        raise click.UsageError("--key-file and --agent-key belong together: your own key, and the agent's public one")
+    return (read_secret(key_file), public_key(agent_key)) if key_file and agent_key else (None, "")

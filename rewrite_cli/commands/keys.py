@@ -1,0 +1,153 @@
+"""`imap-wal keys`."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import click
+
+from imap_wal.agent import keys
+from imap_wal.agent.peers import Peer, Right
+from imap_wal.errors import InvalidSetting
+from rewrite_cli import output as out
+
+TOKEN_BYTES = 32
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def command() -> None:
+    """Keys for agents at tcp:// endpoints, and the tokens of clusters. See docs/operations.md, Keys."""
+
+
+@command.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Where the files are to be. Default: here.")
+@out.output_option
+def new(names: tuple[str, ...], folder: Path, output: str) -> None:
+    """Make keys: for each NAME a file NAME.key (secret, mode 0600) and NAME.pub (public).
+
+    Make each key on the machine that uses it, and copy only the .pub file to others.
+
+    \b
+    Example:
+      imap-wal keys new agent-1 member-1 --folder /etc/imap-wal
+    """
+    from imap_wal.agent.gate import new_pair
+
+    for name in names:
+        keys.checked_name(name, "NAME")
+        for file in (folder / f"{name}.key", folder / f"{name}.pub"):
+            if file.exists():
+                raise InvalidSetting(f"{file} exists already; it stays. Choose another name, or remove it first")
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"{folder}: {error.strerror}") from error
+    made = []
+    for name in names:
+        pair = new_pair(name)
+        keys.write_new(folder / f"{name}.key", pair.text(), 0o600)
+        keys.write_new(folder / f"{name}.pub", keys.KeyPair(name, pair.public).text(), 0o644)
+        made.append({"name": name, "public_key": pair.public, "file": str(folder / f"{name}.key")})
+    if output == out.JSON:
+        out.print_json({"keys": made})
+    else:
+        out.print_table(("name", "public key", "file"), [tuple(each.values()) for each in made])
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@out.output_option
+def show(file: Path, output: str) -> None:
+    """Print the public key in FILE (.key or .pub). Never prints a secret one.
+
+    \b
+    Example:
+      imap-wal keys show /etc/imap-wal/agent-1.pub
+    """
+    pair = keys.read_public(file)
+    if output == out.JSON:
+        out.print_json({"name": pair.name, "public_key": pair.public})
+    else:
+        out.echo(pair.public)
+
+
+@command.command()
+@click.argument("clients", type=_FILE)
+@click.argument("public", metavar="PUB...", type=_FILE, nargs=-1, required=True)
+@click.option(
+    "--right", "rights", type=click.Choice([str(right) for right in Right]), multiple=True, help="May be repeated. Default: all, as a member needs."
+)
+def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> None:
+    """Admit the keys in the files PUB: add them to the file CLIENTS, or change their rights. Agents see it within a second.
+
+    read: reads. write: changes. claim: to have the log claimed, for a new cluster or a view; members need all three.
+
+    \b
+    Examples:
+      imap-wal keys allow /etc/imap-wal/clients.toml member-1.pub member-2.pub
+      imap-wal keys allow /etc/imap-wal/clients.toml monitor.pub --right read
+    """
+    known = keys.read_clients(clients) if clients.exists() else {}
+    granted = frozenset(map(Right, rights)) or frozenset(Right)
+    for file in public:
+        pair = keys.read_public(file)
+        for other in [other for other, peer in known.items() if peer.name == pair.name and other != pair.public]:
+            raise InvalidSetting(f"{clients}: {pair.name} has another key, {other}; revoke it first, or give the new key another name")
+        known[pair.public] = Peer(pair.name, granted)
+    keys.write_clients(clients, known)
+    out.echo(f"{clients}: {', '.join(sorted(peer.name for peer in known.values()))}")
+
+
+@command.command()
+@click.argument("clients", type=_FILE)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def revoke(clients: Path, names: tuple[str, ...]) -> None:
+    """Admit NAME no longer: remove it from the file CLIENTS. Its connections can do nothing more within a second.
+
+    \b
+    Example:
+      imap-wal keys revoke /etc/imap-wal/clients.toml member-1
+    """
+    known = keys.read_clients(clients)
+    unknown = set(names) - {peer.name for peer in known.values()}
+    if unknown:
+        raise InvalidSetting(f"{clients}: no client {', '.join(map(repr, sorted(unknown)))}")
+    keys.write_clients(clients, {public: peer for public, peer in known.items() if peer.name not in names})
+    out.echo(f"{clients}: revoked {', '.join(names)}")
+
+
+@command.command("list")
+@click.argument("clients", type=_FILE)
+@out.output_option
+def list_(clients: Path, output: str) -> None:
+    """Show whom the file CLIENTS admits.
+
+    \b
+    Example:
+      imap-wal keys list /etc/imap-wal/clients.toml
+    """
+    known = sorted(keys.read_clients(clients).items(), key=lambda client: client[1].name)
+    if output == out.JSON:
+        rows = [{"name": peer.name, "public_key": public, "rights": [str(each) for each in Right if each in peer.rights]} for public, peer in known]
+        out.print_json({"clients": rows})
+        return
+    table = [(peer.name, ", ".join(each for each in Right if each in peer.rights), public) for public, peer in known]
+    out.print_table(("name", "rights", "public key"), table)
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+def token(file: Path) -> None:
+    """Make the token of a cluster, in a new file of mode 0600.
+
+    The first cluster that claims the log with a token gives it to the log; see also `imap-wal claim --add-token`.
+
+    \b
+    Example:
+      imap-wal keys token /etc/imap-wal/eu.token
+    """
+    keys.write_new(file, f"{secrets.token_hex(TOKEN_BYTES)}\n", 0o600)
+    out.echo(f"{file}: set the map-store property cluster-token-file on every member of the cluster")

@@ -1,0 +1,144 @@
+"""`imap-wal keys`, what `plugin config` and `doctor` make of keys, and the audit of commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+import imap_wal
+from imap_wal.agent import keys
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.peers import Right
+from tests.agent.harness import serving
+from tests.cli.conftest import Run
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@pytest.fixture
+def made(tmp_path: Path, run: Run) -> Path:
+    """A folder with the keys of an agent, a member and a monitor, and the file of clients."""
+    folder = tmp_path / "keys"
+    before = os.umask(0)  # modes are ours, whatever the umask
+    try:
+        assert run("keys", "new", "agent-1", "member-1", "monitor", "--folder", str(folder)).code == 0
+    finally:
+        os.umask(before)
+    assert run("keys", "allow", str(folder / "clients.toml"), str(folder / "member-1.pub")).code == 0
+    assert run("keys", "allow", str(folder / "clients.toml"), str(folder / "monitor.pub"), "--right", "read").code == 0
+    return folder
+
+
+def test_secret_files_are_for_their_owner_only_and_never_overwritten(made: Path, run: Run) -> None:
+    assert mode(made / "agent-1.key") == 0o600
+    assert mode(made / "agent-1.pub") == 0o644
+    before = (made / "agent-1.key").read_text()
+    again = run("keys", "new", "other", "agent-1", "--folder", str(made))
+    assert (again.code, "exists already; it stays" in again.err) == (2, True)
+    assert (made / "agent-1.key").read_text() == before
+    assert not (made / "other.key").exists()
+    pair = keys.read_secret(made / "agent-1.key")
+    shown = run("keys", "show", str(made / "agent-1.key"))
+    assert shown.out.strip() == pair.public
+    assert pair.secret not in shown.out + shown.err
+    assert "secret" not in (made / "agent-1.pub").read_text()
+    assert run("keys", "new", "../x", "--folder", str(made)).code == 2
+
+
+def test_rights_are_granted_changed_listed_and_revoked(made: Path, run: Run) -> None:
+    clients = made / "clients.toml"
+    rows = json.loads(run("keys", "list", str(clients), "-o", "json").out)["clients"]
+    assert [(row["name"], row["rights"]) for row in rows] == [("member-1", ["read", "write", "claim"]), ("monitor", ["read"])]
+    assert run("keys", "allow", str(clients), str(made / "monitor.pub"), "--right", "read", "--right", "write").code == 0
+    assert {peer.name: set(peer.rights) for peer in keys.read_clients(clients).values()}["monitor"] == {Right.READ, Right.WRITE}
+    (made / "member-1.pub").write_text((made / "agent-1.pub").read_text().replace("agent-1", "member-1"))
+    other = run("keys", "allow", str(clients), str(made / "member-1.pub"))
+    assert (other.code, "member-1 has another key" in other.err) == (2, True)
+    assert run("keys", "revoke", str(clients), "nobody").code == 2
+    assert run("keys", "revoke", str(clients), "monitor").code == 0
+    assert [peer.name for peer in keys.read_clients(clients).values()] == ["member-1"]
+    assert mode(clients) == 0o644
+
+
+def test_a_token_is_random_and_for_its_owner_only(tmp_path: Path, run: Run) -> None:
+    for name in "ab":
+        made = run("keys", "token", str(tmp_path / name))
+        assert (made.code, mode(tmp_path / name)) == (0, 0o600)
+        assert keys.read_token(tmp_path / name) not in made.out + made.err
+    assert keys.read_token(tmp_path / "a") != keys.read_token(tmp_path / "b")
+    assert run("keys", "token", str(tmp_path / "a")).code == 2
+
+
+def test_the_printed_configuration_has_the_keys_and_asks_for_them(made: Path, run: Run) -> None:
+    words = ["plugin", "config", "--agent", "tcp://10.0.0.5:7701"]
+    missing = run(*words)
+    assert (missing.code, "takes connections with keys only" in missing.err) == (2, True)
+    assert run(*words, "--key-file", "/etc/m.key").code == 2
+    printed = run(*words, "--key-file", "/etc/m.key", "--agent-key", str(made / "agent-1.pub"), "--token-file", "/etc/c.token")
+    properties = yaml.safe_load(printed.out)["hazelcast"]["map"]["default"]["map-store"]["properties"]
+    assert properties == {
+        "agent": "tcp://10.0.0.5:7701", "agent-key-file": "/etc/m.key",
+        "agent-public-key": keys.read_public(made / "agent-1.pub").public, "cluster-token-file": "/etc/c.token",
+    }  # fmt: skip
+
+
+def test_doctor_asks_an_agent_with_a_key_and_says_what_is_missing_without(made: Path, run: Run, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    about = {"url": f"file://{tmp_path}/log", "node": "n1", "endpoint": endpoint, "lifetime_timeout_s": 0, "start_policy": "partial"}
+    settings = AgentConfig.from_mapping({**about, "key": str(made / "agent-1.key"), "clients": str(made / "clients.toml")})
+    agent_key = ("--agent-key", str(made / "agent-1.pub"))
+
+    def asked(*words: str) -> dict[str, str]:
+        checks = json.loads(run("doctor", "--agent", endpoint, *words, "-o", "json").out)["checks"]
+        return {check["name"]: f"{check['status']}: {check['what']}" for check in checks}
+
+    with capture_logs(), serving(settings):
+        assert asked("--key-file", str(made / "monitor.key"), *agent_key)["agent"].startswith("ok: node 'n1'")
+        assert "did not accept the handshake" in asked()["agent"]
+        assert "does not admit this user or key" in asked("--key-file", str(made / "agent-1.key"), *agent_key)["agent"]
+
+
+def test_an_agents_configuration_is_checked_with_its_keys(made: Path, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    text = f'url = "file://{tmp_path}/log"\nendpoint = "tcp://10.0.0.5:7701"\n'
+    file.write_text(text)
+    refused = run("agent", "--config", str(file), "--check")
+    assert (refused.code, "without keys, whoever reaches this address" in refused.err) == (2, True)
+    file.write_text(text + f'key = "{made}/agent-1.key"\nclients = "{made}/clients.toml"\n')
+    assert run("agent", "--config", str(file), "--check").code == 0
+    (made / "agent-1.key").chmod(0o644)
+    refused = run("agent", "--config", str(file), "--check")
+    assert (refused.code, "open to every user" in refused.err) == (2, True)
+
+
+def test_drop_prune_and_forget_say_who_did_what(tmp_path: Path, run: Run) -> None:
+    url = f"file://{tmp_path}/log"
+    for node in ("n1", "n2"):
+        with imap_wal.open(url, node=node) as store:
+            store.map("orders")["a"] = "1"
+    who = f"({os.geteuid()})"
+    for words, what in (
+        (("archive", url), ""),
+        (("rewrite", url), ""),
+        (("prune", url), "audit: log pruned: log='default/embedded' files="),
+        (("drop", url, "--map", "orders"), "audit: map dropped: log='default/embedded' map='orders'"),
+        (("forget-node", url, "--node", "n2"), "audit: node forgotten: node='n2'"),
+    ):
+        if what:
+            assert "audit:" not in run(*words, "--dry-run").err
+        done = run(*words, *(["--yes"] if what else []))
+        assert done.code == 0, done.err
+        lines = [line for line in done.err.splitlines() if line.startswith("audit:")]
+        assert len(lines) == bool(what)
+        assert all(line.startswith(what) and who in line and "log'" in line for line in lines), lines

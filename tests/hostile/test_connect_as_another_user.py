@@ -1,0 +1,133 @@
+"""Attack: as another user of the machine, use the Unix socket of an agent."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from imap_wal.agent.access import DEFAULT_ENDPOINT, Users, Verdict
+from imap_wal.agent.config import AgentConfig
+from imap_wal.errors import InvalidSetting
+from tests.agent.harness import config, plugin, serving
+
+OTHER = 65534
+ROOT = Path(__file__).parents[2]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+ASK = """
+import os, sys
+from imap_wal.agent.transport import Client
+from imap_wal.errors import NotAllowed
+os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
+client = Client(sys.argv[1], 5000)
+try:
+    print(client.ask("stat")[0][0])
+except NotAllowed as error:
+    print("NotAllowed:", error)
+"""
+
+
+def asked_as(uid: int, endpoint: str) -> str:
+    """What a process of that user gets as an answer."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", ASK, endpoint, str(uid)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment).stdout.strip()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, so that only the agent's rules are between them and it."""
+    with tempfile.TemporaryDirectory(prefix="imap-wal-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def agent_at(folder: Path, **settings: object) -> AgentConfig:
+    base = config(folder)
+    about = {"url": base.url, "cluster": "c", "node": "n1", "lifetime_timeout_s": 0, "start_policy": "partial"}
+    return AgentConfig.from_mapping({**about, "endpoint": f"ipc://{folder}/a.sock", **settings})
+
+
+@needs_root
+def test_another_user_is_refused_by_the_kernels_word_and_the_refusal_is_logged(open_folder: Path) -> None:
+    # The mode lets everybody in: what refuses is the list of users alone.
+    settings = agent_at(open_folder, endpoint_mode="0666", allow_uids=[12345])
+    with capture_logs() as lines, serving(settings), plugin(settings) as member:
+        assert asked_as(OTHER, settings.endpoint).startswith("NotAllowed: the agent at ipc://")
+        assert member.put(a="1")[0] == "ack"
+        assert asked_as(0, settings.endpoint) == "stat"
+    (refused,) = [line for line in lines if line["event"] == "peer refused"]
+    assert (refused["log_level"], refused["reason"]) == ("warning", "not in allow_uids")
+    assert f"({OTHER}), process " in refused["peer"]
+    assert any(line["event"] == "peer admitted" and "root (0)" in line["peer"] for line in lines)
+
+
+@needs_root
+def test_a_user_of_the_list_may_do_everything(open_folder: Path) -> None:
+    settings = agent_at(open_folder, endpoint_mode="0666", allow_uids=[OTHER])
+    with serving(settings):
+        assert asked_as(OTHER, settings.endpoint) == "stat"
+
+
+@needs_root
+def test_who_tries_all_the_time_is_logged_once_and_fills_nothing(open_folder: Path) -> None:
+    settings = agent_at(open_folder, endpoint_mode="0666", allow_uids=[12345])
+    with capture_logs() as lines, serving(settings):
+        for _ in range(4):
+            assert asked_as(OTHER, settings.endpoint).startswith("NotAllowed")
+    assert sum(line["event"] == "peer refused" for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "localhost:1", "localhost:0:0", "localhost:x:0:1", "localhost:-1:0:1", "localhost:00:0:", "localhost:0 :0:1x"]
+)
+def test_a_peer_whose_user_is_not_told_is_refused(address: str) -> None:
+    assert Users(frozenset({0})).judge(address, b"").why
+
+
+def test_the_users_number_is_what_counts() -> None:
+    users = Users(frozenset({4_000_007}))
+    assert users.judge("localhost:4000007:0:99", b"") == Verdict("user 4000007, process 99")
+    assert users.judge("localhost:40000070:4000007:4000007", b"").why == "not in allow_uids"
+
+
+def test_the_default_endpoint_is_a_socket_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert AgentConfig.from_mapping({"url": f"file://{tmp_path}/log"}).endpoint == DEFAULT_ENDPOINT == "ipc:///run/imap-wal/agent.sock"
+    settings = agent_at(tmp_path, endpoint=f"ipc://{tmp_path}/run/imap-wal/agent.sock")
+    with serving(settings):
+        assert stat.S_IMODE(os.stat(tmp_path / "run/imap-wal").st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(tmp_path / "run/imap-wal/agent.sock").st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"endpoint_mode": "0666"}, "lets every user of this machine connect; name those who may: allow_uids"),
+        ({"allow_uids": [-1]}, "allow_uids has -1; it takes numbers of users"),
+        ({"allow_uids": ["hazelcast"]}, "allow_uids has 'hazelcast'"),
+        ({"allow_uids": [True]}, "allow_uids has True"),
+        ({"allow_uids": 7}, "it takes a list"),
+        ({"key": "/a", "clients": "/b"}, "key and clients are for tcp:// endpoints"),
+        ({"endpoint": "tcp://127.0.0.1:1", "allow_uids": [7]}, "allow_uids is for ipc:// endpoints"),
+    ],
+)
+def test_settings_that_would_admit_strangers_are_refused(tmp_path: Path, settings: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        agent_at(tmp_path, **settings)
+    assert text in str(refused.value)
+
+
+def test_a_socket_for_a_group_works_as_before_and_is_warned_about(tmp_path: Path) -> None:
+    settings = agent_at(tmp_path, endpoint_mode="0660")
+    assert "every member of the socket's group" in settings.access.doubt
+    with serving(settings), plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+    assert agent_at(tmp_path, endpoint_mode="0660", allow_uids=[1]).access.doubt == ""

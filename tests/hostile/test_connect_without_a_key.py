@@ -1,0 +1,205 @@
+"""Attack: over TCP, use an agent without a key, with a stranger's key, or with a key that may do
+less."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from imap_wal.agent import keys
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.gate import check_pair, new_pair
+from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.server import Agent
+from imap_wal.agent.transport import Client
+from imap_wal.errors import InvalidSetting, NotAllowed
+from tests.agent.harness import Plugin, serving
+
+MEMBER, READER, STRANGER = new_pair("member-1"), new_pair("reader"), new_pair("stranger")
+AGENT = new_pair("agent-1")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_clients(folder: Path, **rights: set[Right]) -> None:
+    pairs = {"member": MEMBER, "reader": READER}
+    keys.write_clients(folder / "clients.toml", {pairs[name].public: Peer(pairs[name].name, frozenset(given)) for name, given in rights.items()})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentConfig:
+    keys.write_new(tmp_path / "agent-1.key", AGENT.text(), 0o600)
+    write_clients(tmp_path, member=set(Right), reader={Right.READ})
+    return AgentConfig.from_mapping(
+        {
+            "url": f"file://{tmp_path}/log", "cluster": "c", "node": "n1", "endpoint": f"tcp://127.0.0.1:{free_port()}",
+            "key": str(tmp_path / "agent-1.key"), "clients": str(tmp_path / "clients.toml"),
+            "lifetime_timeout_s": 0, "start_policy": "partial",
+        }
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def plugin(settings: AgentConfig, key: KeyPair | None, agent_key: str = AGENT.public, timeout_ms: int = 10_000, **about: str) -> Iterator[Plugin]:
+    connected = Plugin(settings.endpoint, **about)
+    connected.client.close()
+    connected.client = Client(settings.endpoint, timeout_ms, key, agent_key)
+    try:
+        yield connected
+    finally:
+        connected.close()
+
+
+def refused(peer: Plugin, kind: str, *fields: Any, payload: bytes = b"") -> str:
+    header, _ = peer.client.ask(kind, *fields, payload=payload)
+    assert header[0] == "error", header
+    assert header[2] == "not-allowed", header
+    return str(header[3])
+
+
+def test_a_member_with_its_key_reads_and_writes(settings: AgentConfig) -> None:
+    with capture_logs() as lines, serving(settings), plugin(settings, MEMBER) as member:
+        member.hello()
+        assert member.put(a="1", b="x" * 100_000)[0] == "ack"
+        assert member.values() == {"a": "1", "b": "x" * 100_000}
+    assert any(line["event"] == "peer admitted" and line["peer"] == "member-1 at 127.0.0.1" for line in lines)
+    (claimed,) = [line for line in lines if line["event"] == "log claimed"]
+    assert (claimed["peer"], claimed["member"], claimed["incarnation"]) == ("member-1", "member-1", 1)
+
+
+def test_a_strangers_key_is_refused_and_logged(settings: AgentConfig) -> None:
+    with capture_logs() as lines, serving(settings), plugin(settings, STRANGER) as stranger:
+        with pytest.raises(NotAllowed, match="does not admit this user or key"):
+            stranger.client.ask("stat")
+        with plugin(settings, MEMBER) as member:
+            assert member.hello()["incarnation"] == 1
+    (line,) = [line for line in lines if line["event"] == "peer refused"]
+    assert (line["peer"], line["reason"]) == (f"key {STRANGER.public} at 127.0.0.1", "this key is not among the clients")
+
+
+def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings, None, timeout_ms=2000) as stranger:
+        with pytest.raises((NotAllowed, TimeoutError)):
+            stranger.client.ask("stat")
+        with socket.create_connection(("127.0.0.1", int(settings.endpoint.rpartition(":")[2]))) as raw:
+            raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
+            raw.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER")
+            raw.settimeout(5)
+            with contextlib.suppress(ConnectionError):
+                while answer := raw.recv(4096):
+                    assert b"stat" not in answer
+
+
+def test_a_stolen_public_key_is_worth_nothing(settings: AgentConfig) -> None:
+    # The member's public key with the secret of another one: the handshake proves the secret.
+    forged = replace(STRANGER, public=MEMBER.public)
+    with serving(settings), plugin(settings, forged, timeout_ms=2000) as thief, pytest.raises((NotAllowed, TimeoutError)):
+        thief.client.ask("stat")
+
+
+def test_an_agent_with_another_key_is_not_trusted(settings: AgentConfig) -> None:
+    with (
+        serving(settings),
+        plugin(settings, MEMBER, agent_key=STRANGER.public, timeout_ms=2000) as member,
+        pytest.raises((NotAllowed, TimeoutError)),
+    ):
+        member.client.ask("stat")
+
+
+def test_a_reader_may_not_write_claim_or_keep_a_member_out(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings, MEMBER) as member, plugin(settings, READER, uuid="r", member="reader") as reader:
+        # A key that may only read does not have the log claimed, not even the first time.
+        assert "no right 'claim'" in refused(reader, "hello", reader.about(purpose="read"))
+        member.hello()
+        assert member.put(a="1")[0] == "ack"
+        assert "reader has no right 'write', which hello needs" in refused(reader, "hello", reader.about())
+        assert "no right 'claim'" in refused(reader, "hello", reader.about(purpose="read", cluster_id="mine"))
+        reader.hello(purpose="read")
+        assert reader.values() == {"a": "1"}
+        assert "no right 'write'" in refused(reader, "append", member.session, 2, 1, payload=member.payload(2, {"a": "2"}))
+        assert "no right 'claim'" in refused(
+            reader, "view", {"cluster_id": "cluster-1", "member_uuid": "reader", "members": ["reader"], "lost": ["member-1"]}
+        )
+        assert member.put(b="2")[0] == "ack"
+        assert member.values() == {"a": "1", "b": "2"}
+        assert reader.stat()["claim"]["incarnation"] == 1
+
+
+def test_a_revoked_key_ends_on_open_connections_and_a_new_one_needs_no_restart(settings: AgentConfig, tmp_path: Path) -> None:
+    with capture_logs() as lines, serving(settings), plugin(settings, READER) as reader, plugin(settings, MEMBER) as member:
+        member.hello()
+        assert reader.stat()["node"] == "n1"
+        write_clients(tmp_path, member=set(Right))
+        time.sleep(1.2)
+        assert "a revoked key has no right" in refused(reader, "stat")
+        assert member.put(a="1")[0] == "ack"
+        with plugin(settings, READER) as again, pytest.raises(NotAllowed):
+            again.client.ask("stat")
+        write_clients(tmp_path, member=set(Right), reader={Right.READ})
+        time.sleep(1.2)
+        with plugin(settings, READER) as again:
+            assert again.stat()["node"] == "n1"
+        # A file that cannot be read changes nothing.
+        (tmp_path / "clients.toml").write_text("no TOML")
+        time.sleep(1.2)
+        assert member.put(b="1")[0] == "ack"
+    assert any(line["event"].startswith("clients not read again") and line["log_level"] == "error" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://0.0.0.0:7701", "tcp://*:7701", "tcp://10.0.0.5:7701", "tcp://[::]:7701", "tcp://eth0:7701", "tcp://host.example:7701"]
+)
+def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(InvalidSetting, match="without keys, whoever reaches this address could read and change the log") as error:
+        AgentConfig.from_mapping({"url": f"file://{tmp_path}", "endpoint": endpoint})
+    assert "imap-wal keys new" in str(error.value)
+    for loopback in ("tcp://127.0.0.1:7701", "tcp://[::1]:7701", "tcp://localhost:7701", "tcp://127.9.9.9:7701"):
+        assert "every user of this machine may connect" in AgentConfig.from_mapping({"url": f"file://{tmp_path}", "endpoint": loopback}).access.doubt
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "text", "said"),
+    [
+        ("agent-1.key", 0o644, None, "open to every user of this machine"),
+        ("agent-1.key", 0o600, 'name = "a"\n', "public-key is not a key"),
+        ("agent-1.key", 0o600, f'name = "a"\npublic-key = "{AGENT.public}"\n', "secret-key is not a key"),
+        ("agent-1.key", 0o600, f'name = "a"\npublic-key = "{MEMBER.public}"\nsecret-key = "{AGENT.secret}"\n', "is not that of its secret key"),
+        ("clients.toml", 0o666, None, "other users may change it"),
+        ("clients.toml", 0o644, '[a]\npublic-key = "00"\nrights = ["read"]\n', "is not a key"),
+        ("clients.toml", 0o644, f'[a]\npublic-key = "{AGENT.public}"\nrights = ["root"]\n', "rights are ['root']"),
+        ("clients.toml", 0o644, f'[a]\npublic-key = "{AGENT.public}"\nrights = []\n', "rights are []"),
+        ("clients.toml", 0o644, f'["a b"]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n', "no name of a key"),
+        ("clients.toml", 0o644, "".join(f'[{n}]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n' for n in "ab"), "each client has its own"),
+    ],
+)
+def test_files_of_keys_that_cannot_be_trusted_are_refused_at_the_start(
+    settings: AgentConfig, tmp_path: Path, name: str, mode: int, text: str | None, said: str
+) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    os.chmod(file, mode)
+    with pytest.raises(InvalidSetting) as refusal:
+        Agent(settings)
+    assert said in str(refusal.value)
+    assert AGENT.secret not in str(refusal.value)
+    assert not (tmp_path / "log/default/c/nodes").exists()  # nothing was opened
+
+
+def test_a_secret_is_in_no_repr() -> None:
+    assert AGENT.secret not in repr(AGENT)
+    check_pair(AGENT)
