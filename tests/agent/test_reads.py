@@ -180,13 +180,13 @@ def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
         listing.join()
 
 
-def test_an_answer_ends_with_the_value_that_takes_it_past_its_size(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_ends_before_the_value_that_would_take_it_past_its_size(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 1000)
     with serving(settings), plugin(settings) as member:
         keys = [f"k{number}" for number in range(10)]
         member.put(**dict.fromkeys(keys, "x" * 400))
         header, _ = member.client.ask("load", "orders", 10, payload=b"".join(msgpack.packb(key.encode()) for key in keys))
-        assert header[2:] == [3, 3], "not all that are looked up at once"
+        assert header[2:] == [2, 2], "not all that are looked up at once"
 
 
 def test_reads_that_waited_together_share_one_look_at_the_storage(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
