@@ -218,7 +218,9 @@ def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes
     if kind == "junk":
         return draw(st.one_of(st.binary(max_size=40), junk, like(kind, number))), payload
     if kind in ("hello", "view"):
-        good = identified(member.about()) if kind == "hello" else {"cluster_id": CLUSTER, "member_uuid": FUZZ, "members": [FUZZ, MEMBER], "lost": [LOST]}
+        good = (
+            identified(member.about()) if kind == "hello" else {"cluster_id": CLUSTER, "member_uuid": FUZZ, "members": [FUZZ, MEMBER], "lost": [LOST]}
+        )
         kept = ("cluster_id",) if kind == "hello" else ("members", "lost", "cluster_id")
         return b"\x93" + head + draw(fields(good, *kept)), payload
     if kind == "append":
