@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ from imap_wal.worker import Worker
 
 GREETING_S = 1.0
 """While there are too many, the oldest connection that has said no hello for this time makes room."""
+CLOSED_S = 0.02
+"""libzmq reports an end shortly before it closes the descriptor. If the connection is still there after
+this time, the report was about an earlier one on the same descriptor."""
+SWEEP_S = 1.0
+"""How often all connections are looked at, while there are too many: libzmq does not report each end."""
 LOG_S = 60.0
 """Refusals are logged at most so often."""
 
@@ -43,13 +49,15 @@ class Ended(Exception):
 @dataclass(slots=True)
 class _Known:
     """An open connection. `inode`: its socket's, as the number `fd` is used again. `sender`: by which
-    name its messages came; b"": none came. `greeted`: its hello was accepted."""
+    name its messages came; b"": none came. `greeted`: its hello was accepted.
+    `reported`: when its end was."""
 
     fd: int
     inode: int
     since: float
     sender: bytes = b""
     greeted: bool = False
+    reported: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,8 @@ class Door:
         self._open: dict[int, _Known] = {}
         self._by_sender: dict[bytes, _Known] = {}
         self._gone: list[bytes] = []
-        self._refused, self._logged = 0, -LOG_S
+        self._ending: deque[_Known] = deque()
+        self._refused, self._logged, self._swept = 0, -LOG_S, -SWEEP_S
         # To look at a socket takes a descriptor, also when there is none left.
         self._nothing, self._spare = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
         self.worker = Worker("imap-wal-door", self._turn)
@@ -84,27 +93,41 @@ class Door:
         except Ended:
             worker.stopping.set()
             return False
-        if event is None:
-            return False
         with self._mutex:
+            if event is None:
+                self._settle()
+                return False
             if event.accepted:
                 self._enter(event.fd)
-            else:
-                self._leave(event.fd)
+            elif (known := self._open.get(event.fd)) is not None:
+                known.reported = self._clock.monotonic()
+                self._ending.append(known)
+            self._settle(CLOSED_S)
         return True
+
+    def _settle(self, after: float = 0.0) -> None:
+        """Drop the connections whose end was reported so long ago."""
+        until = self._clock.monotonic() - after
+        while self._ending and self._ending[0].reported <= until:
+            known = self._ending.popleft()
+            if self._open.get(known.fd) is known and self._inode(known.fd) != known.inode:
+                self._leave(known.fd)
 
     def _enter(self, fd: int) -> None:
         known = self._admit(fd)
         if known is None or len(self._open) <= self._most:
             return
-        for each in list(self._open.values()):  # libzmq does not report each end
-            if self._inode(each.fd) != each.inode:
-                self._leave(each.fd)
+        self._settle()
+        now = self._clock.monotonic()
+        if len(self._open) > self._most and now - self._swept >= SWEEP_S:
+            self._swept = now
+            for each in list(self._open.values()):
+                if self._inode(each.fd) != each.inode:
+                    self._leave(each.fd)
         if len(self._open) > self._most:
-            before = self._clock.monotonic() - GREETING_S
+            before = now - GREETING_S
             silent = next((each for each in self._open.values() if not each.greeted and each.since < before), known)
             self._shut(silent)
-            now = self._clock.monotonic()
             if now - self._logged >= LOG_S:
                 self._logged = now
                 _log.warning("too many connections", most=self._most, refused=self._refused)

@@ -15,6 +15,7 @@ import msgpack
 from msgspec import Meta, MsgspecError, Raw, Struct
 from msgspec.msgpack import Decoder
 
+from imap_wal.agent.bounds import HEADER_BYTES_MAX
 from imap_wal.entry import HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
 
@@ -176,6 +177,8 @@ def kind_of(request: Request | Malformed) -> str:
 
 def read(header: bytes) -> Request | Malformed:
     """The request of a header. Raises nothing."""
+    if len(header) > HEADER_BYTES_MAX:
+        return Malformed(*_front(header), f"a header of {len(header)} bytes; it takes at most {HEADER_BYTES_MAX}")
     try:
         request: Request = _decode(header)
     except _FAULTS as error:

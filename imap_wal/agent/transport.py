@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import zmq
 
-from imap_wal.agent.bounds import HEADER_BYTES_MAX, RECEIVED_BYTES, REQUESTS_MAX, Bounds
+from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
 from imap_wal.agent.door import Door, Ended, Event
 from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.requests import Malformed, Request, kind_of, read
@@ -200,7 +200,7 @@ class _Events:
 
     def __call__(self) -> Event | None:
         try:
-            while self._socket.poll(1000):
+            while self._socket.poll(100):
                 number, value = _EVENT.unpack(self._socket.recv_multipart()[0])
                 if number in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
                     return Event(number == zmq.EVENT_ACCEPTED, value)
@@ -239,12 +239,8 @@ class Outbox:
 
 
 def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Message:
-    text = ""
     if frames != 2:
         text = f"a message has a header [kind, number, ...] and a payload; this one has {frames} frames"
-    elif len(header) > HEADER_BYTES_MAX:
-        text = f"a header of {len(header)} bytes; it takes at most {HEADER_BYTES_MAX}"
-    if text:
         return Message(sender, Malformed("", 0, text), b"")
     return Message(sender, read(header), payload, len(header))
 

@@ -57,7 +57,11 @@ class RawPeer:
             bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
             for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", routing_id))
         )
-        self.socket.sendall(GREETING + frame(b"\x05READY" + properties, 4))
+        self.socket.sendall(GREETING)
+        theirs = b""
+        while len(theirs) < len(GREETING):  # libzmq refuses a READY that comes with the greeting
+            theirs += self.socket.recv(len(GREETING) - len(theirs))
+        self.socket.sendall(frame(b"\x05READY" + properties, 4))
 
     def send(self, *header: Any, payload: bytes = b"") -> None:
         self.socket.sendall(frame(msgpack.packb([*map(identified, header)]), 1) + frame(payload))
