@@ -54,9 +54,10 @@ class Bounds:
     message_bytes: int = -1
 
 
-def bounds(connections_max: int, max_value_bytes: int) -> Bounds:
-    """The bounds of an agent, under the limit of open files of this process. `InvalidSetting` if that
-    is too low for any agent."""
+def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) -> Bounds:
+    """The bounds of an agent, under the limit of open files of this process. `local`: it listens at a
+    Unix socket, where libzmq ends the process without a descriptor; over TCP it waits for one.
+    `InvalidSetting` if the limit is too low."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 2**31
@@ -65,8 +66,8 @@ def bounds(connections_max: int, max_value_bytes: int) -> Bounds:
     if room >= min(connections_max, OWN_FILES_MIN):
         return Bounds(min(connections_max, room), True, files, message_bytes)
     few = (files - OWN_FILES_MIN) // 2
-    if few < CONNECTIONS_LEAST:
-        least = OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
+    if local or few < CONNECTIONS_LEAST:
+        least = wanted_files(min(connections_max, OWN_FILES_MIN)) if local else OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
         raise InvalidSetting(f"this process may open {files} files (ulimit -n); an agent needs {least}, and better {wanted_files(connections_max)}")
     return Bounds(min(connections_max, few), False, files, message_bytes)
 

@@ -20,7 +20,7 @@ from imap_wal import entry, layout
 from imap_wal.agent.bounds import bounds, raise_file_limit, wanted_files
 from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.endpoint import EndpointLock
+from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.lane import Lane
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
@@ -98,7 +98,7 @@ class Agent:
         self._schemas: dict[int, Schema] = {}
         """Those that this agent wrote or found in its node's manifest. `Reads` has the others."""
         self._lane = Lane(self._clock)
-        self.bounds = bounds(config.connections_max, config.log.max_value_bytes)
+        self.bounds = bounds(config.connections_max, config.log.max_value_bytes, local=config.endpoint.startswith(IPC))
         with ExitStack() as opened:
             opened.callback(self._store.close)
             owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
@@ -536,7 +536,7 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
     for doubt in (*doubts(config.url), *doubts(config.wal_dir)):
         _log.warning("storage of another user", doubt=doubt)
     if not agent.bounds.certain:
-        doubt = "very many attempts to connect at the same time could end the agent; raise the limit of open files (ulimit -n)"
+        doubt = "many attempts to connect could use them up, and the log would fail until they end; raise the limit (ulimit -n)"
         limits = {"files": agent.bounds.files, "wanted": wanted_files(config.connections_max), "connections": agent.bounds.connections}
         _log.warning("few open files are allowed", doubt=doubt, **limits)
 

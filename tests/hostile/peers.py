@@ -66,6 +66,14 @@ class RawPeer:
     def send(self, *header: Any, payload: bytes = b"") -> None:
         self.socket.sendall(frame(msgpack.packb([*map(identified, header)]), 1) + frame(payload))
 
+    def await_answer(self, kind: bytes) -> None:
+        """Read up to an answer of this kind."""
+        seen = b""
+        while kind not in seen:
+            some = self.socket.recv(1 << 16)
+            assert some, "the agent closed the connection"
+            seen += some
+
     def ended(self, timeout_s: float = 10) -> bool:
         """Whether the agent closes the connection; reads all that comes before."""
         self.socket.settimeout(timeout_s)

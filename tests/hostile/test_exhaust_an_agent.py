@@ -31,11 +31,22 @@ def at(settings: AgentConfig, kind: str, number: int) -> AgentConfig:
     return settings if kind == "ipc" else replace(settings, endpoint=f"tcp://127.0.0.1:{number}")
 
 
+def comes_in(settings: AgentConfig) -> bool:
+    """Whether a new connection can say hello and read."""
+    late = Plugin(settings.endpoint, uuid="late", timeout_ms=2000)
+    try:
+        late.hello()
+        return late.values() == {"a": "1", "b": "2"}
+    except TimeoutError:
+        return False  # it was the one too many: a plug-in would try again, too
+    finally:
+        late.close()
+
+
 # ---- connections -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
-@pytest.mark.parametrize("files", [128, 256, 4096])
+@pytest.mark.parametrize(("kind", "files"), [("ipc", 1700), ("ipc", 4096), ("tcp", 128), ("tcp", 1700)])
 def test_idle_connections_do_not_end_the_agent_and_keep_no_member_out(tmp_path: Path, kind: str, files: int) -> None:
     """libzmq ends the process when it cannot accept a connection: "Too many open files"."""
     settings = at(config(tmp_path), kind, 17_800 + files % 97)
@@ -46,10 +57,7 @@ def test_idle_connections_do_not_end_the_agent_and_keep_no_member_out(tmp_path: 
         counts = member.stat()["connections"]
         assert counts["open"] <= counts["most"] <= 200
         assert member.put(b="2")[0] == "ack"
-        late = Plugin(settings.endpoint, uuid="late")
-        late.hello()
-        assert late.values() == {"a": "1", "b": "2"}
-        late.close()
+        eventually(lambda: comes_in(settings), "a late member is let in, as idle connections make room")
         assert agent.open_files < files
         for each in idle:
             each.close()
@@ -100,12 +108,14 @@ def test_an_agent_that_may_open_too_few_files_says_so(monkeypatch: pytest.Monkey
     limits[0] = 2048
     found = bounds.bounds(1000, 1)
     assert found.certain and bounds.OWN_FILES + found.connections + bounds.UNSEEN_MAX <= 2048
-    limits[0] = 256
-    found = bounds.bounds(1000, 1)
-    assert not found.certain and found.connections < 128
+    limits[0] = 1000
+    with pytest.raises(InvalidSetting, match=r"may open 1000 files .* an agent needs 1620, and better 2556"):
+        bounds.bounds(1000, 1)
+    found = bounds.bounds(1000, 1, local=False)
+    assert not found.certain and found.connections < 500
     limits[0] = 40
     with pytest.raises(InvalidSetting, match="may open 40 files"):
-        bounds.bounds(1000, 1)
+        bounds.bounds(1000, 1, local=False)
 
 
 def test_a_peer_that_does_not_finish_the_handshake_is_disconnected(tmp_path: Path) -> None:
@@ -199,6 +209,7 @@ def test_of_many_reads_of_one_connection_two_are_accepted(tmp_path: Path) -> Non
             refused = [msgpack.unpackb(socket.recv_multipart()[0]) for _ in range(8) if socket.poll(10_000)]
             assert [header[2] for header in refused] == ["not-ready"] * 8
             assert member.client.ask("beat")[0][0] == "beat"
+        assert [msgpack.unpackb(socket.recv_multipart()[0])[0] for _ in range(2) if socket.poll(10_000)] == ["keys"] * 2
         assert member.values() == {"a": "1"}
 
 
@@ -214,6 +225,7 @@ def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(tm
                 peer = RawPeer(settings.endpoint)
                 stack.callback(peer.close)
                 peer.send("hello", 1, about)
+                peer.await_answer(b"welcome")
                 peer.send("load", 2, "orders", 2, payload=b"".join(msgpack.packb(key) for key in (b"k0", b"k1")))
             for _ in range(20):
                 time.sleep(0.1)
