@@ -121,6 +121,24 @@ def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentC
                 agent._archive()
 
 
+def test_schemas_that_do_not_fit_into_an_answer_come_in_several(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 100)
+    types = [Schema(f"type {number}", (("a", 1),)) for number in range(7)]
+    with serving(settings), plugin(settings) as member:
+        payload = b"".join(msgpack.packb(["schema", schema.id, schema.to_bytes()]) for schema in types)
+        assert member.client.ask("metadata", member.session, len(types), payload=payload)[0][0] == "ack"
+        found: list[int] = []
+        after: list[int] = []
+        while not found or after[0] is not None:
+            header, payload = member.client.ask("schemas", *after)
+            assert 1 <= header[2] < 7
+            unpacker = msgpack.Unpacker()
+            unpacker.feed(payload)
+            found += [number for number, _ in unpacker]
+            after = [header[3]]
+        assert found == sorted(schema.id for schema in types)
+
+
 @pytest.mark.parametrize("memory_bytes", [1 << 26, 1 << 15], ids=["in memory", "on scratch"])
 def test_which_maps_the_log_has_anything_of(memory_bytes: int, tmp_path: Path) -> None:
     settings = config(tmp_path, restore_memory_bytes=memory_bytes)
