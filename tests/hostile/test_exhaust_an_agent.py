@@ -204,7 +204,9 @@ def test_of_many_reads_of_one_connection_two_are_accepted(tmp_path: Path) -> Non
         member.values()
         socket = member.client._socket
         with agent._reads._view._lock:  # no read ends
-            for _ in range(10):
+            member.client.post("keys", "orders", None, 10)
+            eventually(lambda: agent._reads._taken is not None, "the first one is taken up")
+            for _ in range(9):
                 member.client.post("keys", "orders", None, 10)
             refused = [msgpack.unpackb(socket.recv_multipart()[0]) for _ in range(8) if socket.poll(10_000)]
             assert [header[2] for header in refused] == ["not-ready"] * 8
