@@ -1,5 +1,6 @@
 """python -m benchmarks [--quick] [embedded] [rewrite] [metadata] [restore] [restore-members]
-[settlement] [many-maps] [member] [endpoints]: prints a table, and the same as JSON with -o json."""
+[settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, and the same as JSON with -o
+json."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import embedded, endpoints, many_maps, member, metadata, restore_members, rewrite, settlement
+from benchmarks import embedded, endpoints, hello_flood, many_maps, member, metadata, restore_members, rewrite, settlement
 
 Row = dict[str, Any]
 
@@ -27,6 +28,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "restore-members": lambda: restore_members.run(200_000 if quick else 1_000_000),
         "settlement": lambda: settlement.run(100_000 if quick else 1_000_000),
         "many-maps": lambda: many_maps.run(500 if quick else 5000),
+        "hello-flood": lambda: hello_flood.run(3 if quick else 10),
         "member": lambda: member.sets(1 if quick else 3, 5 if quick else 10),
         "endpoints": lambda: endpoints.run(1 if quick else 3, 3 if quick else 10),
     }
@@ -43,7 +45,9 @@ def verdict(row: Row) -> str:
 def main() -> None:
     arguments = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     arguments.add_argument(
-        "parts", nargs="*", help="embedded, rewrite, metadata, restore, restore-members, settlement, many-maps, member, endpoints; default all"
+        "parts",
+        nargs="*",
+        help="embedded, rewrite, metadata, restore, restore-members, settlement, many-maps, hello-flood, member, endpoints; default all",
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")

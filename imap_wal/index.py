@@ -207,27 +207,28 @@ class NewestIndex:
 
     def get(self, name: str, keys: Sequence[bytes], bytes_max: int | None = None) -> list[Row | None]:
         """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only
-        of the first keys, of as many as it takes to reach that size."""
+        of the first keys, as many as fit, at least of one. It is the size of keys and values."""
         found: list[Row | None] = []
         size = 0
         if not self._runs:
             table = self._tables.get(name)
             for each in self._rows_of(name, table, keys) if table is not None else [None] * len(keys):
+                if bytes_max is not None:
+                    size += len(each[1]) + len(each[3] or b"") if each is not None else 0
+                    if size > bytes_max and found:
+                        break
                 found.append(each)
-                size += len(each[3] or b"") if each is not None and bytes_max is not None else 0
-                if bytes_max is not None and size >= bytes_max:
-                    break
             return found
         entries = {entry[KEY]: entry for entry in self._find(name, keys)}
         wanted: list[Entry] = []
         taken = 0
         for key in keys:
-            taken += 1
             if key in entries:
-                wanted.append(entries[key])
-                size += max(0, entries[key][runs.LENGTH])
-                if bytes_max is not None and size >= bytes_max:
+                size += len(key) + max(0, entries[key][runs.LENGTH])
+                if bytes_max is not None and size > bytes_max and taken:
                     break
+                wanted.append(entries[key])
+            taken += 1
         rows = {row[1]: row for row in self._loaded(name, wanted, Values(self._runs, 0))[0]}
         return [rows.get(key) for key in keys[:taken]]
 

@@ -590,8 +590,8 @@ class LiveView:
         return self.load_some(name, keys, None)[0]
 
     def load_some(self, name: str, keys: Sequence[bytes], bytes_max: int | None) -> tuple[list[Row], int]:
-        """`load` of the first keys, of as many as it takes for their values to reach `bytes_max`;
-        and how many keys that were."""
+        """`load` of the first keys, of as many as fit into `bytes_max`, at least one; and how many
+        keys that were."""
         with self._lock:
             self._check_open()
             found = self._index.get(name, keys, bytes_max)

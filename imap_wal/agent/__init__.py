@@ -2,6 +2,10 @@
 
     config      AgentConfig, from a TOML file
     transport   the ROUTER socket, and the only pyzmq
+    bounds      how much is taken from all who connect
+    door        counts connections, refuses those that are too many
+    lane        requests that take long wait here
+    unsent      answers to reads that have not left the agent
     sessions    who is connected, which incarnation and session they have, what they sent already
     open_log    the node's log as it is open now: writer, sessions, ring, committer, keeper
     mender      opens the log again after a failure, on a thread of its own

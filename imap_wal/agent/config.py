@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.agent.access import DEFAULT_ENDPOINT, Access
+from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
 from imap_wal.agent.start import StartPolicy, StartRules
 from imap_wal.credentials import Credentials
 from imap_wal.errors import InvalidSetting
@@ -18,13 +19,18 @@ from storage_backends.location import without_secrets
 
 CLOCK_OFFSET_MS_MAX = 10**12
 """Some 30 years."""
+CONNECTIONS_MOST = 2**16
+VALUE_BYTES_MAX = 2**29
+"""An answer has a few of the largest keys and values, and must be below 2 GiB: a member takes no larger
+frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`:
     where the plug-in connects, `ipc://` or `tcp://`; `endpoint_mode`, `allow_uids`, `key` and
-    `clients`: who may connect there (`imap_wal.agent.access`).
+    `clients`: who may connect there (`imap_wal.agent.access`); `connections_max`: how many
+    connections it has at a time.
     `restore_at_start`: merge all logs while the members start, instead of when the first of them
     asks. `lifetime_timeout_s`: another cluster may claim the log once the former one has given no
     sign of life for this time; 0: at once, and no signs are given. `start_policy`: which nodes'
@@ -47,6 +53,7 @@ class AgentConfig:
     allow_uids: tuple[int, ...] = ()
     key: str = ""
     clients: str = ""
+    connections_max: int = CONNECTIONS_MAX
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
@@ -68,6 +75,10 @@ class AgentConfig:
         self._locate()
         if self.log.manual_wal_flush:
             raise InvalidSetting("log.manual_wal_flush is for embedded stores: a member must not be told of what is not in the log")
+        if not CONNECTIONS_LEAST <= self.connections_max <= CONNECTIONS_MOST:
+            raise InvalidSetting(f"connections_max is {self.connections_max}; it takes a number from {CONNECTIONS_LEAST} to {CONNECTIONS_MOST}")
+        if self.log.max_value_bytes > VALUE_BYTES_MAX:
+            raise InvalidSetting(f"log.max_value_bytes is {self.log.max_value_bytes}; an agent takes at most {VALUE_BYTES_MAX}, 512 MiB")
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         check_seconds(self.start_timeout_s, "start_timeout_s")
         if not self.lifetime_timeout_s and self.start_policy is not StartPolicy.PARTIAL:

@@ -4,8 +4,10 @@ load, maps, schemas."""
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -13,10 +15,11 @@ import structlog
 
 from imap_wal import layout
 from imap_wal.agent.listings import ListingGone, Listings, Page
-from imap_wal.agent.requests import Keys, List, Load, Maps, keys_of
+from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
 from imap_wal.agent.transport import Message, Outbox
+from imap_wal.agent.unsent import Payload, Unsent
 from imap_wal.clock import Clock, Randomness
-from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE
+from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.partitions import Partitions
 from imap_wal.restore import LiveView
@@ -26,8 +29,10 @@ from storage_backends import StorageError
 
 ANSWER_BYTES = 16 * 1024 * 1024
 LOAD_KEYS = 64
-"""An answer to `load` ends with the key that takes it past this size: large values come in several
-answers. So many keys are looked up at once."""
+"""An answer has at most this size, or one entry: large values come in several answers. So many keys
+are looked up at once."""
+STUCK_LOOK_S = 0.2
+"""How often answers that do not leave are looked at, while there is no room for others."""
 CLOSE_S = 5
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
 """A restore at start that failed is tried again after this long; the pause doubles each time, as it
@@ -51,15 +56,25 @@ class _Asked:
     partition_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The answer to this sender has left the agent. `number`: that of the request."""
+
+    sender: bytes
+    number: int
+
+
 class Reads:
     """Answers read requests from one LiveView, which merges all nodes' logs once and then reads
-    only what was appended. `appended`: the bytes that this node has appended."""
+    only what was appended. `appended`: the bytes that this node has appended. `disconnect` closes a
+    connection, and says why in the log output."""
 
     def __init__(
         self,
         view: LiveView,
         make_outbox: Callable[[], Outbox],
         appended: Callable[[], int],
+        disconnect: Callable[[bytes, str], None] = lambda sender, why: None,
         *,
         at_once: bool,
         clock: Clock,
@@ -68,7 +83,13 @@ class Reads:
         self._view, self._clock, self._appended = view, clock, appended
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
-        self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Asked | _Left | None] = queue.SimpleQueue()
+        self._disconnect = disconnect
+        self._waiting: deque[_Asked] = deque()
+        """Requests that came and are not taken up, for there is no room for their answers."""
+        self._queued: set[bytes] = set()
+        """Senders with a request in `_queue` or `_waiting`: one each."""
+        self._unsent = Unsent(clock)
         self._arrived = 0
         """How many requests came; each is known by its number."""
         self._covered = (0, 0)
@@ -94,10 +115,15 @@ class Reads:
         self.worker = Worker("imap-wal-reads", self._turn)
         self.worker.start()
 
-    def ask(self, message: Message, partition_count: int) -> None:
-        """Have the message answered by this thread."""
+    def ask(self, message: Message, partition_count: int) -> bool:
+        """Have the message answered by this thread. False: it is not, as another request of this
+        connection waits."""
+        if message.sender in self._queued:
+            return False
+        self._queued.add(message.sender)
         self._arrived += 1
         self._queue.put(_Asked(self._arrived, message, partition_count))
+        return True
 
     @property
     def unmerged_bytes(self) -> int:
@@ -111,10 +137,13 @@ class Reads:
             return []
         taken, self._taken = self._taken, None
         found = [] if taken is None else [taken]
+        found += [asked.message for asked in self._waiting]
+        self._waiting.clear()
         while not self._queue.empty():
             asked = self._queue.get()
-            if asked is not None:
+            if isinstance(asked, _Asked):
                 found.append(asked.message)
+        self._queued.clear()
         return found
 
     def close(self) -> bool:
@@ -131,18 +160,47 @@ class Reads:
         return ended
 
     def _turn(self, worker: Worker) -> bool:
-        try:
-            asked = self._queue.get(timeout=self._wait())
-        except queue.Empty:
-            return self._refresh() if self._restore_at is None else self._restore()
+        asked = self._ready()
         if asked is None:
-            return True
+            return self._listen()
         message = self._taken = asked.message
+        self._queued.discard(message.sender)
         header, payload = self._answer(asked)
         self.served += 1
-        self._send(message, header, payload)
+        self._send(message, asked.arrived, header, payload)
         self._taken = None
         return bool(header[0] != "error")
+
+    def _ready(self) -> _Asked | None:
+        """The oldest request that can be answered now."""
+        if self._unsent.full:
+            return None
+        found = next((asked for asked in self._waiting if asked.message.sender not in self._unsent), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found
+
+    def _listen(self) -> bool:
+        """Wait for a request, for room, or until it is time for a merge."""
+        wait = self._wait()
+        if self._unsent.full:
+            wait = min(STUCK_LOOK_S, wait if wait is not None else STUCK_LOOK_S)
+        try:
+            item = self._queue.get(timeout=wait)
+        except queue.Empty:
+            return self._idle()
+        if isinstance(item, _Asked):
+            self._waiting.append(item)
+        elif item is not None:
+            self._unsent.left(item.sender, item.number)
+        return item is None
+
+    def _idle(self) -> bool:
+        if self._unsent.full and (stuck := self._unsent.stuck()) is not None:
+            self._disconnect(stuck, "a peer does not read its answer, and other answers need the room")
+        if self._wait() != 0:
+            return False
+        return self._refresh() if self._restore_at is None else self._restore()
 
     def _wait(self) -> float | None:
         """Seconds until something is done without a request; None: there is nothing to do."""
@@ -181,13 +239,16 @@ class Reads:
             self._fresh_at = now + max(FRESH_LOOK_S, FRESH_SHARE * (now - began))
         return True
 
-    def _send(self, message: Message, header: list[Any], payload: bytes) -> None:
+    def _send(self, message: Message, number: int, header: list[Any], payload: bytes | bytearray) -> None:
         if self._outbox is None:
             self._outbox = self._make_outbox()
+        if isinstance(payload, Payload):
+            self._unsent.add(message.sender, number, len(payload))
         try:
             self._outbox.send(message.sender, header, payload)
         except Exception as error:  # noqa: BLE001  # with this socket or with this answer: another socket, and an error that can be sent
             self.worker.failed(error)
+            self._unsent.left(message.sender, number)
             self._outbox.close()
             self._outbox = self._make_outbox()
             text = f"the answer could not be sent: {type(error).__name__}: {error}"
@@ -204,7 +265,11 @@ class Reads:
             self._covered = self._view.version, newest
             self._gather_schemas()
 
-    def _answer(self, asked: _Asked) -> tuple[list[Any], bytes]:
+    def _payload(self, asked: _Asked) -> Payload:
+        """An empty one, which is counted until it has left."""
+        return Payload(partial(self._queue.put, _Left(asked.message.sender, asked.arrived)))
+
+    def _answer(self, asked: _Asked) -> tuple[list[Any], bytes | bytearray]:
         request, kind, number = asked.message.request, asked.message.kind, asked.message.request.number
         try:
             if isinstance(request, Keys):
@@ -215,7 +280,8 @@ class Reads:
                 return self._load(asked, request)
             if isinstance(request, Maps):
                 return self._maps(asked, request)
-            return self._schemas(asked)
+            assert isinstance(request, Schemas)
+            return self._schemas(asked, request)
         except ListingGone as error:
             return ["error", number, "listing-gone", str(error)], b""
         except StorageError as error:
@@ -232,20 +298,23 @@ class Reads:
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
-    def _keys(self, asked: _Asked, request: Keys) -> tuple[list[Any], bytes]:
+    def _keys(self, asked: _Asked, request: Keys) -> tuple[list[Any], bytearray]:
         page = self._page(asked, request, None)
         pack = msgpack.Packer(use_bin_type=True).pack
-        return ["keys", request.number, page.cursor, len(page.keys), page.total], b"".join([pack(key) for key in page.keys])
+        payload = self._payload(asked)
+        payload += b"".join([pack(key) for key in page.keys])
+        return ["keys", request.number, page.cursor, len(page.keys), page.total], payload
 
-    def _list(self, asked: _Asked, request: List) -> tuple[list[Any], bytes]:
+    def _list(self, asked: _Asked, request: List) -> tuple[list[Any], bytearray]:
         """A page of the keys in some partitions, with the entries of the first keys, as far as they
         fit into an answer."""
         page = self._page(asked, request, Partitions(frozenset(request.partitions), asked.partition_count))
         rows, loaded = self._view.load_some(request.map, page.keys, ANSWER_BYTES)
+        payload = self._payload(asked)
+        payload += _packed(rows)
         pack = msgpack.Packer(use_bin_type=True).pack
-        stream = [pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows]
-        stream += [pack(key) for key in page.keys[loaded:]]
-        return ["list", request.number, page.cursor, len(page.keys), page.total, loaded, len(rows)], b"".join(stream)
+        payload += b"".join([pack(key) for key in page.keys[loaded:]])
+        return ["list", request.number, page.cursor, len(page.keys), page.total, loaded, len(rows)], payload
 
     def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
         layout.check_map_name(request.map)
@@ -255,22 +324,24 @@ class Reads:
             self._catch_up(asked.arrived)
         return self._listings.page(request.map, request.cursor, request.limit, partitions)
 
-    def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytes]:
+    def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytearray]:
+        """The entries of the first keys: of all, or of as many as fit into an answer, at least of
+        one key."""
         name, count = request.map, request.count
         layout.check_map_name(name)
         keys = keys_of(asked.message.payload, count)
         self._catch_up(asked.arrived)
-        pack = msgpack.Packer(use_bin_type=True).pack
-        answer: list[bytes] = []
-        size = taken = 0
-        while taken < count and size < ANSWER_BYTES:
-            some = keys[taken : taken + LOAD_KEYS]
-            rows, done = self._view.load_some(name, some, ANSWER_BYTES - size)
-            packed = [pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows]
-            answer += packed
-            size += sum(map(len, packed))
+        payload = self._payload(asked)
+        entries = taken = 0
+        while taken < count and len(payload) < ANSWER_BYTES:
+            rows, done = self._view.load_some(name, keys[taken : taken + LOAD_KEYS], ANSWER_BYTES - len(payload))
+            packed = _packed(rows)
+            if payload and len(payload) + len(packed) > ANSWER_BYTES:
+                break  # an entry that does not fit comes first in the next answer
+            payload += packed
+            entries += len(rows)
             taken += done
-        return ["entries", request.number, len(answer), taken], b"".join(answer)
+        return ["entries", request.number, entries, taken], payload
 
     def _maps(self, asked: _Asked, request: Maps) -> tuple[list[Any], bytes]:
         """Which maps have anything in the log. A name that no map can have gets a reason in the
@@ -285,10 +356,18 @@ class Reads:
         known = self._view.known([name for name in request.names if name not in wrong])
         return ["maps", request.number, known, wrong], b""
 
-    def _schemas(self, asked: _Asked) -> tuple[list[Any], bytes]:
+    def _schemas(self, asked: _Asked, request: Schemas) -> tuple[list[Any], bytearray]:
+        """Those with the next higher ids, as many as fit into an answer; and the last of these ids,
+        None at the end."""
         self._catch_up(asked.arrived)
-        schemas = [(schema_id, schema.to_bytes()) for schema_id, schema in self.schemas.items()]
-        return ["schemas", asked.message.request.number, len(schemas)], b"".join([msgpack.packb(schema, use_bin_type=True) for schema in schemas])
+        after, payload, count = request.after, self._payload(asked), 0
+        left = sorted(schema_id for schema_id in self.schemas if after is None or schema_id > after)
+        for schema_id in left:
+            payload += msgpack.packb((schema_id, self.schemas[schema_id].to_bytes()), use_bin_type=True)
+            count += 1
+            if len(payload) >= ANSWER_BYTES:
+                break
+        return ["schemas", request.number, count, left[count - 1] if count < len(left) else None], payload
 
     def _gather_schemas(self) -> None:
         """Set `schemas` to the valid ones of all logs. Report each of the others once."""
@@ -301,3 +380,9 @@ class Reads:
             if what not in self._named:
                 self._named.add(what)
                 _log.error("a schema in the log is not used; values that need it cannot be read", schema=what)
+
+
+def _packed(rows: list[Row]) -> bytes:
+    """A stream of entries."""
+    pack = msgpack.Packer(use_bin_type=True).pack
+    return b"".join([pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows])

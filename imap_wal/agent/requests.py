@@ -15,20 +15,26 @@ import msgpack
 from msgspec import Meta, MsgspecError, Raw, Struct
 from msgspec.msgpack import Decoder
 
-from imap_wal.entry import HIGHEST, PARTITIONS_MAX, in_array
+from imap_wal.agent.bounds import HEADER_BYTES_MAX
+from imap_wal.entry import HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
 
-ID_MAX = 255
-"""Characters of a UUID of a cluster, member or plug-in."""
-MEMBERS_MAX = 10_000
+UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+"""A UUID of a cluster, member or plug-in, as Java and Python write it."""
+LABEL_MAX = 255
+"""Characters of a version or a token."""
+MEMBERS_MAX = 1000
 """Members of a view."""
+NAMES_MAX = 10_000
+"""Maps that one request may ask about."""
 _FRONT_BYTES = 64
 """`kind` and `number` are within the first so many bytes of a header."""
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=HIGHEST)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
-Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=ID_MAX)]
-Label: TypeAlias = Annotated[str, Meta(max_length=ID_MAX)]
+Id: TypeAlias = Annotated[str, Meta(pattern=rf"\A{UUID}\Z")]
+MaybeId: TypeAlias = Annotated[str, Meta(pattern=rf"\A({UUID})?\Z")]
+Label: TypeAlias = Annotated[str, Meta(max_length=LABEL_MAX)]
 Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 
@@ -41,7 +47,7 @@ class About(Struct, frozen=True):
     plugin_uuid: Id
     purpose: Literal["write", "read"]
     protocol: int = 1
-    member_uuid: Label = ""
+    member_uuid: MaybeId = ""
     plugin_version: Label = ""
     partition_count: Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)] | None = None
     view: Number = 0
@@ -107,11 +113,14 @@ class Load(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 
 class Maps(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="maps"):
     number: Number
-    names: list[str]
+    names: Annotated[list[str], Meta(max_length=NAMES_MAX)]
 
 
 class Schemas(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="schemas"):
+    """`after`: the last id of the answer before; None begins."""
+
     number: Number
+    after: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] | None = None
 
 
 class Stat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="stat"):
@@ -170,6 +179,8 @@ def kind_of(request: Request | Malformed) -> str:
 
 def read(header: bytes) -> Request | Malformed:
     """The request of a header. Raises nothing."""
+    if len(header) > HEADER_BYTES_MAX:
+        return Malformed(*_front(header), f"a header of {len(header)} bytes; it takes at most {HEADER_BYTES_MAX}")
     try:
         request: Request = _decode(header)
     except _FAULTS as error:

@@ -17,10 +17,12 @@ import msgpack
 import structlog
 
 from imap_wal import entry, layout
+from imap_wal.agent.bounds import bounds, raise_file_limit, wanted_files
 from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.endpoint import EndpointLock
+from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.gate import check_pair
+from imap_wal.agent.lane import Lane
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.peers import demand
@@ -50,6 +52,8 @@ CLOSE_S = 5.0
 """How long a stop waits for a log that is just being opened again."""
 
 READS = ("keys", "list", "load", "maps", "schemas")
+SLOW = Hello | View | Stat | Bye | Malformed
+"""Requests without changes, which may take as long as a commit: each waits for its turn (`lane`)."""
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What can be raised by reading a payload that is not as in `docs/protocol.md`."""
@@ -95,6 +99,8 @@ class Agent:
         """By the sender."""
         self._schemas: dict[int, Schema] = {}
         """Those that this agent wrote or found in its node's manifest. `Reads` has the others."""
+        self._lane = Lane(self._clock)
+        self.bounds = bounds(config.connections_max, config.log.max_value_bytes, local=config.endpoint.startswith(IPC))
         with ExitStack() as opened:
             opened.callback(self._store.close)
             owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
@@ -108,12 +114,13 @@ class Agent:
                 check_pair(rules.own)
             self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
             opened.callback(self._log.close, clean=True)
-            self._router = Router(endpoint, rules, self._clock)
+            self._router = Router(endpoint, self.bounds, rules, self._clock)
             opened.pop_all()
         self._reads = Reads(
             LiveView(self._all_logs, config.log),
             self._router.outbox,
             lambda: self._committer.statistics.bytes,
+            self._router.door.shut,
             at_once=config.restore_at_start,
             clock=self._clock,
             randomness=randomness,
@@ -138,6 +145,7 @@ class Agent:
             while not self._stopping:
                 self._turn(TICK_MS)
             self._turn(0)  # what arrived before the signal
+            self._serve_lane(all=True)
             clean = True
         finally:
             with ExitStack() as closing:  # each of them, whatever another one raises
@@ -162,20 +170,58 @@ class Agent:
 
     def _turn(self, timeout_ms: int) -> None:
         pending: list[Pending] = []
-        for message in self._router.receive(min(timeout_ms, LOOK_TICK_MS) if self._kept else timeout_ms):
-            self._handle(message, pending)
+        if self._kept:
+            timeout_ms = min(timeout_ms, LOOK_TICK_MS)
+        for message in self._router.receive(self._lane.wait_ms(timeout_ms)):
+            if isinstance(message.request, SLOW):
+                self._put_aside(message, pending)
+            else:
+                self._handle(message, pending)
         self._take_up(pending)
-        if pending:
-            acks_before = self.config.log.durability is Durability.ASYNC
-            if acks_before:
-                self._answer(pending)
-            if self._mender is None:  # else nothing is in the ring, and whoever closes the log may be waiting for the storage
-                self._committer.commit_ready()
-            if not acks_before:
-                self._answer(pending)
+        self._commit(pending)
         for message in self._reads.unanswered():  # its thread is dead: answer those who wait
             self._read_refused(message)
+        self._serve_lane()
+        for sender in self._router.gone():
+            self._forget(sender)
         self._mend()
+
+    def _commit(self, pending: list[Pending]) -> None:
+        """Commit what is in the ring, and answer."""
+        if not pending:
+            return
+        acks_before = self.config.log.durability is Durability.ASYNC
+        if acks_before:
+            self._answer(pending)
+        if self._mender is None:  # else nothing is in the ring, and whoever closes the log may be waiting for the storage
+            self._committer.commit_ready()
+        if not acks_before:
+            self._answer(pending)
+
+    def _put_aside(self, message: Message, pending: list[Pending]) -> None:
+        """Serve it when it is its turn."""
+        if isinstance(message.request, Malformed) and message.kind not in READS:
+            self._sessions.shut(message.sender)  # from now on, not from its turn on
+        if not self._lane.put(message):
+            self._refuse(message, "not-ready", "too many requests of this connection wait for their answers", pending)
+
+    def _serve_lane(self, *, all: bool = False) -> None:
+        """Requests that take long: as many as it is time for, which is one while changes arrive; or
+        `all`."""
+        while (message := self._lane.take(at_once=all)) is not None:
+            began = self._clock.monotonic()
+            pending: list[Pending] = []
+            self._handle(message, pending)
+            self._commit(pending)
+            self._lane.took(began)
+            if self._lane.busy and not all:
+                return
+
+    def _forget(self, sender: bytes) -> None:
+        """A connection has ended."""
+        self._sessions.gone(sender)
+        self._lane.forget(sender)
+        self._kept.pop(sender, None)
 
     def _read_refused(self, message: Message) -> None:
         self._error(message.sender, message.request.number, "restore-failed", f"{self._reads.worker.trouble}; start the agent again")
@@ -246,8 +292,8 @@ class Agent:
         elif isinstance(request, Bye):
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])
-        else:
-            self._reads.ask(message, connection.partition_count)
+        elif not self._reads.ask(message, connection.partition_count):
+            self._error(sender, request.number, "not-ready", "another read of this connection waits for its answer")
 
     def _malformed(self, message: Message, request: Malformed, pending: list[Pending]) -> None:
         if request.protocol:
@@ -279,9 +325,11 @@ class Agent:
             "incarnation": session.incarnation,
             "last_request": self._node_log.requests.get(session.number, 0),
             "max_value_bytes": self.config.log.max_value_bytes,
+            "max_message_bytes": self.bounds.message_bytes,
             "agent_version": VERSION,
             "former": self._sessions.former(session.plugin),
         }
+        self._router.door.greeted(sender)
         self._router.send(sender, ["welcome", number, welcome])
 
     def _view(self, sender: bytes, number: int, wish: Wish) -> None:
@@ -328,6 +376,7 @@ class Agent:
                 self._duplicates += count - entries
             batch = Batch([payload], entries, kind=CLEARS if clears else ENTRIES, session=session, request=last)
         self._committer.submit(batch)
+        self._lane.changes()
         self._appends += count
         pending.append(Pending(sender, number, first, count, batch))
 
@@ -374,7 +423,7 @@ class Agent:
 
     def _workers(self) -> list[Worker]:
         """The background threads that there are now."""
-        return [self._reads.worker, *self._log.workers, *([self._mender.worker] if self._mender is not None else []), *self._router.workers]
+        return [self._reads.worker, *self._router.workers, *self._log.workers, *([self._mender.worker] if self._mender is not None else [])]
 
     def statistics(self) -> dict[str, Any]:
         """What `stat` answers: plain values, a snapshot."""
@@ -400,6 +449,7 @@ class Agent:
             "retention_error": self._keeper.retention_error,
             "commit": asdict(self._committer.statistics),
             "ring": asdict(self._log.ring.statistics),
+            "connections": asdict(self._router.door.statistics),
         }
 
 
@@ -489,6 +539,7 @@ def _without_front(payload: bytes, count: int) -> bytes:
 
 def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises what opening the log raises; `StorageUnavailable` when the storage fails."""
+    raise_file_limit(config.connections_max)
     try:
         agent = Agent(config)
     except StorageError as error:
@@ -497,6 +548,10 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
         _log.warning("storage of another user", doubt=doubt)
     if config.access.doubt:
         _log.warning("open endpoint", doubt=config.access.doubt)
+    if not agent.bounds.certain:
+        doubt = "many attempts to connect could use them up, and the log would fail until they end; raise the limit (ulimit -n)"
+        limits = {"files": agent.bounds.files, "wanted": wanted_files(config.connections_max), "connections": agent.bounds.connections}
+        _log.warning("few open files are allowed", doubt=doubt, **limits)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         agent.stop()

@@ -146,6 +146,15 @@ class Sessions:
         if self.sign is not None and not self._connections:
             self.sign.silent()
 
+    def gone(self, sender: bytes) -> None:
+        """This connection has ended: forget it. Its member may be alive, and connect again."""
+        connection = self._connections.pop(sender, None)
+        self._shut.discard(sender)
+        if connection is not None:
+            for session in self._by_number.values():
+                if session.writer == sender:
+                    session.writer = b""
+
     def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
         """Why this connection may not append for the session, as (code, text); None when it may."""
         session = self._by_number.get(number)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +13,9 @@ import msgpack
 import zmq
 
 from imap_wal.agent.access import Rules
-from imap_wal.agent.endpoint import EndpointLock
+from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
+from imap_wal.agent.door import Door, Ended, Event
+from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.gate import Gate, identify
 from imap_wal.agent.keys import KeyPair
 from imap_wal.agent.peers import LOCAL, Peer
@@ -20,7 +24,16 @@ from imap_wal.clock import Clock, SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
 from imap_wal.worker import Worker
 
-_INBOX = "inproc://answers"
+_INBOX, _EVENTS = "inproc://answers", "inproc://events"
+_EVENT = struct.Struct("=HI")
+
+HANDSHAKE_MS = 3000
+"""A peer that has not finished the handshake of ZeroMQ by then is disconnected."""
+KEEPALIVE_S, KEEPALIVE_PROBES = 10, 3
+"""The kernel asks a silent peer over TCP whether it is still there, so often, and then gives it up.
+Heartbeats of ZeroMQ would not do: the plug-in reads only while it waits for an answer."""
+TRACKED_BYTES = 4096
+"""A larger answer is not copied. When its memory is free, it has left the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,7 @@ class Message:
     sender: bytes
     request: Request | Malformed
     payload: bytes
+    header_bytes: int = 0
     peer: Peer = LOCAL
 
     @property
@@ -41,29 +55,36 @@ class Message:
 class Router:
     """The ROUTER socket, for the serving thread; other threads answer through `outbox()`."""
 
-    def __init__(self, lock: EndpointLock, rules: Rules | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, lock: EndpointLock, bounds: Bounds | None = None, rules: Rules | None = None, clock: Clock | None = None) -> None:
         """Bind at the endpoint whose lock is held; `close` releases it. `InvalidSetting` if that
         is not possible. `rules` say who may connect; None: whoever reaches the endpoint."""
         self.endpoint, self._lock = lock.endpoint, lock
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.RCVHWM, 10_000)
-        self._socket.setsockopt(zmq.SNDHWM, 10_000)
+        bounds = bounds or Bounds()
+        self._bound(bounds)
         self.gate = Gate(self._context, rules, self.endpoint, clock or SystemClock()) if rules is not None else None
         self._rules = rules if rules is not None and rules.own is not None else None
         """Where each connection has rights of its own."""
+        events = _Events(self._context, self._socket)
         try:
             if self.gate is not None:
                 self.gate.guard(self._socket)
             with lock.private():
                 self._socket.bind(self.endpoint)
         except (zmq.ZMQError, OSError) as error:
+            events.close()
             if self.gate is not None:
                 self.gate.close()
             self._context.destroy(linger=0)
             raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}; another agent may have it") from error
+        self.door = Door(events, self._place(), bounds.connections, clock or SystemClock())
+        self.door.worker.start()
+        self._unanswered: dict[bytes, int] = {}
+        """Of each connection that sent something, the requests without an answer."""
+        self._late: list[bytes] = []
+        self._answers: deque[_Answer] = deque()
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.bind(_INBOX)
         self._poller = zmq.Poller()
@@ -72,78 +93,182 @@ class Router:
 
     @property
     def workers(self) -> list[Worker]:
-        """The background thread that admits connections, if there is one."""
-        return [self.gate.worker] if self.gate is not None else []
+        """The background threads that admit connections, and that end them."""
+        return [self.door.worker, *([self.gate.worker] if self.gate is not None else [])]
+
+    def _bound(self, bounds: Bounds) -> None:
+        """What libzmq itself can limit."""
+        for option, value in (
+            (zmq.MAXMSGSIZE, bounds.message_bytes),
+            (zmq.RCVHWM, 4),  # of each connection; then its peer waits
+            (zmq.SNDHWM, 2 * REQUESTS_MAX),
+            (zmq.ROUTER_MANDATORY, 1),  # an answer that finds no room is an error, and not dropped silently
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S),
+            (zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S),
+            (zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.copy_threshold = TRACKED_BYTES
+
+    def _place(self) -> str | int:
+        """Where it listens, as the door needs it."""
+        if self.endpoint.startswith(IPC):
+            return self.endpoint.removeprefix(IPC)
+        return int(bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
 
     def outbox(self) -> Outbox:
         """For one other thread, made in that thread."""
-        return Outbox(self._context)
+        return Outbox(self._context, self._answers)
 
     def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
-        """All requests that wait (at most `most`), after waiting up to `timeout_ms` for the first. Passes on the answers of other threads meanwhile."""
+        """All requests that wait (at most `most`, and about `RECEIVED_BYTES`), after waiting up to
+        `timeout_ms` for the first. Passes on the answers of other threads meanwhile."""
         messages: list[Message] = []
+        size = 0
         for socket, _ in self._poller.poll(timeout_ms):
             if socket is self._inbox:
                 self._pass_on()
             else:
-                while len(messages) < most and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                    messages.append(_decode(self._socket.recv_multipart()) if self._rules is None else self._receive_of(self._rules))
+                while len(messages) < most and size < RECEIVED_BYTES and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                    message = self._receive()
+                    if message is not None:
+                        messages.append(message)
+                        size += message.header_bytes + len(message.payload)
         return messages
 
-    def _receive_of(self, rules: Rules) -> Message:
-        """A message and its sender, whom libzmq names beside the frames."""
-        frames = self._socket.recv_multipart(copy=False)
-        message = _decode([bytes(frame.buffer) for frame in frames])
-        return replace(message, peer=rules.peer(str(frames[0].get("User-Id"))))
+    def _receive(self) -> Message | None:
+        """The next message; None if its connection must not send it."""
+        peer = LOCAL
+        if self._rules is None:
+            sender: bytes = self._socket.recv()
+        else:  # libzmq names the peer beside the frames
+            frame = self._socket.recv(copy=False)
+            sender, peer = frame.bytes, self._rules.peer(str(frame.get("User-Id")))
+        known = self._unanswered.get(sender)
+        first = self._socket.recv(copy=known is not None) if self._socket.getsockopt(zmq.RCVMORE) else b""
+        header: bytes = first if isinstance(first, bytes) else first.bytes
+        payload, others = b"", -1
+        while self._socket.getsockopt(zmq.RCVMORE):
+            part = self._socket.recv()
+            payload, others = (part, 0) if others < 0 else (b"", others + 1)
+        if known is None:
+            known = 0
+            if not self.door.met(sender, -1 if isinstance(first, bytes) else first.get(zmq.SRCFD)):
+                self._late.append(sender)
+        self._unanswered[sender] = known + 1
+        if len(sender) != 5 or sender[0]:
+            self.door.shut(sender, "a peer chose a routing id of its own")
+            return None
+        if known >= REQUESTS_MAX:
+            if known == REQUESTS_MAX:
+                self.door.shut(sender, f"a peer sent more than {REQUESTS_MAX} requests without waiting for their answers")
+            return None
+        return replace(_decode(sender, header, payload, 2 + others), peer=peer)
+
+    def gone(self) -> list[bytes]:
+        """The senders whose connections have ended since the last call."""
+        found, self._late = self._late + self.door.gone(), []
+        for sender in found:
+            self._unanswered.pop(sender, None)
+        return found
 
     def _pass_on(self) -> None:
         while True:
             try:
-                self._socket.send_multipart(self._inbox.recv_multipart(zmq.NOBLOCK), zmq.NOBLOCK)
+                self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            answer = self._answers.popleft()
+            self._send(answer.to, answer.header, answer.payload)
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
         """Answer; a connection that is gone loses it, and asks again after its next hello."""
+        self._send(to, _packed(header), payload)
+
+    def _send(self, to: bytes, header: bytes, payload: bytes | bytearray) -> None:
+        unanswered = self._unanswered.get(to)
+        if unanswered:
+            self._unanswered[to] = unanswered - 1
         try:
-            self._socket.send_multipart([to, _packed(header), payload], zmq.NOBLOCK)
+            self._socket.send(to, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(payload, zmq.NOBLOCK, copy=len(payload) < TRACKED_BYTES)
         except zmq.Again:
-            pass
+            self.door.shut(to, "a peer does not read its answers")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
 
     def close(self, wait: bool = True) -> None:
         """Send what is to be sent, for a moment. `wait=False`: another thread hangs in an outbox,
         which ends with the process."""
         self._inbox.close(0)
-        self._socket.close()
+        self._socket.close()  # the door must still read: libzmq waits while nobody takes its events
         if self.gate is not None:
             self.gate.close()
         if wait:
             self._context.term()
+            if self.door.worker.stop(1):
+                self.door.close()
         self._lock.release()
 
 
-class Outbox:
-    """How another thread answers."""
+class _Events:
+    """libzmq's reports about the connections of a socket, for one thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(_INBOX)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], of: zmq.Socket[bytes]) -> None:
+        of.monitor(_EVENTS, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.RCVHWM, 1)  # `UNSEEN_MAX` counts on it
+        self._socket.connect(_EVENTS)
 
-    def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
-        self._socket.send_multipart([to, _packed(header), payload])
+    def __call__(self) -> Event | None:
+        try:
+            while self._socket.poll(100):
+                number, value = _EVENT.unpack(self._socket.recv_multipart()[0])
+                if number in (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED):
+                    return Event(number == zmq.EVENT_ACCEPTED, value)
+        except zmq.ContextTerminated:
+            self.close()
+            raise Ended from None
+        return None
 
     def close(self) -> None:
         self._socket.close(0)
 
 
-def _decode(frames: list[bytes]) -> Message:
-    sender = frames[0]
-    if len(frames) != 3:
-        return Message(
-            sender, Malformed("", 0, f"a message has a header [kind, number, ...] and a payload; this one has {len(frames) - 1} frames"), b""
-        )
-    return Message(sender, read(frames[1]), frames[2])
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    to: bytes
+    header: bytes
+    payload: bytes | bytearray
+
+
+class Outbox:
+    """How another thread answers. The payload is not copied: it is free when it has left."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], answers: deque[_Answer]) -> None:
+        self._answers = answers
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(_INBOX)
+
+    def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
+        answer = _Answer(to, _packed(header), payload)
+        self._answers.append(answer)
+        self._socket.send(b"")
+
+    def close(self) -> None:
+        self._socket.close(0)
+
+
+def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Message:
+    if frames != 2:
+        text = f"a message has a header [kind, number, ...] and a payload; this one has {frames} frames"
+        return Message(sender, Malformed("", 0, text), b"")
+    return Message(sender, read(header), payload, len(header))
 
 
 def _packed(header: Sequence[Any]) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import threading
+import uuid as uuids
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ import msgpack
 
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.requests import UUID
 from imap_wal.agent.server import Agent, run
 from imap_wal.agent.transport import Client
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -41,6 +44,54 @@ def config(
             "log": {"segment_bytes": 256 * 1024, "preallocate": False, **log},
         }
     )
+
+
+_names_of: dict[str, str] = {}
+
+
+def identity(name: str) -> str:
+    """The UUID that stands for the name of a cluster, a member or a plug-in in these tests."""
+    if not name or len(name) > 64 or re.fullmatch(UUID, name):
+        return name
+    found = str(uuids.uuid5(uuids.NAMESPACE_OID, name))
+    _names_of[found] = name
+    return found
+
+
+def named(value: Any) -> Any:
+    """The same with the names in place of UUIDs."""
+    if isinstance(value, str):
+        return re.sub(UUID, lambda found: _names_of.get(found[0], found[0]), value)
+    if isinstance(value, dict):
+        return {named(key): named(each) for key, each in value.items()}
+    return type(value)(map(named, value)) if isinstance(value, list | tuple) else value
+
+
+def identified(about: Any) -> Any:
+    """What a hello or a view says, with UUIDs in place of names."""
+    if not isinstance(about, dict):
+        return about
+    ids = ("cluster_id", "member_uuid", "plugin_uuid", "members", "lost")
+    return {name: _identity(value) if name in ids else value for name, value in about.items()}
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_identity(each) for each in value]
+    return identity(value) if isinstance(value, str) else value
+
+
+class NamedClient(Client):
+    """Sends UUIDs for names, and gives names for UUIDs."""
+
+    def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:
+        if kind in ("hello", "view"):
+            fields = tuple(map(identified, fields))
+        return super().post(kind, *fields, payload=payload)
+
+    def answer(self, number: int) -> tuple[list[Any], bytes]:
+        header, payload = super().answer(number)
+        return named(header), payload
 
 
 @contextmanager
@@ -95,7 +146,7 @@ class Plugin:
     def __init__(
         self, endpoint: str, cluster_id: str = "cluster-1", uuid: str = "plugin-1", timeout_ms: int = 20_000, member: str = "member-1"
     ) -> None:
-        self.client = Client(endpoint, timeout_ms)
+        self.client = NamedClient(endpoint, timeout_ms)
         self.cluster_id, self.uuid, self.member = cluster_id, uuid, member
         self.session = self.incarnation = 0
         self.request = 0

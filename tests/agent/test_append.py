@@ -24,7 +24,7 @@ from imap_wal.settings import Settings
 from storage_backends import NoSpace, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
-from tests.agent.harness import config, plugin, serve_in_process, serve_until_fault, serving
+from tests.agent.harness import config, named, plugin, serve_in_process, serve_until_fault, serving
 from tests.support import FakeClock, SeededRandomness, Threads, eventually, segments
 
 _context = multiprocessing.get_context("forkserver")
@@ -88,8 +88,8 @@ def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -
     with serving(settings), plugin(settings, greet=False) as member:
         welcome = member.hello()
         assert {**welcome, "agent_version": ""} == {
-            "protocol": 1, "node": "n1", "session": 1, "incarnation": 1, "last_request": 0, "max_value_bytes": 128 * 1024 * 1024, "agent_version": "",
-            "former": [],
+            "protocol": 1, "node": "n1", "session": 1, "incarnation": 1, "last_request": 0, "max_value_bytes": 128 * 1024 * 1024,
+            "max_message_bytes": 144 * 1024 * 1024, "agent_version": "", "former": [],
         }  # fmt: skip
         assert member.put(a="1", b="2") == ["ack", 1, 2]
         assert member.put(a=None) == ["ack", 3, 1]
@@ -525,7 +525,7 @@ def test_each_session_writes_who_it_is_into_the_log(settings: AgentConfig) -> No
         if frame.kind == format.METADATA
         for item in entries.values(frame.payload)
     ]
-    assert metadata == [("member", "cluster-1", "member-1", "n1", 1, 1), ("member", "cluster-1", "member-1", "n1", 2, 1)]
+    assert named(metadata) == [("member", "cluster-1", "member-1", "n1", 1, 1), ("member", "cluster-1", "member-1", "n1", 2, 1)]
 
 
 def test_the_cluster_manifest_knows_each_lifetime_and_where_the_logs_ended_before_it(tmp_path: Path) -> None:
@@ -536,7 +536,8 @@ def test_the_cluster_manifest_knows_each_lifetime_and_where_the_logs_ended_befor
             pass
     manifest = cluster_manifests(open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1)).read()[1]
     claims = claim_manifests(open_store(settings.url), "default/c", {}, FakeClock(), SeededRandomness(1)).read()[1].claims
-    assert claims == {"cluster-1": 1, "cluster-2": 2}
+    assert named(dict(claims)) == {"cluster-1": 1, "cluster-2": 2}
     first, second = manifest.lifetimes
-    assert (first.cluster_id, first.incarnation, second.cluster_id, second.incarnation) == ("cluster-1", 1, "cluster-2", 2)
+    found = (first.cluster_id, first.incarnation, second.cluster_id, second.incarnation)
+    assert named(found) == ("cluster-1", 1, "cluster-2", 2)
     assert second.cuts["n1"] > first.cuts.get("n1", format.START)

@@ -121,6 +121,24 @@ def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentC
                 agent._archive()
 
 
+def test_schemas_that_do_not_fit_into_an_answer_come_in_several(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 100)
+    types = [Schema(f"type {number}", (("a", 1),)) for number in range(7)]
+    with serving(settings), plugin(settings) as member:
+        payload = b"".join(msgpack.packb(["schema", schema.id, schema.to_bytes()]) for schema in types)
+        assert member.client.ask("metadata", member.session, len(types), payload=payload)[0][0] == "ack"
+        found: list[int] = []
+        after: list[int] = []
+        while not found or after[0] is not None:
+            header, payload = member.client.ask("schemas", *after)
+            assert 1 <= header[2] < 7
+            unpacker = msgpack.Unpacker()
+            unpacker.feed(payload)
+            found += [number for number, _ in unpacker]
+            after = [header[3]]
+        assert found == sorted(schema.id for schema in types)
+
+
 @pytest.mark.parametrize("memory_bytes", [1 << 26, 1 << 15], ids=["in memory", "on scratch"])
 def test_which_maps_the_log_has_anything_of(memory_bytes: int, tmp_path: Path) -> None:
     settings = config(tmp_path, restore_memory_bytes=memory_bytes)
@@ -180,13 +198,13 @@ def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
         listing.join()
 
 
-def test_an_answer_ends_with_the_value_that_takes_it_past_its_size(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_ends_before_the_value_that_would_take_it_past_its_size(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 1000)
     with serving(settings), plugin(settings) as member:
         keys = [f"k{number}" for number in range(10)]
         member.put(**dict.fromkeys(keys, "x" * 400))
         header, _ = member.client.ask("load", "orders", 10, payload=b"".join(msgpack.packb(key.encode()) for key in keys))
-        assert header[2:] == [3, 3], "not all that are looked up at once"
+        assert header[2:] == [2, 2], "not all that are looked up at once"
 
 
 def test_reads_that_waited_together_share_one_look_at_the_storage(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from imap_wal.manifest import ClaimManifest, claim_manifests, cluster_manifests
 from imap_wal.restore import ClusterLog, LiveView
 from imap_wal.settings import Settings
 from storage_backends import open_store
-from tests.agent.harness import Plugin, config, plugin, serving
+from tests.agent.harness import Plugin, config, identity, named, plugin, serving
 from tests.support import FakeClock, eventually
 
 
@@ -54,7 +55,8 @@ def greet(asking: Plugin, view: int = 0) -> list[Any]:
 
 
 def claims(url: str) -> ClaimManifest:
-    return claim_manifests(open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)).read()[1]
+    found = claim_manifests(open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)).read()[1]
+    return replace(found, claims=named(dict(found.claims)), members=named(found.members), lost=named(found.lost))
 
 
 def restored(url: str) -> dict[str, str]:
@@ -353,7 +355,7 @@ def test_former_is_told_for_each_earlier_view_by_its_own_cut(halves: Halves) -> 
     assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]]
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     halves.b.put(void="2")
-    first, second = (halves.agents["a"]._sessions._by_plugin["plugin of a", incarnation].number for incarnation in (1, 2))
+    first, second = (halves.agents["a"]._sessions._by_plugin[identity("plugin of a"), incarnation].number for incarnation in (1, 2))
     assert greet(halves.a)[1]["former"] == [[first, 1], [second, 0]]
     with member(halves.settings["b"], "e", view=3):
         known = halves.agents["b"]._node_log.manifests.read()[1].former

@@ -7,7 +7,7 @@ from pathlib import Path
 from imap_wal import layout
 from imap_wal.agent.liveness import signs
 from storage_backends import open_store
-from tests.agent.harness import config, plugin, serving
+from tests.agent.harness import config, named, plugin, serving
 from tests.cli.conftest import Run
 from tests.support import eventually
 
@@ -19,7 +19,7 @@ def test_a_cluster_that_is_given_up_is_shut_out_and_the_next_one_does_not_wait(r
         assert old.put(a="1")[0] == "ack"
         eventually(lambda: signs(store, "default/c"), "the sign of the first")
         assert new.client.ask("hello", new.about())[0][2] == "not-ready"
-        shown = run("claim", one.url, "-o", "json").json
+        shown = named(run("claim", one.url, "-o", "json").json)
         report = {"namespace": "default", "cluster": "c", "former": "cluster-1", "incarnation": 1, "signs": ["n1"], "claimed": 0, "tokens": 0}
         assert shown == {"dry_run": True, "clusters": [report | {"present": {"n2": "cluster-2"}}]}
         assert old.put(b="1")[0] == "ack", "it was only shown"
@@ -36,7 +36,7 @@ def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:
     one = config(tmp_path, "n1")
     with serving(one), plugin(one) as old:
         ended = run("claim", one.url, "--force")
-        assert ended.code == 2 and "cluster-1" in ended.out + ended.err
+        assert ended.code == 2 and "cluster-1" in named(ended.out + ended.err)
         assert old.put(a="1")[0] == "ack"
 
 

@@ -20,7 +20,7 @@ from rewrite_cli.repairer import OF_NO_CLUSTER, ClusterRepair
 from rewrite_cli.survey import survey
 from storage_backends import StoredFile, open_store
 from storage_backends.memory import MemoryStore
-from tests.agent.harness import config, plugin, serving
+from tests.agent.harness import config, identity, plugin, serving
 from tests.cli.conftest import Run
 from tests.support import FakeClock, SeededRandomness
 
@@ -101,7 +101,7 @@ def test_a_lost_manifest_of_claims_is_found_and_no_incarnation_is_given_again(ru
                 former.__enter__()
         with plugin(settings, cluster_id="cluster-3", uuid="plugin-3") as member:
             assert member.put(new="1")[0] == "ack"
-    assert claims_of(copy).claims["cluster-3"] > given
+    assert claims_of(copy).claims[identity("cluster-3")] > given
 
 
 def test_verify_finds_a_cluster_manifest_older_than_the_claims(run: Run, url: str) -> None:

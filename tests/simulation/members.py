@@ -25,6 +25,7 @@ from imap_wal.entry import DataEntry
 from imap_wal.errors import Fenced, ImapWalError, LostRace, WriterLocked
 from imap_wal.settings import Settings
 from storage_backends import StorageError
+from tests.agent.harness import identified, named
 from tests.simulation import history as outcomes
 from tests.simulation import threads
 from tests.simulation.actors import CLUSTER, MAP, NAMESPACE, SETTINGS, Actor, Stop, key_of
@@ -44,6 +45,13 @@ _here: list[Actor] = []
 def actor() -> Any:
     task = getcurrent()
     return task.process.memory["actor"] if isinstance(task, Task) else _here[-1]
+
+
+def packed(kind: str, number: int, *fields: Any) -> bytes:
+    """A header. The names of clusters, members and plug-ins travel as UUIDs."""
+    whole = map(identified, fields) if kind in ("hello", "view") else fields
+    header: bytes = msgpack.packb([kind, number, *whole])
+    return header
 
 
 class Wires:
@@ -87,7 +95,7 @@ class Connection:
         if self.gone:
             return False
         self.router.inbox.append(
-            Message(self.name, read(msgpack.packb([kind, self._number, *fields])), payload)
+            Message(self.name, read(packed(kind, self._number, *fields)), payload)
         )
         threads._wake(self.router)
         return True
@@ -112,6 +120,7 @@ class SimRouter:
     def __init__(self, lock: EndpointLock, *_: object) -> None:
         me, endpoint = actor(), lock.endpoint
         self.workers: list[Any] = []
+        self.door: Any = Open()
         self.endpoint, self.process, self.closed = endpoint, me.process, False
         self.inbox: collections.deque[Message] = collections.deque()
         self.connections: dict[bytes, Connection] = {}
@@ -137,11 +146,24 @@ class SimRouter:
             connection.broken = True
         else:
             plain = msgpack.unpackb(msgpack.packb(list(header)), strict_map_key=False)
-            connection.answers.append((plain, payload))
+            connection.answers.append((named(plain), bytes(payload)))
         threads._wake(connection)
+
+    def gone(self) -> list[bytes]:
+        return []
 
     def close(self, wait: bool = True) -> None:
         self.closed = True
+
+
+class Open:
+    """In place of a `Door`: nothing is closed here."""
+
+    worker, statistics = None, None
+
+    def greeted(self, sender: bytes) -> None: ...
+
+    def shut(self, sender: bytes, why: str) -> None: ...
 
 
 class SimQueue:
@@ -175,7 +197,7 @@ class Queues:
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import claims, mender, open_log, reads
+    from imap_wal.agent import claims, lane, mender, open_log, reads
 
     return [
         (server, "Router", SimRouter),
@@ -188,6 +210,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (reads, "_log", _Silent()),
         (claims, "_log", _Silent()),
         (reads, "queue", Queues),
+        (lane, "PAUSE", 0),
         # Its looks by a clock would be most of all steps.
         (reads, "FRESH_BYTES", 0),
     ]
@@ -526,7 +549,7 @@ class Alone:
     def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> list[Any]:
         self._number += 1
         self._router.inbox.append(
-            Message(b"alone", read(msgpack.packb([kind, self._number, *fields])), payload)
+            Message(b"alone", read(packed(kind, self._number, *fields)), payload)
         )
         self.agent._turn(0)
         header, _ = self._connection.answers.pop()

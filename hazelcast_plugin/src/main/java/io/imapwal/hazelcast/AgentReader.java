@@ -23,6 +23,8 @@ import java.util.concurrent.locks.ReentrantLock;
 final class AgentReader implements Closeable {
     private static final int PART_BYTES = 8 << 20;
     private static final int FIRST_PART_KEYS = 64;
+    /** The agent takes ten times as many in a request. */
+    private static final int MAPS_AT_ONCE = 1000;
 
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
@@ -169,13 +171,26 @@ final class AgentReader implements Closeable {
     void loadParts(String map, List<Data> keys, int timeoutMs, Entries consumer) throws IOException {
         int from = 0;
         while (from < keys.size()) {
-            List<Data> some = keys.subList(from, (int) Math.min(keys.size(), (long) from + loadSize));
+            List<Data> some = keys.subList(from, from + fitting(keys, from));
             Part part = loadPart(map, some, timeoutMs);
             from += part.taken;
             int fitting = (int) Math.min(1 << 20, (long) PART_BYTES * part.taken / Math.max(1, part.bytes));
             loadSize = Math.max(1, Math.min(fitting, loadSize * 4));
             consumer.accept(part.entries);
         }
+    }
+
+    /** How many keys from this one on are sent in a request: bounded by number and by size, at least one. */
+    private int fitting(List<Data> keys, int from) {
+        int most = Math.min(keys.size() - from, loadSize);
+        long bytes = 0;
+        for (int count = 0; count < most; count++) {
+            bytes += keys.get(from + count).totalSize();
+            if (bytes > PART_BYTES && count > 0) {
+                return count;
+            }
+        }
+        return most;
     }
 
     private Part loadPart(String map, List<Data> keys, int timeoutMs) throws IOException {
@@ -203,6 +218,17 @@ final class AgentReader implements Closeable {
     }
 
     Maps maps(Collection<String> maps) throws IOException {
+        List<String> names = List.copyOf(maps);
+        Maps found = new Maps(new HashSet<>(), new HashMap<>());
+        for (int from = 0; from < names.size(); from += MAPS_AT_ONCE) {
+            Maps some = someMaps(names.subList(from, Math.min(names.size(), from + MAPS_AT_ONCE)));
+            found.known.addAll(some.known);
+            found.wrong.putAll(some.wrong);
+        }
+        return found;
+    }
+
+    private Maps someMaps(Collection<String> maps) throws IOException {
         return inTurn(settings.restoreTimeoutMs(), agent -> {
             MsgpackWriter header = agent.start("maps", 1).array(maps.size());
             maps.forEach(header::string);
@@ -220,24 +246,36 @@ final class AgentReader implements Closeable {
     }
 
     void schemas(Schemas consumer) throws IOException {
-        List<Object[]> schemas = inTurn(settings.restoreTimeoutMs(), agent -> {
-            agent.start("schemas", 0);
+        List<Object[]> schemas = new ArrayList<>();
+        Long after = null;
+        do {
+            after = someSchemas(after, schemas);
+        } while (after != null);
+        // Registering asks the other members: not while others wait for their turn.
+        for (Object[] schema : schemas) {
+            consumer.accept((Long) schema[0], (byte[]) schema[1]);
+        }
+    }
+
+    /** Adds schemas with ids above {@code after}. @return the last of these ids; null: there are no more */
+    private Long someSchemas(Long after, List<Object[]> found) throws IOException {
+        return inTurn(settings.restoreTimeoutMs(), agent -> {
+            MsgpackWriter header = agent.start("schemas", after == null ? 0 : 1);
+            if (after != null) {
+                header.integer(after);
+            }
             AgentConnection.Answer answer = agent.ask("schemas", payload.clear(), deadline(settings.restoreTimeoutMs()));
             long count = answer.header().integer();
+            Long last = answer.header().hasMore() && !answer.header().nil() ? Long.valueOf(answer.header().integer()) : null;
             MsgpackReader stream = new MsgpackReader(answer.payload());
-            List<Object[]> found = new ArrayList<>();
             for (long i = 0; i < count; i++) {
                 if (stream.array() != 2) {
                     throw new ProtocolException("a schema is [schema_id, bytes]");
                 }
                 found.add(new Object[] {stream.integer(), stream.binary()});
             }
-            return found;
+            return last;
         });
-        // Registering asks the other members: not while others wait for their turn.
-        for (Object[] schema : schemas) {
-            consumer.accept((Long) schema[0], (byte[]) schema[1]);
-        }
     }
 
     /** Ends a request in progress too. */

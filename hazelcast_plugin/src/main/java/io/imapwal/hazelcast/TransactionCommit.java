@@ -37,6 +37,9 @@ import java.util.concurrent.TimeUnit;
  * </pre>
  */
 final class TransactionCommit {
+    /** At most, of the order that is sent with a change. */
+    private static final int ORDER_BYTES = 40;
+
     private static final Field TTL = Reflection.field(TxnSetOperation.class, "ttl");
 
     private final WalPlugin plugin;
@@ -158,12 +161,18 @@ final class TransactionCommit {
     private List<byte[]> heads(Welcome welcome) {
         long now = System.currentTimeMillis();
         List<byte[]> heads = new ArrayList<>(parts.size());
+        long bytes = 0;
         for (Part part : parts) {
             byte[] key = part.key.toByteArray();
             byte[] value = part.value == null ? null : part.value.toByteArray();
             WalMapStore.requireSize(part.map, key, value, welcome, link);
             heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key), value,
                     label(part.value), now, expiresAtMs(part, now), part.partition));
+            bytes += heads.get(heads.size() - 1).length + ORDER_BYTES;
+        }
+        if (welcome.maxMessageBytes() > 0 && bytes > welcome.maxMessageBytes()) {
+            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the " + welcome.maxMessageBytes()
+                    + " that " + link.agent() + " takes at once. Nothing was changed", null);
         }
         return heads;
     }

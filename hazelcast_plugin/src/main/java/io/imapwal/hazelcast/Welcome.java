@@ -16,18 +16,23 @@ import java.util.UUID;
  * @param lastRequest   highest request of this session that is durable
  * @param former        of sessions in earlier views: the last request that counts
  * @param maxValueBytes largest value the agent takes; 0: it did not say
+ * @param maxMessageBytes largest message; it disconnects who sends a larger one. 0: it did not say
  */
 record Welcome(UUID clusterId, UUID member, String node, long session, long incarnation, long lastRequest, Map<Long, Long> former,
-               long maxValueBytes) {
+               long maxValueBytes, long maxMessageBytes) {
 
     static Welcome of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
         if (protocol != AgentConnection.PROTOCOL) {
             throw new ProtocolException("the agent speaks protocol " + protocol + ", this plug-in " + AgentConnection.PROTOCOL);
         }
-        Object limit = answer.get("max_value_bytes");
         return new Welcome(clusterId, member, String.valueOf(answer.get("node")), number(answer, "session"), number(answer, "incarnation"),
-                number(answer, "last_request"), former(answer.get("former")), limit instanceof Long value ? value : 0);
+                number(answer, "last_request"), former(answer.get("former")),
+                limit(answer, "max_value_bytes"), limit(answer, "max_message_bytes"));
+    }
+
+    private static long limit(Map<?, ?> answer, String name) {
+        return answer.get(name) instanceof Long value ? value : 0;
     }
 
     /** The highest request of that session that is in the log and counts; -1: the agent did not say. */

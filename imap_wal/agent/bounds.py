@@ -1,0 +1,87 @@
+"""How much one agent takes from all who connect to it: connections, requests, bytes.
+
+libzmq accepts connections on a thread of its own, and ends the process if it has no descriptor for
+the next one. So there must always be descriptors left:
+
+    own files │ connections_max │ those that libzmq accepted and the door has not seen yet
+
+libzmq waits when UNSEEN_MAX of these are unseen, so a limit of files above the sum is never
+reached. See docs/decisions/0032.
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+from imap_wal.errors import InvalidSetting
+
+CONNECTIONS_MAX = 1000
+OWN_FILES = 256
+"""Descriptors that an agent needs besides its connections: segments, what a merge reads, sockets of
+a storage."""
+OWN_FILES_MIN = 64
+"""At least so many of them, where few files are allowed."""
+UNSEEN_MAX = 1300
+"""The queue of libzmq's events holds 1,001; then its thread waits. The rest are connections that
+were refused and are not closed yet."""
+CONNECTIONS_LEAST = 8
+
+MESSAGE_ROOM_BYTES = 16 * 1024 * 1024
+"""What a frame may have besides the largest value: the plug-in sends at most 8 MiB of changes
+together, and a larger one alone."""
+HEADER_BYTES_MAX = 4 * 1024 * 1024
+"""Of a request's header."""
+REQUESTS_MAX = 64
+"""Requests of one connection without an answer; a peer that sends more is disconnected. The plug-in
+has at most 6."""
+RECEIVED_BYTES = 64 * 1024 * 1024
+"""A turn of the agent's loop commits when it has received so much."""
+WAITING_BYTES = 64 * 1024
+"""Requests of one connection that wait in the lane."""
+UNSENT_BYTES = 64 * 1024 * 1024
+"""No answer to a read is begun while so much of earlier ones has not left the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`connections` that are admitted; whether `files` suffice for any number of attempts, and the
+    limit of files; the largest frame of a message."""
+
+    connections: int = CONNECTIONS_MAX
+    certain: bool = True
+    files: int = 0
+    message_bytes: int = -1
+
+
+def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) -> Bounds:
+    """The bounds of an agent, under the limit of open files of this process. `local`: it listens at a
+    Unix socket, where libzmq ends the process without a descriptor; over TCP it waits for one.
+    `InvalidSetting` if the limit is too low."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        files = 2**31
+    message_bytes = max_value_bytes + MESSAGE_ROOM_BYTES
+    room = files - OWN_FILES - UNSEEN_MAX
+    if room >= min(connections_max, OWN_FILES_MIN):
+        return Bounds(min(connections_max, room), True, files, message_bytes)
+    few = (files - OWN_FILES_MIN) // 2
+    if local or few < CONNECTIONS_LEAST:
+        least = wanted_files(min(connections_max, OWN_FILES_MIN)) if local else OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
+        raise InvalidSetting(f"this process may open {files} files (ulimit -n); an agent needs {least}, and better {wanted_files(connections_max)}")
+    return Bounds(min(connections_max, few), False, files, message_bytes)
+
+
+def wanted_files(connections_max: int) -> int:
+    """A limit of open files with which so many connections are admitted, and no number of attempts does harm."""
+    return OWN_FILES + connections_max + UNSEEN_MAX
+
+
+def raise_file_limit(connections_max: int) -> None:
+    """Raise this process's limit of open files to what is wanted, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted_files(connections_max)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

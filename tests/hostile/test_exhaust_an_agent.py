@@ -1,0 +1,275 @@
+"""Attack: take all connections, descriptors or memory of an agent, or have it keep things without
+end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from imap_wal.agent import bounds
+from imap_wal.agent.bounds import REQUESTS_MAX, UNSENT_BYTES, raise_file_limit, wanted_files
+from imap_wal.agent.config import AgentConfig
+from imap_wal.errors import InvalidSetting
+from imap_wal.manifest import claim_manifests
+from imap_wal.settings import Settings
+from storage_backends import open_store
+from tests.agent.harness import Plugin, config, plugin, serving
+from tests.hostile.peers import RawPeer, agent_process, connected
+from tests.support import FakeClock, eventually
+
+MB = 1024 * 1024
+
+
+def at(settings: AgentConfig, kind: str, number: int) -> AgentConfig:
+    return settings if kind == "ipc" else replace(settings, endpoint=f"tcp://127.0.0.1:{number}")
+
+
+def comes_in(settings: AgentConfig) -> bool:
+    """Whether a new connection can say hello and read."""
+    late = Plugin(settings.endpoint, uuid="late", timeout_ms=2000)
+    try:
+        late.hello()
+        return late.values() == {"a": "1", "b": "2"}
+    except TimeoutError:
+        return False  # it was the one too many: a plug-in would try again, too
+    finally:
+        late.close()
+
+
+# ---- connections -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "files"), [("ipc", 1700), ("ipc", 4096), ("tcp", 128), ("tcp", 1700)])
+def test_idle_connections_do_not_end_the_agent_and_keep_no_member_out(tmp_path: Path, kind: str, files: int) -> None:
+    """libzmq ends the process when it cannot accept a connection: "Too many open files"."""
+    settings = at(config(tmp_path), kind, 17_800 + files % 97)
+    with agent_process(replace(settings, connections_max=200), tmp_path, files) as agent, plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+        idle = [connected(settings.endpoint) for _ in range(400)]
+        eventually(lambda: member.stat()["connections"]["refused"] > 0, "connections are refused")
+        counts = member.stat()["connections"]
+        assert counts["open"] <= counts["most"] <= 200
+        assert member.put(b="2")[0] == "ack"
+        eventually(lambda: comes_in(settings), "a late member is let in, as idle connections make room")
+        assert agent.open_files < files
+        for each in idle:
+            each.close()
+        eventually(lambda: member.stat()["connections"]["open"] < 5, "those that ended do not count")
+
+
+def _flood(endpoint: str, until: float) -> None:
+    raise_file_limit(3000)
+    with suppress(OSError):
+        while time.monotonic() < until:
+            open_ = []
+            for _ in range(1500):
+                if time.monotonic() > until:
+                    break
+                open_.append(connected(endpoint))
+            for each in open_:
+                each.close()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_flood_of_connections_is_never_faster_than_the_door(tmp_path: Path, kind: str) -> None:
+    settings = replace(at(config(tmp_path), kind, 17_901), connections_max=100)
+    files = wanted_files(100)
+    with agent_process(settings, tmp_path, files) as agent, plugin(settings) as member:
+        member.put(a="0")
+        until = time.monotonic() + 4
+        flooding = [multiprocessing.get_context("fork").Process(target=_flood, args=(settings.endpoint, until)) for _ in range(3)]
+        for each in flooding:
+            each.start()
+        most = number = 0
+        while time.monotonic() < until:
+            number += 1
+            assert member.put(a=str(number))[0] == "ack"
+            most = max(most, agent.open_files)
+        for each in flooding:
+            each.join()
+        assert agent.alive, agent.output
+        assert most < files
+        assert member.stat()["connections"]["refused"] > 100
+        assert member.values() == {"a": str(number)}
+
+
+def test_an_agent_that_may_open_too_few_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = [4096]
+    monkeypatch.setattr(bounds.resource, "getrlimit", lambda _: (limits[0], limits[0]))
+    found = bounds.bounds(1000, 1)
+    assert found.certain and found.connections == 1000
+    limits[0] = 2048
+    found = bounds.bounds(1000, 1)
+    assert found.certain and bounds.OWN_FILES + found.connections + bounds.UNSEEN_MAX <= 2048
+    limits[0] = 1000
+    with pytest.raises(InvalidSetting, match=r"may open 1000 files .* an agent needs 1620, and better 2556"):
+        bounds.bounds(1000, 1)
+    found = bounds.bounds(1000, 1, local=False)
+    assert not found.certain and found.connections < 500
+    limits[0] = 40
+    with pytest.raises(InvalidSetting, match="may open 40 files"):
+        bounds.bounds(1000, 1, local=False)
+
+
+def test_a_peer_that_does_not_finish_the_handshake_is_disconnected(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        idle = connected(settings.endpoint)
+        idle.settimeout(20)
+        while idle.recv(100):  # libzmq's own greeting, and then the end
+            pass
+        assert member.put(a="1")[0] == "ack"
+
+
+def test_connections_that_ended_are_forgotten(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings) as agent, plugin(settings) as member:
+        for number in range(100):
+            with plugin(settings, uuid="again" if number % 2 else "", greet=bool(number % 2)) as short:
+                short.client.ask("stat")
+        sessions = agent._sessions
+        eventually(lambda: len(sessions._connections) == 1, "one is remembered")
+        eventually(lambda: len(agent._router._unanswered) == len(agent._router.door._by_sender) == 1, "and one is counted")
+        assert member.put(a="1")[0] == "ack"
+
+
+def test_a_peer_that_takes_the_name_of_a_member_does_not_get_its_answers(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings) as agent, plugin(settings) as member:
+        (name,) = agent._sessions._connections
+        for routing_id in (name, b"mine", b"\0"):
+            thief = RawPeer(settings.endpoint, routing_id)
+            thief.send("stat", 1)
+            thief.socket.settimeout(1)
+            got = b""
+            with suppress(TimeoutError, ConnectionError):
+                while some := thief.socket.recv(1 << 16):
+                    got += some
+            assert b"healthy" not in got
+            thief.close()
+            assert member.put(a="1")[0] == "ack"
+
+
+# ---- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_larger_than_any_value_is_not_read(tmp_path: Path) -> None:
+    settings = config(tmp_path, max_value_bytes=MB)
+    with agent_process(settings, tmp_path) as agent, plugin(settings) as member:
+        assert member.hello()["max_message_bytes"] == 17 * MB
+        before = agent.memory
+        for size in (18 * MB, 1 << 40, (1 << 63) - 1):
+            peer = RawPeer(settings.endpoint)
+            peer.send("stat", 1)
+            peer.socket.sendall(bytes([3]) + size.to_bytes(8, "big") + b"x")
+            assert peer.ended(), size
+            peer.close()
+        header, _ = member.client.ask("maps", ["m" * 1000] * 5000)
+        assert header[2] == "bad-request" and "a header of" in header[3]
+        assert agent.memory - before < 40 * MB
+        assert member.put(a="1")[0] == "ack"
+
+
+def test_a_value_of_the_largest_size_arrives(tmp_path: Path) -> None:
+    settings = config(tmp_path, max_value_bytes=MB)
+    with serving(settings), plugin(settings) as member:
+        value = "x" * (MB - 1)
+        assert member.put(a=value)[0] == "ack"
+        assert member.values() == {"a": value}
+
+
+def test_a_peer_that_sends_requests_without_end_is_disconnected(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        peer = RawPeer(settings.endpoint)
+        with suppress(ConnectionError):
+            for number in range(1, 20 * REQUESTS_MAX):
+                peer.send("stat", number)
+        assert peer.ended()
+        assert member.put(a="1")[0] == "ack"
+        assert member.stat()["connections"]["refused"] == 1
+
+
+def test_of_many_reads_of_one_connection_two_are_accepted(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings) as agent, plugin(settings) as member:
+        member.put(a="1")
+        member.values()
+        socket = member.client._socket
+        with agent._reads._view._lock:  # no read ends
+            member.client.post("keys", "orders", None, 10)
+            eventually(lambda: agent._reads._taken is not None, "the first one is taken up")
+            for _ in range(9):
+                member.client.post("keys", "orders", None, 10)
+            refused = [msgpack.unpackb(socket.recv_multipart()[0]) for _ in range(8) if socket.poll(10_000)]
+            assert [header[2] for header in refused] == ["not-ready"] * 8
+            assert member.client.ask("beat")[0][0] == "beat"
+        assert [msgpack.unpackb(socket.recv_multipart()[0])[0] for _ in range(2) if socket.poll(10_000)] == ["keys"] * 2
+        assert member.values() == {"a": "1"}
+
+
+def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(tmp_path: Path) -> None:
+    settings = config(tmp_path, max_value_bytes=16 * MB)
+    with agent_process(settings, tmp_path) as agent, plugin(settings) as member:
+        member.put(**{f"k{number}": "v" * (7 * MB) for number in range(2)})
+        assert len(member.values()) == 2
+        before = most = agent.memory
+        about = member.about(purpose="read", plugin_uuid="lazy")
+        with ExitStack() as stack:
+            for _ in range(40):  # 40 answers of 16 MiB
+                peer = RawPeer(settings.endpoint)
+                stack.callback(peer.close)
+                peer.send("hello", 1, about)
+                peer.await_answer(b"welcome")
+                peer.send("load", 2, "orders", 2, payload=b"".join(msgpack.packb(key) for key in (b"k0", b"k1")))
+            for _ in range(20):
+                time.sleep(0.1)
+                most = max(most, agent.memory)
+            with plugin(settings, uuid="reader", timeout_ms=60_000) as reader:
+                assert len(reader.values()) == 2, "the oldest of the others makes room"
+            most = max(most, agent.memory)
+        assert most - before < UNSENT_BYTES + 8 * 16 * MB
+        assert "does not read its answer" in agent.output
+
+
+# ---- what is stored ----------------------------------------------------------------------------------------------------
+
+
+UUID = "221ef35a-e32a-46f9-903d-be16e646f5a3"
+
+
+@pytest.mark.parametrize("field", ["cluster_id", "plugin_uuid", "member_uuid"])
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 20_000_000, "x" * 255, UUID.upper(), UUID.replace("-", ""), f"{{{UUID}}}", f"{UUID}\n", f"{UUID}\0", f" {UUID}", "٣" + UUID[1:], 7],
+    ids=lambda value: repr(value)[:50],
+)
+def test_an_id_that_is_no_uuid_is_refused_and_not_stored(tmp_path: Path, field: str, value: Any) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings, greet=False) as member:
+        about = {"protocol": 1, "cluster_id": UUID, "member_uuid": UUID, "plugin_uuid": UUID, "purpose": "write"}
+        member.client._socket.send_multipart([msgpack.packb(["hello", 1, {**about, field: value}]), b""])
+        header = msgpack.unpackb(member.client._socket.recv_multipart()[0])
+        assert header[2] == "bad-request" and len(header[3]) < 500
+        assert field in header[3] or "a header of" in header[3]
+    assert not claim_manifests(open_store(settings.url), "default/c", {}, FakeClock(), None).read()[1].claims  # type: ignore[arg-type]
+
+
+def test_a_view_of_more_members_than_any_cluster_has_is_refused(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        members = [member.member, *(f"{number:08x}{UUID[8:]}" for number in range(1000))]
+        header, _ = member.client.ask("view", {"cluster_id": member.cluster_id, "member_uuid": member.member, "members": members, "lost": []})
+        assert header[2] == "bad-request" and "members" in header[3]
+
+
+def test_a_value_so_large_that_no_answer_could_hold_it_is_refused_by_the_configuration(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="max_value_bytes"):
+        AgentConfig(url=f"file://{tmp_path}", log=Settings(max_value_bytes=2**30))
