@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from imap_wal.encryption import open_with_keys
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.restore import ClusterLog
@@ -21,7 +22,7 @@ from rewrite_cli.repair_report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, 
 from rewrite_cli.repairer import ClusterRepair, tolerant_survey
 from rewrite_cli.scope import Scope, Url, refuse_nested, scope_options
 from rewrite_cli.survey import ClusterView
-from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
+from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> li
 
 def _open(url: str) -> SegmentStore:
     try:
-        return open_store(url)
+        return open_with_keys(url)
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error
 

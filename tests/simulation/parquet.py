@@ -98,7 +98,8 @@ def _of_batch(attribute: str, real: Callable[[Any], Any]) -> Callable[[Any], Any
 class File(archive.ParquetFile):
     """Replaces `ParquetFile`."""
 
-    def __init__(self, folder: Path, schema: Any) -> None:
+    def __init__(self, folder: Path, schema: Any, keys: Any) -> None:
+        self._encrypted = False  # segments are: see `imap_wal.encryption`
         self._placed = schema is archive.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
