@@ -264,7 +264,7 @@ def _opened(source: BinaryIO, path: str, keys: Keys) -> tuple[Any, str]:
             shown = "" if written_as is None else written_as.decode(errors="replace")
             raise Forged(path, 0, f"this file was written as {shown!r}: it was moved or exchanged", "bring the right file back from a copy")
         return file, name
-    raise EncryptionError(path, "", f"it is encrypted, {keys.told}; none of them opens it", keys.advice)
+    raise EncryptionError(path, "", f"it is encrypted, {keys.told}: its key is missing", keys.advice, is_missing=True)
 
 
 def _encryption() -> Any:

@@ -31,12 +31,14 @@ from imap_wal.keys import NO_KEYS, PLAIN, Keys
 from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore, open_store
 from storage_backends.gate import GatedStore
-from storage_backends.location import Location
+from storage_backends.location import Location, located
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 NONCE_BYTES, TAG_BYTES = 12, 16
+SEAL_BYTES = NONCE_BYTES + TAG_BYTES
+"""What a frame takes more for being encrypted."""
 _CONTEXT = struct.Struct("<QIIQ")
 _CRC_BYTES = 4
 _UNCHECKED = bytes(KEY_CHECK_BYTES)
@@ -50,6 +52,7 @@ class KeyedStore(GatedStore):
 
     def __init__(self, inner: SegmentStore, keys: Keys) -> None:
         super().__init__(inner)
+        self.url = located(inner.url).with_keys(keys.source)
         self.encryption_keys = keys
 
     # As they are: nothing is to be asked before an append.
@@ -102,7 +105,7 @@ class SegmentCipher:
     def seal(self, offset: int, kind: int, count: int, synced: int, payload: list[bytes]) -> list[bytes]:
         """What stands in the frame at `offset` in place of the payload."""
         stream = b"".join(payload)
-        length = SYNCED_BYTES + NONCE_BYTES + len(stream) + TAG_BYTES
+        length = SYNCED_BYTES + len(stream) + SEAL_BYTES
         nonce = self._token()[:NONCE_BYTES]
         return [nonce, self._cipher.encrypt(nonce, stream, _CONTEXT.pack(offset, length, kind | count << 8, synced))]
 
@@ -143,6 +146,18 @@ def cipher_of(store: object, header: SegmentHeader, head: bytes, file: str, rand
         what = f"the key {header.key_id!r} that is given is not the one it was written with, or its header was forged"
         raise EncryptionError(file, header.key_id, what, f"bring back the key that had the id {header.key_id!r}; nothing was changed")
     return SegmentCipher(frame_key, randomness or SystemRandomness())
+
+
+def cipher_that_opens(store: object, segment_id: bytes, frame: Frame, file: str) -> SegmentCipher | None:
+    """What opens a frame of a segment whose header is damaged, found by trying; None: nothing."""
+    for key in keys_of(store).ring.keys.values():
+        cipher = SegmentCipher(_segment_keys(key, segment_id)[0], SystemRandomness())
+        try:
+            cipher.open(frame, file)
+        except Forged:
+            continue
+        return cipher
+    return None
 
 
 def resealed(store: object, head: bytes, file: str) -> bytes:

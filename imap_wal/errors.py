@@ -130,9 +130,10 @@ class EncryptionError(ImapWalError):
     or the file is not encrypted, and the keys do not allow that. It is no damage: nothing is cut
     off or changed. `file` is relative to the root, `key_id` is "" where the file does not say."""
 
-    def __init__(self, file: str, key_id: str, what: str, advice: str) -> None:
+    def __init__(self, file: str, key_id: str, what: str, advice: str, *, is_missing: bool = False) -> None:
+        """`is_missing`: the key is not among those that were given."""
         super().__init__(f"{file}: {what}; {advice}")
-        self.file, self.key_id, self.what, self.advice = file, key_id, what, advice
+        self.file, self.key_id, self.what, self.advice, self.is_missing = file, key_id, what, advice, is_missing
 
 
 class OrderConflict(ImapWalError):

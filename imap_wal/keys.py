@@ -87,7 +87,7 @@ class Keys:
     def __init__(self, source: str = "", ring: KeyRing | None = None) -> None:
         """Reads the source, unless `ring` is given: `InvalidSetting`."""
         check_source(source)
-        self._source = source
+        self.source = source
         self._mutex = threading.Lock()
         self._seen = _state(source)
         self._ring = ring or (_read(source) if source else KeyRing())
@@ -95,9 +95,9 @@ class Keys:
     @property
     def ring(self) -> KeyRing:
         """As it is now. If its file cannot be read any more, the former one, and a warning."""
-        if self._source:
+        if self.source:
             with self._mutex:
-                now = _state(self._source)
+                now = _state(self.source)
                 if now != self._seen:
                     self._seen = now
                     self._read_again()
@@ -106,12 +106,12 @@ class Keys:
     def find(self, file: str, key_id: str) -> bytes:
         """The key of a file. `EncryptionError`."""
         key = self._ring.keys.get(key_id)
-        if key is None and self._source:
+        if key is None and self.source:
             with self._mutex:
                 self._read_again()
             key = self._ring.keys.get(key_id)
         if key is None:
-            raise EncryptionError(file, key_id, f"it is encrypted with key {key_id!r}, {self.told}", self.advice)
+            raise EncryptionError(file, key_id, f"it is encrypted with key {key_id!r}, {self.told}", self.advice, is_missing=True)
         return key
 
     def demand_plain(self, file: str) -> None:
@@ -123,17 +123,17 @@ class Keys:
     @property
     def told(self) -> str:
         """For errors: which keys there are."""
-        return f"and the keys given are: {self._ring.names}" if self._source else "and no keys are given"
+        return f"and the keys given are {self._ring.names}" if self._ring.keys else "and no keys are given"
 
     @property
     def advice(self) -> str:
         return (
-            "add the key to the others" if self._source else "give the keys: encryption_keys, --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
+            "add the key to the others" if self.source else "give the keys: encryption_keys, --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
         ) + "; nothing was changed"
 
     def _read_again(self) -> None:
         try:
-            self._ring = _read(self._source)
+            self._ring = _read(self.source)
         except InvalidSetting as error:
             _log.warning("the keys cannot be read again, the former ones are used: %s", error)
 
