@@ -384,7 +384,10 @@ def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
 
 def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | None) -> Finding:
     """With what `repair` can read of a damaged file."""
-    kept = survey_file(store, piece.path, archive=piece.kind == ARCHIVE)
+    try:
+        kept = survey_file(store, piece.path, archive=piece.kind == ARCHIVE)
+    except EncryptionError as error:
+        return replace(found, what=f"{found.what}; {error.what}")
     return replace(found, records=kept.records, lost_records=kept.lost if records is None else records - kept.records)
 
 
