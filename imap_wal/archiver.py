@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from imap_wal.archive import ArchiveJob, Written, write_archives
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.errors import Closed, ImapWalError
 from storage_backends import SegmentStore
 
@@ -131,7 +131,7 @@ def main() -> None:
     request: _Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # our own parent wrote it
     threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
     try:
-        store = open_with_keys(request.url, wal_dir=request.wal_dir)
+        store = open_store(request.url, wal_dir=request.wal_dir)
         try:
             answer: Any = write_archives(store, request.job)
         finally:

@@ -24,12 +24,13 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import storage_backends
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
 from imap_wal.format import FRAME_HEADER_BYTES, KEY_CHECK_BYTES, SYNCED_BYTES, Frame, SegmentHeader, decode_header, with_crc
 from imap_wal.keys import NO_KEYS, PLAIN, Keys
 from imap_wal.settings import location
-from storage_backends import Appender, Lock, SegmentStore, open_store
+from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gate import GatedStore
 from storage_backends.location import Location, located
 
@@ -76,10 +77,10 @@ def with_keys(store: SegmentStore, source: str) -> SegmentStore:
         raise
 
 
-def open_with_keys(url: str | os.PathLike[str], *, wal_dir: str | os.PathLike[str] = "") -> SegmentStore:
-    """`open_store`, with the keys that the location names."""
+def open_store(url: str | os.PathLike[str], *, wal_dir: str | os.PathLike[str] = "") -> SegmentStore:
+    """`storage_backends.open_store`, with the keys that the location names."""
     place = url if isinstance(url, Location) else location(url)
-    return with_keys(open_store(place, wal_dir=wal_dir), place.encryption_keys)
+    return with_keys(storage_backends.open_store(place, wal_dir=wal_dir), place.encryption_keys)
 
 
 def keys_of(store: object) -> Keys:

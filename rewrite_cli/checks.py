@@ -12,7 +12,7 @@ from pathlib import Path
 from imap_wal.clock import SystemRandomness
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.restore import ClusterLog
 from imap_wal.rivals import ADVICE
@@ -122,7 +122,7 @@ def agent(endpoint: str) -> Iterator[Check]:
 def storage(url: str) -> Iterator[Check]:
     """Whether the storage answers and what it can do; then each cluster on it."""
     try:
-        store = open_with_keys(url)
+        store = open_store(url)
     except (StorageError, ImportError) as error:
         yield Check("storage", PROBLEM, f"{url}: {error}", "correct the URL, or install what it names")
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 import imap_wal
 from imap_wal.clock import Clock
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.segment import SegmentReader
 from rewrite_cli import flights
 from rewrite_cli.demo_writer import CLUSTER, NAMESPACE, NODE
@@ -78,7 +78,7 @@ class Report:
 
 def measure_bytes(url: str, moment: str) -> Bytes:
     """Bytes on storage; of a segment, what is written in it (space that is only reserved does not count)."""
-    store = open_with_keys(url)
+    store = open_store(url)
     try:
         files = [file for view in survey(store) for file in store.list(view.folder)]
         log = sum(_written(store, file.path) for file in files if file.path.endswith(".wal"))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import click
 
 from imap_wal.credentials import Credentials
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import check_source, location
 from rewrite_cli import output as out
@@ -83,7 +83,7 @@ class Scope:
     def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
         """The store and its clusters within the scope; `Failed` when there is none."""
         try:
-            store = open_with_keys(self.url)
+            store = open_store(self.url)
         except (StorageError, ImportError) as error:
             raise Failed(f"{self.url}: {error}") from error
         for doubt in doubts(self.url):
@@ -181,7 +181,7 @@ def _place(url: str) -> tuple[str, tuple[str, ...]]:
 def open_empty(url: str) -> None:
     """Refuse a place that holds logs already: the demo and trials never mix with a user's data."""
     try:
-        store = open_with_keys(url)
+        store = open_store(url)
         present = survey(store)
         store.close()
     except (StorageError, ImportError) as error:

@@ -33,7 +33,7 @@ from imap_wal import archive
 from imap_wal.clears import Cleared
 from imap_wal.clock import SystemRandomness
 from imap_wal.credentials import Credentials
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.entry import Row, is_clear, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.format import Position
@@ -191,7 +191,7 @@ class ImapWalReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        store = open_with_keys(_known(options.path))
+        store = open_store(_known(options.path))
         found: list[InputPartition] = []
         try:
             for namespace, cluster in clusters_of(store, options.namespaces, options.clusters):
@@ -212,7 +212,7 @@ class ImapWalReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        store = open_with_keys(_known(self._options.path))
+        store = open_store(_known(self._options.path))
         try:
             batches = self._raw(store, partition) if isinstance(partition, FilePartition) else self._latest(store, partition)
             yield from batches
@@ -470,7 +470,7 @@ def _known(url: str) -> Location:
 
 def _combine(job: Job) -> ArrowMap:
     def combine(batches: Iterator[Any]) -> Iterator[Any]:
-        store = open_with_keys(_known(job.url))
+        store = open_store(_known(job.url))
         index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
         tally = Tally(job)
         log = ClusterLog(store, job.namespace, job.cluster)
@@ -519,7 +519,7 @@ def _write(job: Job, cleared: Cleared) -> ArrowMap:
         partition = context.partitionId() if context is not None else 0
         randomness = SystemRandomness()  # the same work may be done twice, at the same time
         attempt = randomness.name()
-        store = open_with_keys(_known(job.url))
+        store = open_store(_known(job.url))
         found: dict[str, tuple[Part, ...]] = {}
         error = ""
         try:

@@ -28,7 +28,7 @@ from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.entry import HIGHEST, KEY, LOWEST, MAP, ORDER, PARTITION, PARTITION_COUNT, PARTITION_MAX, VALUE
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
@@ -84,7 +84,7 @@ class Agent:
         self.config = config
         self._clock = SystemClock(config.clock_offset_ms)
         randomness = SystemRandomness()
-        self._store = open_with_keys(config.url, wal_dir=config.wal_dir)
+        self._store = open_store(config.url, wal_dir=config.wal_dir)
         self._all_logs = ClusterLog(self._store, config.namespace, config.cluster, self._clock, randomness)
         self._stopping = False
         self._appends = self._duplicates = 0

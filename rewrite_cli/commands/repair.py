@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.restore import ClusterLog
@@ -165,7 +165,7 @@ def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> li
 
 def _open(url: str) -> SegmentStore:
     try:
-        return open_with_keys(url)
+        return open_store(url)
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error
 

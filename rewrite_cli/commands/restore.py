@@ -10,7 +10,7 @@ import click
 import msgpack
 
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.encryption import open_with_keys
+from imap_wal.encryption import open_store
 from imap_wal.entry import ORDER, pack
 from imap_wal.format import ENTRIES, METADATA
 from imap_wal.schemas import sound_schemas
@@ -123,7 +123,7 @@ def _count(cluster: LiveCluster) -> dict[str, tuple[int, int]]:
 
 def _open_target(url: str) -> SegmentStore:
     try:
-        return open_with_keys(url)
+        return open_store(url)
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error
 

@@ -196,7 +196,7 @@ def test_an_archive_that_was_exchanged_for_another_is_refused(tmp_path: Path) ->
     overwrite(disk, orders, disk.read(stock))
     from imap_wal.archive import batches
 
-    with pytest.raises(Forged, match="was written as .*stock"):
+    with pytest.raises(Forged, match=r"was written as .*stock"):
         list(batches(keyed(disk, "a"), orders))
     with pytest.raises(CorruptLog):
         imap_wal.open(place, encryption_keys=source)
