@@ -1,4 +1,4 @@
-"""python -m benchmarks [--quick] [embedded] [rewrite] [metadata] [restore] [restore-members]
+"""python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [metadata] [restore] [restore-members]
 [settlement] [many-maps] [member]: prints a table, and the same as JSON with -o json."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import embedded, many_maps, member, metadata, restore_members, rewrite, settlement
+from benchmarks import embedded, encryption, many_maps, member, metadata, restore_members, rewrite, settlement
 
 Row = dict[str, Any]
 
@@ -21,6 +21,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
     """What can be measured, by name."""
     return {
         "embedded": lambda: embedded.run(3 if quick else 7, quick),
+        "encryption": lambda: encryption.run(4 if quick else 8, quick),
         "rewrite": lambda: rewrite.run(1_000_000 if quick else 10_000_000, 200_000, judged=not quick),
         "metadata": lambda: metadata.run(quick),
         "restore": lambda: member.restore(1 if quick else 3, 200_000 if quick else 1_000_000),
@@ -42,7 +43,7 @@ def verdict(row: Row) -> str:
 def main() -> None:
     arguments = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     arguments.add_argument(
-        "parts", nargs="*", help="embedded, rewrite, metadata, restore, restore-members, settlement, many-maps, member; default all"
+        "parts", nargs="*", help="embedded, encryption, rewrite, metadata, restore, restore-members, settlement, many-maps, member; default all"
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")

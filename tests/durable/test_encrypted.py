@@ -35,11 +35,7 @@ def entries(place: str, source: str, **settings: Any) -> int:
 def content(place: str) -> dict[str, bytes]:
     """All that a log consists of. Locks and permits of writers are no part of it."""
     store = open_store(place)
-    return {
-        file.path: store.read(file.path)
-        for file in store.list("")
-        if file.path.endswith((".wal", ".json", ".parquet"))
-    }
+    return {file.path: store.read(file.path) for file in store.list("") if file.path.endswith((".wal", ".json", ".parquet"))}
 
 
 def killed(place: str, source: str, torn: bytes = b"") -> None:
@@ -85,9 +81,7 @@ def test_the_check_above_finds_a_value_where_nothing_is_encrypted(place: str) ->
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute", "point-in-time"])
 @pytest.mark.parametrize("torn", [b"", b"\x99" * 7, b"\x99" * 700], ids=["whole", "few bytes", "many bytes"])
 @pytest.mark.parametrize("keys", [None, ("b",), (other("a"),), ("plain",)], ids=["none", "missing", "wrong", "plain only"])
-def test_an_open_with_the_wrong_keys_changes_nothing(
-    tmp_path: Path, mode: str, torn: bytes, keys: tuple[str, ...] | None
-) -> None:
+def test_an_open_with_the_wrong_keys_changes_nothing(tmp_path: Path, mode: str, torn: bytes, keys: tuple[str, ...] | None) -> None:
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source, torn)
     before = content(place)
@@ -101,9 +95,7 @@ def test_an_open_with_the_wrong_keys_changes_nothing(
 
 
 @pytest.mark.parametrize("keys", [None, ("b",), (other("a"),)], ids=["none", "missing", "wrong"])
-def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(
-    place: str, tmp_path: Path, keys: tuple[str, ...] | None
-) -> None:
+def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(place: str, tmp_path: Path, keys: tuple[str, ...] | None) -> None:
     source = key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source) as store:
         store.map("orders").update(dict.fromkeys(map(str, range(20)), SECRET))
@@ -265,4 +257,3 @@ def test_a_log_of_records_is_encrypted_and_read_by_another_process(tmp_path: Pat
     assert [record.entry.value for record in reader.read()] == [SECRET.encode()] * 10
     with pytest.raises(EncryptionError):
         list(log.LogReader(place).read())
-

@@ -44,9 +44,7 @@ def test_the_data_source_reads_with_the_keys(spark: Any, tmp_path: Path, place: 
             read(**options)
 
 
-def test_the_keys_come_from_the_variable_of_the_worker_too(
-    spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_keys_come_from_the_variable_of_the_worker_too(spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the driver's is set here: `partitions` needs it for schemas. Workers have their own."""
     from rewrite_cli.spark import _known
 
@@ -71,5 +69,5 @@ def test_the_rewrite_on_spark_encrypts_with_the_key_that_writes(spark: Any, tmp_
 def test_sparks_own_reader_says_that_it_has_no_key(spark: Any, place: str) -> None:
     """It takes keys from a key service in Java only; `format("imap_wal")` reads such files."""
     (path,) = [path for path in content(place) if path.endswith(".parquet")]
-    with pytest.raises(Exception, match="(?i)encrypt|crypto"):
+    with pytest.raises(Exception, match=r"(?i)encrypt|crypto"):
         spark.read.parquet(f"{place}/{path}").count()
