@@ -177,6 +177,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (local, "to_batch", to_batch),
         (conflicts, "to_batch", to_batch),
         (archive, "plain", lambda batch: batch),
+        (rewriter, "written_otherwise", lambda *_: False),
         (archive, "to_rows", _of_batch("rows", archive.to_rows)),
         (archive, "to_positions", _of_batch("places", archive.to_positions)),
         (archive, "nodes_of", _of_batch("nodes", archive.nodes_of)),
