@@ -45,7 +45,7 @@ def test_the_data_source_reads_with_the_keys(spark: Any, tmp_path: Path, place: 
 
 
 def test_the_keys_come_from_the_variable_of_the_worker_too(spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the driver's is set here: `partitions` needs it for schemas. Workers have their own."""
+    """A source that was named for the root wins over it."""
     from rewrite_cli.spark import _known
 
     monkeypatch.setenv("IMAP_WAL_ENCRYPTION_KEYS", "env:K")
