@@ -130,8 +130,9 @@ NOTHING_BEFORE = 1
 
 class SegmentHeader(NamedTuple):
     """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the segment before (0: not said; or `NOTHING_BEFORE`);
-    `directory` is the node's log-directory UUID. `key_id` is of the key that the frames are encrypted with ("": they are not), `key_check` shows that it is
-    the right one, and that nobody changed the header."""
+    `directory` is the node's log-directory UUID. `key_id` is of the key that the frames are
+    encrypted with ("": they are not); `key_check` shows that it is the right one, and that nobody
+    changed the header."""
 
     segment_id: bytes
     namespace: str

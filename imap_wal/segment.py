@@ -109,8 +109,8 @@ class Tail:
 
 
 class SegmentReader:
-    """Reads a segment front to back. Construction reads the header: `ShortLog`, `CorruptLog`, `UnsupportedVersion`. It needs no keys, nor does anything here but
-    `frames`."""
+    """Reads a segment front to back. Construction reads the header: `ShortLog`, `CorruptLog`,
+    `UnsupportedVersion`. Only `frames` and `check_keys` need keys."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self._store = store

@@ -108,7 +108,7 @@ KEY_SOURCES = ("file", "env", "command")
 
 
 def check_source(text: str) -> None:
-    """`InvalidSetting` unless this says where keys come from. It is not shown: it may be the keys."""
+    """`InvalidSetting` unless this says where keys come from. It is not shown: it may be keys."""
     kind, _, rest = text.partition(":")
     if text and (kind not in KEY_SOURCES or not rest.strip()):
         raise InvalidSetting("encryption_keys takes where the keys come from: file:PATH, env:NAME or command:COMMAND")

@@ -61,7 +61,7 @@ def readable(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Rows 
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
         except EncryptionError as error:
-            # Of a damaged file, its index may be what is damaged: that it does not open tells no more.
+            # Of a damaged file the index may be what is damaged: it does not tell.
             if not keys_of(store).ring.keys:
                 raise
             yield Damage(None, error.what)

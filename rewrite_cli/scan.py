@@ -77,8 +77,8 @@ class Scan(NamedTuple):
 
 
 def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) -> Scan:
-    """Read a segment as far as it can be read. `names`: the namespace, cluster and node it belongs to. `UnsupportedVersion`, also for a frame of an unknown type.
-    `EncryptionError`. A frame that was forged is a gap."""
+    """Read a segment as far as it can be read. `names`: the namespace, cluster and node it belongs
+    to. `UnsupportedVersion`, also for a frame of an unknown type. `EncryptionError`. A frame that was forged is a gap."""
     data = store.read(path)
     header: SegmentHeader | None = None
     seed: int | None = None

@@ -16,7 +16,7 @@ from rewrite_cli import output as out
 
 @click.group()
 def command() -> None:
-    """Keys for encryption at rest. docs/operations.md says how to turn it on, rotate keys and turn it off."""
+    """Keys for encryption at rest: docs/operations.md says how to turn it on, and rotate keys."""
 
 
 @command.command()
