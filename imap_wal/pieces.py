@@ -184,6 +184,7 @@ class _SegmentPass:
         if isinstance(reader, Verdict) and reader.is_damage and not self._piece.next_path:
             reader = begin(self._store, self._place)  # its header may have been written between two looks
         if isinstance(reader, SegmentReader):
+            reader.check_keys()
             return reader
         if reader.is_damage:
             raise reader.error()

@@ -32,6 +32,7 @@ import msgpack
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
+from imap_wal.encryption import sealed
 from imap_wal.errors import CorruptLog, Forged, LogError
 from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.layout import Identity
@@ -410,7 +411,7 @@ class Recoverer:
 
     def _empty(self, file: _File) -> bytes:
         node = self._node
-        return SegmentHeader(
+        header = SegmentHeader(
             self._randomness.token(),
             node.namespace,
             node.cluster,
@@ -420,7 +421,8 @@ class Recoverer:
             0,
             self._clock.now_ms(),
             self._manifest.directory,
-        ).encode()
+        )
+        return sealed(self._store, header, self._randomness)[0].encode()
 
     def _tell(self, lost: Lost) -> None:
         _log.warning(

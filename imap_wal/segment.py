@@ -151,10 +151,9 @@ class SegmentReader:
             yield opened
 
     def check_keys(self) -> None:
-        """`EncryptionError` if `frames` could not read an encrypted segment, also one that has no
-        frames yet."""
-        if self.header.key_id:
-            cipher_of(self._store, self.header, self._head, self.path)
+        """`EncryptionError` if `frames` could not read this segment, or somebody without the key
+        made its header; also of one that has no frames: it could hide that there were some."""
+        cipher_of(self._store, self.header, self._head, self.path)
 
     def whole_frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
         """`frames`, as they are on storage: the payload of an encrypted one is not opened."""

@@ -131,6 +131,8 @@ def judge(
     reader = begin(store, place)
     if isinstance(reader, Verdict):
         return reader, None
+    if opened:
+        reader.check_keys()
     try:
         for frame in reader.frames() if opened else reader.whole_frames():
             visit(frame)

@@ -307,7 +307,7 @@ class NodeLog:
         header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
         a successor may have taken the file into account."""
         self.check_fence()
-        self.store.replace(self._next_path(), self._next_header().encode())
+        self.store.replace(self._next_path(), sealed(self.store, self._next_header(), self.randomness)[0].encode())
         self._next_segment, self._making = self._next_segment + 1, False
 
     def _finish(self) -> None:
@@ -773,7 +773,7 @@ def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clo
             randomness.token(), identity.namespace, identity.cluster, identity.node, epoch, number, 0, clock.now_ms(), manifest.directory
         )
         with suppress(AlreadyExists):  # one more commit of the old writer, or an earlier takeover that stopped half-way
-            store.create(path, header.encode())
+            store.create(path, sealed(store, header, randomness)[0].encode())
 
 
 def holds_nothing(store: SegmentStore, path: str) -> bool:

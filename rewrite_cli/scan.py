@@ -97,7 +97,7 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
         cipher = cipher_of(store, header, data[:first], path)
     elif header is None and seed is not None:
         cipher = _find_cipher(store, path, data, seed, first)
-    elif header is not None and len(data[first:].rstrip(b"\0")):
+    elif header is not None:
         keys_of(store).demand_plain(path)
     frames: list[Place] = []
     gaps: list[Gap] = []

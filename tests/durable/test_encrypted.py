@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import imap_wal
 from imap_wal import format, log
-from imap_wal.errors import CorruptLog, EncryptionError, Forged, InvalidSetting
+from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting, LogError
 from imap_wal.segment import SegmentReader
 from storage_backends import SegmentStore, open_store
 from tests.encrypted import key, key_file, keyed, other
@@ -175,6 +176,44 @@ def test_a_segment_that_was_replaced_by_one_without_encryption_is_refused(tmp_pa
     with pytest.raises(EncryptionError, match="it is not encrypted"):
         imap_wal.open(place, encryption_keys=source)
     assert entries(place, key_file(tmp_path, "a", "plain")) == 20  # it is a good segment otherwise
+
+
+@pytest.mark.parametrize("forged", ["plain header", "its own header"])
+def test_a_segment_in_the_middle_that_was_emptied_is_noticed(tmp_path: Path, forged: str) -> None:
+    """Also if its header says nothing of the segment before, as those of takeovers do."""
+    place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
+    with imap_wal.open(place, encryption_keys=source, segment_bytes=1024) as store:
+        for number in range(40):
+            store.map("orders")[str(number)] = SECRET
+    disk = open_store(place)
+    middle = segments(disk)[2]
+    head = SegmentReader(disk, middle).header
+    if forged == "plain header":
+        head = head._replace(key_id="", key_check=b"", previous_checksum=0)
+    overwrite(disk, middle, head.encode())
+    with pytest.raises((EncryptionError, LogError)):
+        imap_wal.open(place, encryption_keys=source)
+    overwrite(disk, middle, head._replace(key_id="", key_check=b"", previous_checksum=0).encode())
+    assert entries(place, key_file(tmp_path, "a", "plain")) < 40  # as would go unnoticed
+
+
+@pytest.mark.parametrize("wrong", ["none", "missing"])
+def test_what_takeovers_and_give_ups_leave_is_encrypted_too(place: str, tmp_path: Path, wrong: str) -> None:
+    """Headers of segments without frames: a log without `plain` opens again after each."""
+    source = key_file(tmp_path, "a")
+    with imap_wal.open(place, encryption_keys=source) as first:
+        first.map("orders")["k"] = SECRET
+        with imap_wal.open(place, encryption_keys=source, takeover=True) as second:
+            second.map("orders")["l"] = SECRET
+        with contextlib.suppress(ImapWalError):
+            first.map("orders")["m"] = SECRET
+        with contextlib.suppress(ImapWalError):
+            first.close()
+    disk = open_store(place)
+    assert {SegmentReader(disk, path).header.key_id for path in segments(disk)} == {"a"}
+    assert entries(place, source) == 2
+    with pytest.raises(EncryptionError):
+        entries(place, "" if wrong == "none" else key_file(tmp_path, "b"))
 
 
 def test_an_archive_that_was_exchanged_for_another_is_refused(tmp_path: Path) -> None:
