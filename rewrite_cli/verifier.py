@@ -293,10 +293,10 @@ def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, record
     if verdict.status != CLEAN:
         found = replace(found, offset=verdict.end, first_lost=str(verdict.lost), frames_after=verdict.frames_after)
         what = f"{verdict.what}; {what}"
-    if verdict.is_tail:
-        return replace(found, status=TORN, records=records, what=what, advice=CUT, unopened=True)
     if verdict.is_damage or not error.is_missing:
         return replace(found, status=CORRUPT, records=records, what=what, advice=error.advice)
+    if verdict.is_tail:
+        return replace(found, status=TORN, records=records, what=what, advice=CUT, unopened=True)
     return replace(found, records=records, what=what, unopened=True)
 
 

@@ -202,6 +202,7 @@ def test_a_torn_tail_of_an_encrypted_log_is_one_with_and_without_its_keys(run: R
     for given in ([], keys(tmp_path, "a")):
         done = run(*given, "verify", place, "-o", "json")
         assert (done.code, done.json["summary"]["torn_tail"]) == (0, 1)
+    assert run(*keys(tmp_path, other("a")), "verify", place).code == 3
 
 
 def test_a_new_key_is_random_and_fits_into_the_file(run: Run, place: str, tmp_path: Path) -> None:
