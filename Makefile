@@ -100,7 +100,7 @@ constraints: ## newest versions of everything that the extras need, and their ha
 sbom: $(JAR) $(VERSIONS) ## what both sides are made of, as CycloneDX, in out/sbom/
 	rm -rf build/sbom && mkdir -p out/sbom
 	$(PYTHON) -m venv build/sbom/runtime
-	build/sbom/runtime/bin/python -m pip install --quiet --constraint $(VERSIONS) '.[agent,spark,s3,duckdb,uvloop]'
+	build/sbom/runtime/bin/python -m pip install --quiet --constraint $(VERSIONS) '.[agent,spark,s3,duckdb,encryption,uvloop]'
 	build/sbom/runtime/bin/python -m pip uninstall --quiet --yes pip setuptools
 	$(PYTHON) -m venv build/sbom/tool
 	build/sbom/tool/bin/python -m pip install --quiet $(SBOM_TOOL)

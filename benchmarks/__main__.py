@@ -1,6 +1,6 @@
-"""python -m benchmarks [--quick] [embedded] [rewrite] [metadata] [restore] [restore-members]
-[settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, and the same as JSON with -o
-json."""
+"""python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [metadata] [restore]
+[restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, and the
+same as JSON with -o json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import embedded, endpoints, hello_flood, many_maps, member, metadata, restore_members, rewrite, settlement
+from benchmarks import embedded, encryption, endpoints, hello_flood, many_maps, member, metadata, restore_members, rewrite, settlement
 
 Row = dict[str, Any]
 
@@ -22,6 +22,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
     """What can be measured, by name."""
     return {
         "embedded": lambda: embedded.run(3 if quick else 7, quick),
+        "encryption": lambda: encryption.run(4 if quick else 8, quick),
         "rewrite": lambda: rewrite.run(1_000_000 if quick else 10_000_000, 200_000, judged=not quick),
         "metadata": lambda: metadata.run(quick),
         "restore": lambda: member.restore(1 if quick else 3, 200_000 if quick else 1_000_000),
@@ -47,7 +48,7 @@ def main() -> None:
     arguments.add_argument(
         "parts",
         nargs="*",
-        help="embedded, rewrite, metadata, restore, restore-members, settlement, many-maps, hello-flood, member, endpoints; default all",
+        help="embedded, encryption, rewrite, metadata, restore, restore-members, settlement, many-maps, hello-flood, member, endpoints; default all",
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")

@@ -13,6 +13,7 @@ request · where it stood: node, epoch, segment, frame, index. A snapshot's file
 from __future__ import annotations
 
 import io
+import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,9 +34,11 @@ from imap_wal import layout, missing
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.contents import open_checked
 from imap_wal.disposal import dispose
+from imap_wal.encryption import archive_key, archive_keys, keys_of
 from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, PARTITION_COUNT, TIMESTAMP_MS, Row, clear_of
-from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LostRace, StorageUnavailable
+from imap_wal.errors import CorruptLog, EncryptionError, Fenced, Forged, ImapWalError, InvalidSetting, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
+from imap_wal.keys import NO_KEYS, PLAIN, Keys
 from imap_wal.manifest import Archive, ManifestLog, NodeManifest
 from imap_wal.pieces import PAYLOAD_BYTES_MAX, SEGMENT, Changes, Metadata, Piece, read_piece, void_below, without_overtaken
 from imap_wal.segments import SegmentFile, sorted_out, wal_folder
@@ -82,6 +85,9 @@ MEMBERS_MAX = 1000
 """Metadata other than schemas that a manifest carries on; the oldest go first."""
 
 ROWS = b"imap-wal.rows"
+PATH = b"imap-wal.path"
+"""In an encrypted file: as what it was written."""
+PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
 
@@ -197,7 +203,7 @@ def batches(
     Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
     with open_checked(store, path, checksum) as source:
         try:
-            file = pq.ParquetFile(source, read_dictionary=DICTIONARIES, page_checksum_verification=True)
+            file = open_parquet(source, path, keys_of(store))
             if file.schema not in stored_schemas():
                 raise CorruptLog(path, 0, f"this Parquet file has columns {file.schema.names}, or types, that are not ours", "restore it from a copy")
             promised = (file.metadata.metadata or {}).get(ROWS)
@@ -209,6 +215,8 @@ def batches(
                     validate(batch)
                     found += len(batch)
                     yield batch
+        except ImapWalError:
+            raise  # some of them are ValueErrors
         except (pa.ArrowException, OSError, EOFError, ValueError, LookupError, TypeError) as error:  # what pyarrow makes of a damaged footer
             raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
         if promised != b"%d" % found:
@@ -217,6 +225,57 @@ def batches(
         if records and found != records:
             what = f"this Parquet file holds {found} rows, the manifest says {records}"
             raise CorruptLog(path, 0, what, "restore it from a copy")
+
+
+def open_parquet(source: BinaryIO, path: str, keys: Keys) -> Any:
+    """A `pyarrow.parquet.ParquetFile` of ours, opened with the key that it needs.
+    `EncryptionError`, `Forged`, and what pyarrow makes of a damaged file."""
+    return _opened(source, path, keys)[0]
+
+
+def written_otherwise(store: SegmentStore, path: str) -> bool:
+    """Whether a Parquet file was written with another key than the one that writes now, or without
+    one. `NotFound`, and what `open_parquet` raises."""
+    keys = keys_of(store)
+    if keys is NO_KEYS:
+        return False
+    with store.open_input(path) as source:
+        return _opened(source, path, keys)[1] != keys.ring.active
+
+
+def _opened(source: BinaryIO, path: str, keys: Keys) -> tuple[Any, str]:
+    """A Parquet file, and the id of its key."""
+    options = {"read_dictionary": DICTIONARIES, "page_checksum_verification": True}
+    source.seek(max(source.seek(0, os.SEEK_END) - len(PLAIN_MAGIC), 0))
+    magic = source.read(len(PLAIN_MAGIC))  # at the end of the file: where every reader looks
+    source.seek(0)
+    if magic != ENCRYPTED_MAGIC:
+        if magic == PLAIN_MAGIC:
+            keys.demand_plain(path)
+        return pq.ParquetFile(source, **options), PLAIN
+    for name, key in archive_keys(keys).items():
+        try:
+            file = pq.ParquetFile(source, decryption_properties=_encryption().create_decryption_properties(key), **options)
+        except OSError:  # another key, or a damaged footer: it does not tell
+            source.seek(0)
+            continue
+        written_as = (file.metadata.metadata or {}).get(PATH)
+        if written_as != path.encode():
+            shown = "" if written_as is None else written_as.decode(errors="replace")
+            raise Forged(path, 0, f"this file was written as {shown!r}: it was moved or exchanged", "bring the right file back from a copy")
+        return file, name
+    raise EncryptionError(path, "", f"it is encrypted, {keys.told}: its key is missing", keys.advice, is_missing=True)
+
+
+def _encryption() -> Any:
+    """pyarrow's module for it. `InvalidSetting` for a version that does not take keys directly."""
+    try:
+        import pyarrow.parquet.encryption as found
+
+        found.create_encryption_properties  # noqa: B018
+    except (ImportError, AttributeError) as error:
+        raise InvalidSetting("encrypted archives need another pyarrow: pip install 'imap-wal[encryption]'") from error
+    return found
 
 
 def validate(batch: Any) -> None:
@@ -310,8 +369,12 @@ def checksum(file: BinaryIO) -> int:
 class ParquetFile:
     """A Parquet file being written on this machine, a row group at a time, and then published whole."""
 
-    def __init__(self, folder: Path, schema: Any) -> None:
+    def __init__(self, folder: Path, schema: Any, keys: Keys) -> None:
+        """`keys`: those of the store that it is for (`keys_of`)."""
         self._schema = schema
+        ring = keys.ring
+        self._encrypted = ring.active != PLAIN
+        key = archive_key(ring.keys[ring.active]) if self._encrypted else b""
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
             self.local = Path(file.name)
         self._writer = pq.ParquetWriter(
@@ -322,6 +385,7 @@ class ParquetFile:
             write_statistics=["map", "timestamp_ms"],
             store_schema=False,
             write_page_checksum=True,
+            encryption_properties=_encryption().create_encryption_properties(key) if key else None,
         )
         self._batches: list[Any] = []
         self._rows = 0
@@ -348,6 +412,8 @@ class ParquetFile:
     def publish(self, store: SegmentStore, path: str) -> Published:
         """Close it and publish it under its name, which no other run chooses. `AlreadyExists` where
         another file has it."""
+        if self._encrypted and self._writer.is_open:
+            self._writer.add_key_value_metadata({PATH: path.encode()})
         self._close()
         try:
             store.create_from(path, str(self.local))
@@ -435,8 +501,8 @@ def carried(manifest: NodeManifest, archived: tuple[int, int], summaries: Iterab
 
 
 class _MapFile:
-    def __init__(self, folder: Path, first: Position) -> None:
-        self.file = ParquetFile(folder, ARCHIVE_SCHEMA)
+    def __init__(self, folder: Path, first: Position, keys: Keys) -> None:
+        self.file = ParquetFile(folder, ARCHIVE_SCHEMA, keys)
         self.first = self.last = first
 
 
@@ -580,7 +646,7 @@ class _Pass:
     def _begin(self, name: str, first: Position) -> _MapFile:
         """The file of one map, with what it takes in of the map's smaller archives."""
         absorbed = to_absorb([archive for archive in self._known if archive.map == name])
-        file = _MapFile(self._folder, absorbed[0].first if absorbed else first)
+        file = _MapFile(self._folder, absorbed[0].first if absorbed else first, keys_of(self._store))
         for archive in absorbed:
             tombstones = archive.tombstones
             for batch in batches(self._store, archive.path):

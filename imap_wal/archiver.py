@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from imap_wal.archive import ArchiveJob, Written, write_archives
+from imap_wal.encryption import open_store
 from imap_wal.errors import Closed, ImapWalError
-from storage_backends import SegmentStore, open_store
+from storage_backends import SegmentStore
 
 HERE_BYTES_MAX = 1024 * 1024
 """Segments that take no more are archived in this process."""

@@ -10,8 +10,10 @@ ImapWalError
 ├── Closed                you closed it
 ├── LogError              a file of the log is not what it should be; names file and position
 │   ├── CorruptLog        bytes changed
+│   │   └── Forged        bytes that nobody with the key wrote there
 │   ├── ShortLog          bytes missing
 │   └── UnsupportedVersion  written by a newer imap-wal
+├── EncryptionError       your keys: missing, wrong, or the file is not encrypted as they demand
 ├── OrderConflict         not raised any more: two nodes claim the same change of a key
 ├── MissingNode           the log of a node that belongs to the cluster is not there
 ├── NoSuchLog             nobody created the log you name
@@ -111,12 +113,28 @@ class CorruptLog(LogError):
     """Bytes that were once whole have changed. The storage's fault; nothing after `offset` in that file is used silently."""
 
 
+class Forged(CorruptLog):
+    """The checksum is right, and the content was not encrypted with the key for this place: it was
+    written without the key, or moved from another place. Find out who can write to the storage."""
+
+
 class ShortLog(LogError):
     """The file ends before what must be there. A copy was cut, or the storage lost synced bytes."""
 
 
 class UnsupportedVersion(LogError):
     """The file was written by a newer version. Upgrade imap-wal; the file is untouched."""
+
+
+class EncryptionError(ImapWalError):
+    """The keys do not fit a file: its key is not among them, or is another one under the same id;
+    or the file is not encrypted, and the keys do not allow that. It is no damage: nothing is cut
+    off or changed. `file` is relative to the root, `key_id` is "" where the file does not say."""
+
+    def __init__(self, file: str, key_id: str, what: str, advice: str, *, is_missing: bool = False) -> None:
+        """`is_missing`: the key is not among those that were given."""
+        super().__init__(f"{file}: {what}; {advice}")
+        self.file, self.key_id, self.what, self.advice, self.is_missing = file, key_id, what, advice, is_missing
 
 
 class OrderConflict(ImapWalError):

@@ -17,6 +17,16 @@ under a CRC. A preallocated rest of a segment is zeros: a frame header of twelve
 `last synced offset` is where this segment was known to be safe on storage when the frame was written: damage below it is corruption; above
 it, with nothing valid after, it is the torn tail of a crash.
 
+An encrypted segment has format version 2. Its header's array also has the key id and, last, a check
+value of 16 bytes. In its frames, the msgpack stream is replaced:
+
+    20 12 nonce
+    32    ciphertext of the msgpack stream
+       16 tag
+
+The CRC covers these bytes as they are, so damage is found without a key. `imap_wal.encryption` says
+what key, nonce, tag and check value are.
+
 The first twelve bytes of the header and the place of its CRC stay the same in every version, so that a flipped bit and a newer version can be told apart.
 """
 
@@ -35,6 +45,10 @@ from imap_wal.errors import CorruptLog, ShortLog, TooLarge, UnsupportedVersion
 
 MAGIC = b"IMAPWAL\0"
 VERSION = 1
+ENCRYPTED_VERSION = 2
+KEY_CHECK_BYTES = 16
+KEY_ID_MAX = 64
+_FIELDS_OF_VERSION_1 = 9
 
 ENTRIES, METADATA, CLEAN_SHUTDOWN, LOW_WATER_MARK, CLEARS = 1, 2, 3, 4, 5
 TYPES = {
@@ -58,6 +72,7 @@ SEED_BYTES = _SEED.size
 _SYNCED = struct.Struct("<Q")
 SYNCED_BYTES = 8
 _PREFIX = struct.Struct("<8sHH")
+PREFIX_BYTES = _PREFIX.size
 
 
 _WIDTHS = (8, 8, 12, 8)
@@ -115,7 +130,9 @@ NOTHING_BEFORE = 1
 
 class SegmentHeader(NamedTuple):
     """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the segment before (0: not said; or `NOTHING_BEFORE`);
-    `directory` is the node's log-directory UUID."""
+    `directory` is the node's log-directory UUID. `key_id` is of the key that the frames are
+    encrypted with ("": they are not); `key_check` shows that it is the right one, and that nobody
+    changed the header."""
 
     segment_id: bytes
     namespace: str
@@ -126,16 +143,26 @@ class SegmentHeader(NamedTuple):
     previous_checksum: int
     created_ms: int
     directory: str
+    key_id: str = ""
+    key_check: bytes = b""
+
+    @property
+    def version(self) -> int:
+        return ENCRYPTED_VERSION if self.key_id else VERSION
 
     def encode(self) -> bytes:
-        fields: bytes = msgpack.packb(tuple(self), use_bin_type=True)
-        start = _PREFIX.pack(MAGIC, VERSION, len(fields)) + fields
-        return start + struct.pack("<I", google_crc32c.value(start))
+        fields: bytes = msgpack.packb(tuple(self) if self.key_id else self[:_FIELDS_OF_VERSION_1], use_bin_type=True)
+        return with_crc(_PREFIX.pack(MAGIC, self.version, len(fields)) + fields)
 
     @property
     def checksum_seed(self) -> int:
         """Where every frame's CRC of this segment starts."""
         return int(google_crc32c.value(self.segment_id))
+
+
+def with_crc(start: bytes) -> bytes:
+    """A header with the checksum of what precedes it."""
+    return start + struct.pack("<I", google_crc32c.value(start))
 
 
 def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
@@ -154,17 +181,29 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
         raise ShortLog(file, len(data), "the file ends inside the segment header")
     if struct.unpack_from("<I", data, end)[0] != google_crc32c.value(data[:end]):
         raise CorruptLog(file, 0, "the segment header does not match its checksum")
-    if version != VERSION:
+    if version not in (VERSION, ENCRYPTED_VERSION):
         raise UnsupportedVersion(
-            file, 8, f"format version {version}; this imap-wal reads version {VERSION}", "upgrade imap-wal; the file was not touched"
+            file,
+            8,
+            f"format version {version}; this imap-wal reads versions {VERSION} and {ENCRYPTED_VERSION}",
+            "upgrade imap-wal; the file was not touched",
         )
     try:
-        return _decode_header(data[_PREFIX.size : end]), end + 4
+        header = _decode_header(data[_PREFIX.size : end])
+        checked = KEY_CHECK_BYTES if header.key_id else 0
+        if header.version != version or len(header.key_check) != checked or len(header.key_id) > KEY_ID_MAX:
+            raise MsgspecError("key id and check value are not those of its version")
+        return header, end + 4
     except (MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptLog(file, _PREFIX.size, f"the segment header matches its checksum, but its fields are not what they must be: {error}") from error
 
 
 _decode_header = Decoder(SegmentHeader).decode
+
+
+def says_encrypted(data: bytes) -> bool:
+    """Whether the front of a header has the version of encrypted segments."""
+    return len(data) >= PREFIX_BYTES and int(_PREFIX.unpack_from(data)[1]) == ENCRYPTED_VERSION
 
 
 def header_bytes_needed(data: bytes) -> int:

@@ -11,6 +11,7 @@ from math import inf
 
 from imap_wal.clock import Clock
 from imap_wal.committer import Committer
+from imap_wal.encryption import sealed
 from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
 from imap_wal.format import SegmentHeader
 from imap_wal.segments import wal_folder
@@ -187,4 +188,5 @@ def _bytes_left(log: NodeLog) -> int:
 def _header_bytes(log: NodeLog) -> int:
     """What a segment takes beside its frames; where every commit is a segment of its own, that is much."""
     who, number = log.identity, log.end.segment + 1
-    return len(SegmentHeader(bytes(16), who.namespace, who.cluster, who.node, log.epoch, number, 2**31, log.clock.now_ms(), log.directory).encode())
+    header = SegmentHeader(bytes(16), who.namespace, who.cluster, who.node, log.epoch, number, 2**31, log.clock.now_ms(), log.directory)
+    return len(sealed(log.store, header, log.randomness)[0].encode())

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Self
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
+from imap_wal.encryption import with_keys
 from imap_wal.entry import DataEntry, check, is_clear, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
@@ -317,7 +318,7 @@ def create(
     identity.check()
     url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     with storage_errors(url):
-        store = storage or open_store(url, wal_dir=wal_dir)
+        store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         _check_durability(store, chosen)
 
         def change(manifest: NodeManifest) -> NodeManifest | None:
@@ -359,7 +360,7 @@ def open(  # the public name: imap_wal.log.open
     identity.check()
     url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     with storage_errors(url):
-        store = storage or open_store(url, wal_dir=wal_dir)
+        store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         _check_durability(store, chosen)
         _, manifest = node_manifests(store, identity.node_folder, clock, randomness).read()
         if manifest.empty:

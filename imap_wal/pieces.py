@@ -184,6 +184,7 @@ class _SegmentPass:
         if isinstance(reader, Verdict) and reader.is_damage and not self._piece.next_path:
             reader = begin(self._store, self._place)  # its header may have been written between two looks
         if isinstance(reader, SegmentReader):
+            reader.check_keys()
             return reader
         if reader.is_damage:
             raise reader.error()
@@ -195,7 +196,7 @@ class _SegmentPass:
             return piece.start
         if piece.since is None or piece.since[:2] != (piece.epoch, piece.number):
             return None
-        for frame in reader.frames(piece.since.frame, piece.since.frame + 1):
+        for frame in reader.whole_frames(piece.since.frame, piece.since.frame + 1):
             return frame.end
         what = f"there is no frame at {piece.since}, after which reading should continue"
         raise CutBack(piece.path, piece.since.frame, what)

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import msgpack
 
 from imap_wal.clock import Clock, Randomness
+from imap_wal.encryption import with_keys
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
@@ -34,7 +35,7 @@ from imap_wal.pieces import ARCHIVE, SEGMENT, Piece, read_piece
 from imap_wal.restore import ATTEMPTS, ClusterLog, NodeState
 from imap_wal.segment import SegmentReader
 from imap_wal.segments import SegmentFile, wal_folder
-from imap_wal.settings import check_seconds, location
+from imap_wal.settings import check_seconds, check_source, location
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16
@@ -92,13 +93,15 @@ class LogReader:
         storage: SegmentStore | None = None,
         wal_dir: str | os.PathLike[str] = "",
         storage_options: Mapping[str, Any] | None = None,
+        encryption_keys: str = "",
         clock: Clock | None = None,
         randomness: Randomness | None = None,
         bound: Bound | None = None,
     ) -> None:
         self.url, self.namespace, self.cluster, self.node = location(url, options=storage_options), namespace, cluster, node
         with storage_errors(self.url):
-            self._store = storage or open_store(self.url, wal_dir=location(wal_dir, "wal_dir"))
+            check_source(encryption_keys)
+            self._store = with_keys(storage or open_store(self.url, wal_dir=location(wal_dir, "wal_dir")), encryption_keys)
         self._owns_store = storage is None
         self._log = ClusterLog(self._store, namespace, cluster, clock, randomness)
         self._bound = bound or Bound()
@@ -228,7 +231,7 @@ class LogReader:
     def _offset(self, path: str, wanted: Position) -> int:
         """Where to begin in a segment: at the frame that `wanted` names, or at the front if no frame stands there."""
         if wanted.frame:
-            for frame in SegmentReader(self._store, path).frames(wanted.frame, wanted.frame + 1):
+            for frame in SegmentReader(self._store, path).whole_frames(wanted.frame, wanted.frame + 1):
                 return frame.offset
         return 0
 

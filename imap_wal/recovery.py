@@ -13,6 +13,8 @@
 | damage below the last synced position, in any | refuses  | refuses                 | what follows it is given   |
 | segment; a missing segment; a cut end         |          |                         | up, and put aside          |
 | a newer format version                        | refuses  | refuses                 | refuses                    |
+| an encrypted frame that was forged or moved   | refuses  | refuses                 | as damage in any segment   |
+| keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
 
 `salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted: what is cut off or given up with whole frames in it stands under `lost/`
 afterwards, byte for byte. What was given up cannot come back by itself: its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
@@ -30,7 +32,8 @@ import msgpack
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.errors import CorruptLog, LogError
+from imap_wal.encryption import sealed
+from imap_wal.errors import CorruptLog, Forged, LogError
 from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.layout import Identity
 from imap_wal.manifest import NodeManifest
@@ -38,7 +41,7 @@ from imap_wal.progress import Progress
 from imap_wal.segment import SegmentReader, held
 from imap_wal.segments import wal_folder
 from imap_wal.settings import RecoveryMode
-from imap_wal.verdict import CLEAN, CORRUPT, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, goes_on
+from imap_wal.verdict import CLEAN, CORRUPT, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, forged, goes_on
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 _log = logging.getLogger("imap_wal")
@@ -213,9 +216,17 @@ class Recoverer:
             if reader.status == UNSUPPORTED:
                 raise reader.error()
             return _Damage(index, reader)
+        reader.check_keys()  # before anything is cut off or written
         if not goes_on(self._checksum, reader.header.previous_checksum):
             return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
-        for frame in reader.frames(first_frame):
+        frames = reader.frames(first_frame)
+        while True:
+            try:
+                frame = next(frames, None)
+            except Forged as error:
+                return _Damage(index, forged(place, error, store.size(file.path)))
+            if frame is None:
+                break
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
             if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
                 self._checksum = frame.checksum
@@ -379,7 +390,7 @@ class Recoverer:
             last = verdict.lost._replace(frame=verdict.last_after)
         for file in files[1:] if verdict.end else files:
             try:
-                for frame in SegmentReader(self._store, file.path).frames():
+                for frame in SegmentReader(self._store, file.path).whole_frames():
                     frames += 1
                     records += frame.count if frame.kind in format.OF_ENTRIES else 0
                     last = Position(file.epoch, file.number, frame.offset, 0)
@@ -400,7 +411,7 @@ class Recoverer:
 
     def _empty(self, file: _File) -> bytes:
         node = self._node
-        return SegmentHeader(
+        header = SegmentHeader(
             self._randomness.token(),
             node.namespace,
             node.cluster,
@@ -410,7 +421,8 @@ class Recoverer:
             0,
             self._clock.now_ms(),
             self._manifest.directory,
-        ).encode()
+        )
+        return sealed(self._store, header, self._randomness)[0].encode()
 
     def _tell(self, lost: Lost) -> None:
         _log.warning(

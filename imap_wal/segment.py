@@ -12,7 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from imap_wal import format, layout
-from imap_wal.errors import UnsupportedVersion
+from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.encryption import SegmentCipher, cipher_of, keys_of, sealed
+from imap_wal.errors import Forged, UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, SegmentHeader
 from imap_wal.frame_search import FrameSearch
 from storage_backends import SegmentStore
@@ -29,9 +31,16 @@ class SegmentWriter:
     After any error of `append` or `sync` the segment is poisoned: the caller must not use it again but to `close` it.
     """
 
-    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader, preallocate_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        path: str,
+        header: SegmentHeader,
+        preallocate_bytes: int = 0,
+        randomness: Randomness | None = None,
+    ) -> None:
         self.path = path
-        self.header = header
+        self.header, self._cipher = sealed(store, header, randomness or SystemRandomness())
         self._seed = header.checksum_seed
         self._appender = store.open_append(path, preallocate_bytes)
         self.checksum = 0
@@ -41,7 +50,7 @@ class SegmentWriter:
         self._sealed = False
         try:
             # Safe before the first frame is written: a segment whose header is not whole then holds nothing else, see `unborn`.
-            self._appender.append(header.encode())
+            self._appender.append(self.header.encode())
             self.sync()
         except BaseException:
             self._appender.close()
@@ -55,6 +64,8 @@ class SegmentWriter:
     def append(self, kind: int, count: int, payload: list[bytes]) -> int:
         """Write one frame at the end; returns its offset. Not yet safe: see `sync`."""
         offset = self._appender.size
+        if self._cipher is not None:
+            payload = self._cipher.seal(offset, kind, count, self.synced, payload)
         chunks, _, checksum = format.encode_frame(self._seed, offset, kind, count, self.synced, payload)
         self._appender.append(*chunks)
         self.checksum = checksum
@@ -98,7 +109,8 @@ class Tail:
 
 
 class SegmentReader:
-    """Reads a segment front to back. Construction reads the header: `ShortLog`, `CorruptLog`, `UnsupportedVersion`."""
+    """Reads a segment front to back. Construction reads the header: `ShortLog`, `CorruptLog`,
+    `UnsupportedVersion`. Only `frames` and `check_keys` need keys."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self._store = store
@@ -108,6 +120,7 @@ class SegmentReader:
         if needed > len(start):
             start = store.read(path, 0, needed)
         self.header, self.first = format.decode_header(start, path)
+        self._head = start[: self.first]
         self._seed = self.header.checksum_seed
         self.end = self.first
         """Offset after the last whole frame that was read."""
@@ -118,7 +131,32 @@ class SegmentReader:
     def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
         """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends
         without an error at the first place that is no frame; `tail` then tells why. A frame of a
-        type this version does not know raises UnsupportedVersion: it is never skipped."""
+        type this version does not know raises UnsupportedVersion: it is never skipped. So does one
+        that was forged, `Forged`; `EncryptionError` where the keys do not fit."""
+        if not self.header.key_id and keys_of(self._store).ring.allows_plain:
+            return self.whole_frames(start, stop)
+        return self._opened(start, stop)
+
+    def _opened(self, start: int | None, stop: int | None) -> Iterator[Frame]:
+        cipher: SegmentCipher | None = None
+        for frame in self.whole_frames(start, stop):
+            # Only now: a segment without frames has nothing to be opened.
+            cipher = cipher or cipher_of(self._store, self.header, self._head, self.path)
+            assert cipher is not None  # `cipher_of` has refused what is not encrypted
+            try:
+                opened = cipher.open(frame, self.path)
+            except Forged:
+                self.end = frame.offset
+                raise
+            yield opened
+
+    def check_keys(self) -> None:
+        """`EncryptionError` if `frames` could not read this segment, or somebody without the key
+        made its header; also of one that has no frames: it could hide that there were some."""
+        cipher_of(self._store, self.header, self._head, self.path)
+
+    def whole_frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
+        """`frames`, as they are on storage: the payload of an encrypted one is not opened."""
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset
@@ -181,6 +219,7 @@ class Held:
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self.capabilities = store.capabilities
+        self.encryption_keys = keys_of(store)
         self._data = store.read(path)
 
     def size(self, path: str) -> int:
@@ -216,5 +255,8 @@ def unborn(store: SegmentStore, path: str) -> bool:
     # The header's length field may be what is damaged; but a header of these names is never longer, even if all its numbers were.
     number, token = 2**32 - 1, b"\0" * 16
     longest = SegmentHeader(token, namespace, cluster, node, number, number, number, 2**63, "-" * 36)
-    start = store.read(path, 0, len(format.MAGIC)).rstrip(b"\0")
+    start = store.read(path, 0, format.PREFIX_BYTES)
+    if format.says_encrypted(start):
+        longest = longest._replace(key_id="-" * format.KEY_ID_MAX, key_check=token)
+    start = start[: len(format.MAGIC)].rstrip(b"\0")
     return format.MAGIC.startswith(start) and not store.read(path, len(longest.encode())).strip(b"\0")

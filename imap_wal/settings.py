@@ -76,7 +76,9 @@ def location(url: str | os.PathLike[str], name: str = "url", options: Mapping[st
         raise InvalidSetting(f"{name}: {without_secrets(not_text(error))}") from None
     try:
         place = located(text, options)
-        return Location(place, place.options, place.wal_dir, mode(file_mode, "file_mode"), place.known) if file_mode else place
+        if not file_mode:
+            return place
+        return Location(place, place.options, place.wal_dir, mode(file_mode, "file_mode"), place.known, place.encryption_keys)
     except StorageError as error:
         raise InvalidSetting(f"{name}: {error}") from None
 
@@ -100,6 +102,16 @@ def check_seconds(value: Any, name: str) -> None:
     """`InvalidSetting` unless this is a time that can be waited for."""
     if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:
         raise InvalidSetting(f"{name} is {value!r}; it takes seconds, a number from 0 to {SECONDS_MAX}")
+
+
+KEY_SOURCES = ("file", "env", "command")
+
+
+def check_source(text: str) -> None:
+    """`InvalidSetting` unless this says where keys come from. It is not shown: it may be keys."""
+    kind, _, rest = text.partition(":")
+    if text and (kind not in KEY_SOURCES or not rest.strip()):
+        raise InvalidSetting("encryption_keys takes where the keys come from: file:PATH, env:NAME or command:COMMAND")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -159,6 +171,9 @@ class Settings:
     file_mode: str = "0600"
     """Permissions of the log's files on a local storage. Folders get the same, and execute
     permission for everyone who may read. "0640" lets the group read."""
+    encryption_keys: str = ""
+    """Where the keys of an encrypted log come from: `file:PATH`, `env:NAME` or `command:COMMAND`.
+    Empty: nothing is encrypted."""
     manual_wal_flush: bool = False
     """Embedded stores only: changes wait in memory until `flush_wal`, `sync` or `close`, or until the ring is full; a crash loses them."""
 
@@ -172,6 +187,7 @@ class Settings:
         if self.recovery_mode is RecoveryMode.SALVAGE:
             raise InvalidSetting("recovery_mode 'salvage' is for a log that nobody writes: `imap-wal repair` makes a salvaged copy")
         mode(self.file_mode, "file_mode")
+        check_source(self.encryption_keys)
         if self.scratch is not None:
             object.__setattr__(self, "scratch", existing_folder(self.scratch, "scratch"))
         if self.ring_slots < 2 or self.ring_slots & (self.ring_slots - 1):

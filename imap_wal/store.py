@@ -23,6 +23,7 @@ from imap_wal.changes import Changes, MapState, apply
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.committer import Batch, CommitStatistics, Committer
 from imap_wal.decisions import Decision, Outlook, Unsettled, clear, made, pop, pop_last, set_default
+from imap_wal.encryption import with_keys
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
@@ -532,7 +533,7 @@ def open(  # the public name: imap_wal.open
     identity.check()
     url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     try:
-        store = storage or open_store(url, wal_dir=wal_dir)
+        store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
         _demand_ours(all_logs, node, chosen.recovery_policy)
         log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True, maps=True)

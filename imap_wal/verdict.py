@@ -16,6 +16,10 @@ header say of its last frame?
 | short       | the file ends between two frames (or inside its header), and the log went on       |
 | foreign     | a segment of another log, or with another number, under this name                  |
 | unsupported | a newer format version, or a frame of an unknown type                              |
+| forged      | an encrypted frame whose checksum is right, and which was not sealed for this      |
+|             | place                                                                              |
+
+Keys that are missing or wrong are no verdict, but an `EncryptionError`: nothing follows from it.
 
 What each makes of it. "Log error" is `CorruptLog` or `ShortLog`; the number is an exit code.
 
@@ -32,6 +36,7 @@ What each makes of it. "Log error" is `CorruptLog` or `ShortLog`; the number is 
 | short       | refuses  | refuses       | as corrupt    | log error          | corrupt, 3     | what is whole     |
 | foreign     | refuses  | refuses       | as corrupt    | log error          | corrupt, 3     | emptied           |
 | unsupported | refuses  | refuses       | refuses       | UnsupportedVersion | unsupported, 3 | refuses           |
+| forged      | refuses  | refuses       | as corrupt    | Forged             | corrupt, 3     | what is whole     |
 
 A torn-tail open scans from the checkpoint on; damage below it is found by the restore after it.
 """
@@ -42,13 +47,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from imap_wal import layout
-from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, Forged, LogError, ShortLog, UnsupportedVersion
 from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
 from imap_wal.segment import SegmentReader, unborn
 from storage_backends import NotFound, SegmentStore
 
 CLEAN, TORN, UNBORN, CORRUPT = "clean", "torn-tail", "unborn", "corrupt"
-SHORT, FOREIGN, UNSUPPORTED = "short", "foreign", "unsupported"
+SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class Verdict:
     def error(self, more: str = "") -> LogError:
         """The error to raise where this verdict stops the caller. `more` is put after the first
         lost position."""
-        kinds: dict[str, type[LogError]] = {SHORT: ShortLog, UNSUPPORTED: UnsupportedVersion}
+        kinds: dict[str, type[LogError]] = {SHORT: ShortLog, UNSUPPORTED: UnsupportedVersion, FORGED: Forged}
         changed = ": bytes in the middle of the log have changed" if self.status == CORRUPT else ""
         what = f"{self.what}{changed}; first lost position {self.lost}{more and f', {more}'}"
         if self.status == UNSUPPORTED:
@@ -116,17 +121,25 @@ def judge(
     place: Place,
     visit: Callable[[Frame], object],
     said: Callable[[], int] = lambda: 0,
+    *,
+    opened: bool = True,
 ) -> tuple[Verdict, SegmentReader | None]:
     """Read a segment front to back, and give the verdict on it. `visit` is called with every whole
-    frame before the damage. `said`: see `at_end`. The reader is None where there is no header."""
+    frame before the damage. `said`: see `at_end`. `opened=False`: encrypted frames are not opened,
+    so no keys are needed, and none is found to be forged. The reader is None where there is no
+    header. `EncryptionError`."""
     reader = begin(store, place)
     if isinstance(reader, Verdict):
         return reader, None
+    if opened:
+        reader.check_keys()
     try:
-        for frame in reader.frames():
+        for frame in reader.frames() if opened else reader.whole_frames():
             visit(frame)
     except UnsupportedVersion as error:
         return _unsupported(place, error), reader
+    except Forged as error:
+        return forged(place, error, store.size(place.path)), reader
     return at_end(reader, place, said), reader
 
 
@@ -204,7 +217,7 @@ def said_by(store: SegmentStore, later: Iterable[str]) -> int:
             reader = SegmentReader(store, path)
             if layout.home(reader.header) != layout.original_path(path):
                 return 0
-            if reader.header.previous_checksum or next(reader.frames(), None) is not None:
+            if reader.header.previous_checksum or next(reader.whole_frames(), None) is not None:
                 return reader.header.previous_checksum
         except (LogError, NotFound):
             return 0  # the verdict on that segment tells
@@ -213,6 +226,11 @@ def said_by(store: SegmentStore, later: Iterable[str]) -> int:
 
 def _followed(place: Place) -> bool:
     return place.followed or place.known > place.number
+
+
+def forged(place: Place, error: Forged, size: int) -> Verdict:
+    """The verdict where an encrypted frame does not open with the right key."""
+    return Verdict(FORGED, place, error.offset, size, error.what, advice=error.advice)
 
 
 def _unsupported(place: Place, error: LogError) -> Verdict:

@@ -26,6 +26,7 @@ import msgpack
 from imap_wal import evidence, format, layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.disposal import tell_links
+from imap_wal.encryption import sealed
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
@@ -69,15 +70,18 @@ OTHER_NODE = "a store that was opened later"
 class ObjectSegment:
     """A segment for storages that cannot append: collects frames, and `sync` publishes them as one object. Same surface as `SegmentWriter`."""
 
-    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced]) -> None:
-        self._store, self.path, self.header, self._fenced = store, path, header, fenced
+    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced], randomness: Randomness) -> None:
+        self._store, self.path, self._fenced = store, path, fenced
+        self.header, self._cipher = sealed(store, header, randomness)
         self._seed = header.checksum_seed
-        self._chunks = [header.encode()]
+        self._chunks = [self.header.encode()]
         self.size = len(self._chunks[0])
         self.checksum = 0
 
     def append(self, kind: int, count: int, payload: list[bytes]) -> int:
         offset = self.size
+        if self._cipher is not None:
+            payload = self._cipher.seal(offset, kind, count, 0, payload)
         chunks, length, self.checksum = format.encode_frame(self._seed, offset, kind, count, 0, payload)
         self._chunks += chunks
         self.size += length
@@ -261,14 +265,14 @@ class NodeLog:
         if self._appends:
             room = self.settings.segment_bytes if self.settings.preallocate and self.store.capabilities.preallocate else 0
             self._making = True
-            segment = SegmentWriter(self.store, path, header, room)
+            segment = SegmentWriter(self.store, path, header, room, self.randomness)
             try:
                 self._announce(number)
             except BaseException:
                 segment.close()
                 raise
         else:
-            segment = ObjectSegment(self.store, path, header, self._fenced)
+            segment = ObjectSegment(self.store, path, header, self._fenced, self.randomness)
         began = self.clock.monotonic()
         self._segment, self._began, self._next_segment, self._making = segment, began, number + 1, False
         return segment
@@ -303,7 +307,7 @@ class NodeLog:
         header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
         a successor may have taken the file into account."""
         self.check_fence()
-        self.store.replace(self._next_path(), self._next_header().encode())
+        self.store.replace(self._next_path(), sealed(self.store, self._next_header(), self.randomness)[0].encode())
         self._next_segment, self._making = self._next_segment + 1, False
 
     def _finish(self) -> None:
@@ -771,7 +775,7 @@ def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clo
             randomness.token(), identity.namespace, identity.cluster, identity.node, epoch, number, 0, clock.now_ms(), manifest.directory
         )
         with suppress(AlreadyExists):  # one more commit of the old writer, or an earlier takeover that stopped half-way
-            store.create(path, header.encode())
+            store.create(path, sealed(store, header, randomness)[0].encode())
 
 
 def holds_nothing(store: SegmentStore, path: str) -> bool:

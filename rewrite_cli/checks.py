@@ -13,6 +13,7 @@ from imap_wal.agent.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
+from imap_wal.encryption import open_store
 from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.restore import ClusterLog
 from imap_wal.rivals import ADVICE
@@ -20,7 +21,7 @@ from rewrite_cli import conflicts, jars, output
 from rewrite_cli.failures import MISSING, Failed
 from rewrite_cli.survey import ClusterView, survey
 from rewrite_cli.verifier import CLEAN, plan
-from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
+from storage_backends import Locked, NotFound, SegmentStore, StorageError
 from storage_backends.links import links
 from storage_backends.ownership import doubts
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "prune": "remove what a snapshot covers",
     "export": "the live entries as jsonl, csv or parquet",
     "restore": "what a restart would load, or a clean copy of it",
+    "encryption-key": "a new key for encryption at rest; the key of the Parquet files",
     "drop": "forget a map",
     "forget-node": "forget a node that is gone for good",
     "claim": "take the log from a Hazelcast cluster that is to be given up",
@@ -107,9 +108,15 @@ Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WA
     show_default="those of the log's folders; 0600 for a new log",
     help="Permissions of files that a command makes in a log.",
 )
+@click.option(
+    "--encryption-keys",
+    envvar="IMAP_WAL_ENCRYPTION_KEYS",
+    default="",
+    help="Where the keys of an encrypted log come from: file:PATH, env:NAME or command:COMMAND.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
-def group(ctx: click.Context, config_file: Path | None, credentials: Path | None, file_mode: str, debug: bool) -> None:
+def group(ctx: click.Context, config_file: Path | None, credentials: Path | None, file_mode: str, encryption_keys: str, debug: bool) -> None:
     """Maps that do not forget: the write-ahead log of Hazelcast's IMap, and of maps embedded in Python.
 
     \b
@@ -119,7 +126,7 @@ def group(ctx: click.Context, config_file: Path | None, credentials: Path | None
       imap-wal stat file:///var/lib/maps             what is in a log, how long a restart takes
       imap-wal verify s3://bucket/maps -o json       exit code 3 when something is damaged
     """
-    ctx.obj = {"debug": debug, "credentials": credentials, "file_mode": file_mode}
+    ctx.obj = {"debug": debug, "credentials": credentials, "file_mode": file_mode, "encryption_keys": encryption_keys}
     found = config_file or config.find()
     if found is not None:
         if found != config_file and not found.is_absolute():

@@ -25,6 +25,7 @@ from imap_wal.entry import KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.index import NewestIndex
+from imap_wal.keys import Keys
 from imap_wal.manifest import ClusterManifest, Pair
 from imap_wal.pieces import Changes, read_piece
 from imap_wal.restore import ClusterLog, ClusterState
@@ -170,7 +171,9 @@ class Aside:
     """Claims that lost, as one Parquet file a map: `{cluster}/set-aside/{map}/…`, in the columns of
     a snapshot. A context manager; `publish` shows the files."""
 
-    def __init__(self, scratch: Path | None = None) -> None:
+    def __init__(self, encryption: Keys, scratch: Path | None = None) -> None:
+        """`encryption`: the keys that the files are written with."""
+        self._encryption = encryption
         self._folder = tempfile.TemporaryDirectory(prefix="imap-wal-aside-", dir=scratch, ignore_cleanup_errors=True)
         self._files: dict[str, ParquetFile] = {}
         self.keys: Counter[str] = Counter()
@@ -185,7 +188,7 @@ class Aside:
     def add(self, name: str, claims: Sequence[Claim]) -> None:
         file = self._files.get(name)
         if file is None:
-            file = self._files[name] = ParquetFile(Path(self._folder.name), SNAPSHOT_SCHEMA)
+            file = self._files[name] = ParquetFile(Path(self._folder.name), SNAPSHOT_SCHEMA, self._encryption)
         rows = [row for row, _ in claims]
         file.write(to_batch(rows, [node for _, node in claims]), sum(row[5] for row in rows))
         self.keys[name] += 1

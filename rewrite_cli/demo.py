@@ -12,12 +12,13 @@ from typing import Any
 
 import imap_wal
 from imap_wal.clock import Clock
+from imap_wal.encryption import open_store
 from imap_wal.segment import SegmentReader
 from rewrite_cli import flights
 from rewrite_cli.demo_writer import CLUSTER, NAMESPACE, NODE
 from rewrite_cli.playback import Comparison, Playback, Timeline
 from rewrite_cli.survey import survey
-from storage_backends import SegmentStore, open_store
+from storage_backends import SegmentStore
 
 Tell = Callable[[str], None]
 

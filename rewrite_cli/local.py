@@ -11,6 +11,7 @@ from pathlib import Path
 
 from imap_wal.archive import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.encryption import keys_of
 from imap_wal.entry import Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.index import NewestIndex, in_pages
@@ -66,7 +67,7 @@ class LocalEngine:
         for name, snapshot in sorted(job.state.manifest.snapshots.items()):
             if not job.wants(name):
                 continue
-            if name not in touched and not worth_reading(job, snapshot):
+            if name not in touched and not worth_reading(job, snapshot, log.store):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             for piece in snapshot_pieces(name, snapshot):
@@ -128,7 +129,7 @@ class PartWriter:
 
     def _write(self, rows: list[Row], nodes: list[str], losers: set[int]) -> None:
         if self._file is None:
-            self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA)
+            self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA, keys_of(self._store))
         batch = to_batch(rows, nodes)
         self._file.write(batch, sum(row[5] or id(row) in losers for row in rows) if losers else sum(row[5] for row in rows))
         self._rows += len(rows)

@@ -17,6 +17,7 @@ import msgpack
 from imap_wal import entry, format, layout
 from imap_wal.archive import checksum
 from imap_wal.clock import Clock, Randomness
+from imap_wal.encryption import SEAL_BYTES, cipher_of, resealed, sealed
 from imap_wal.entry import ORDER, Row
 from imap_wal.errors import UnsupportedVersion
 from imap_wal.evidence import Evidence
@@ -26,7 +27,7 @@ from imap_wal.segments import SegmentFile, WalFolder, sorted_out
 from rewrite_cli import evidence, salvage
 from rewrite_cli.failures import Failed
 from rewrite_cli.repair_report import COPIED, EMPTIED, GIVEN_UP, LEFT_OUT, POINT_IN_TIME, REWRITTEN, TRIMMED, Extent, Item
-from rewrite_cli.repair_segment import Segment, cleared, dropped, find_missing_ends, look_at, payload_of, pieces_of, renamed, text
+from rewrite_cli.repair_segment import Segment, cleared, dropped, find_missing_ends, look_at, pieces_of, renamed, text
 from rewrite_cli.scan import Place, Scan, scan_segment
 from rewrite_cli.survey import ClusterView, NodeView
 from storage_backends import NotFound, SegmentStore
@@ -61,6 +62,8 @@ class _Write:
     places: tuple[Place, ...] = ()
     drops: frozenset[Position] = frozenset()
     """Entries that are not written."""
+    scan: Scan | None = None
+    """Of a rewritten one."""
 
 
 @dataclass
@@ -409,8 +412,9 @@ class NodeRepair:
             frame = next((each for each in scan.frames if each.offset == drop.frame and drop.index < each.entries), None)
             if frame is None:
                 raise Failed(f"{segment.path} has no entry at {drop}; `imap-wal verify` and `imap-wal dump` name positions")
-            path = f"{self.node.folder}/lost/dropped-{drop}.msgpack"
-            self._aside[path] = pieces_of(payload_of(data, frame), frame, segment.path)[drop.index]
+            piece = pieces_of(scan.payload(data, frame), frame, segment.path)[drop.index]
+            path = f"{self.node.folder}/lost/dropped-{drop}.{'wal' if scan.cipher else 'msgpack'}"
+            self._aside[path] = self._alone(segment, frame, piece) if scan.cipher else piece
             self.items.append(Item(path, "lost", "clean", REWRITTEN, Extent(records=1), what=f"the entry at {drop} of {segment.path}, set aside"))
         self._plan_rewrite(segment, scan, scan.frames, before, drops)
 
@@ -419,7 +423,7 @@ class NodeRepair:
         said = segment.header.previous_checksum
         head = b""
         if said and before is not None and said != before:
-            head = cleared(self.store.read(segment.path, 0, 4096))
+            head = resealed(self.store, cleared(self.store.read(segment.path, 0, 4096)), segment.path)
         self._writes.append(_Write(segment.path, head, segment.path, until))
 
     def _plan_rewrite(self, segment: Segment, scan: Scan, frames: list[Place], before: int | None, drops: frozenset[Position] = frozenset()) -> None:
@@ -431,17 +435,19 @@ class NodeRepair:
             head = renamed(scan.raw, self.randomness.token())  # of the same length: what stands before the damage keeps its place
             if said and before is not None and said != before:
                 head = cleared(head)
+            head = resealed(self.store, head, segment.path)
         moved: list[tuple[Position, Position]] = []
         data = self.store.read(segment.path) if drops else b""
         offset = len(head)
+        more = SEAL_BYTES * (format.says_encrypted(head) - (scan.cipher is not None))
         for frame in frames:
             index = max(frame.count - 1, 0)
             moved.append((Position(*place, frame.offset, index), Position(*place, offset, index)))
             size = frame.end - frame.offset
-            offset += size - sum(map(len, dropped(data, frame, drops, segment.path).values()))
+            offset += size + more - sum(map(len, dropped(scan, data, frame, drops, segment.path).values()))
         self._moved[place] = moved
         self._end = max(self._end, moved[-1][1])
-        self._writes.append(_Write(segment.path, head, segment.path, 0, tuple(frames), drops))
+        self._writes.append(_Write(segment.path, head, segment.path, 0, tuple(frames), drops, scan))
         kept = Extent(
             str(moved[0][0]._replace(index=0)), str(moved[-1][0]), len(frames), sum(frame.entries for frame in frames), sum(frame.end - frame.offset for frame in frames)
         )  # fmt: skip
@@ -465,25 +471,41 @@ class NodeRepair:
     def _header(self, segment: Segment) -> bytes:
         view, manifest = self.view, self._manifest
         created_ms = segment.header.created_ms if segment.header is not None else self.clock.now_ms()
-        return SegmentHeader(
+        header = SegmentHeader(
             self.randomness.token(), view.namespace, view.cluster, self.node.name, segment.epoch, segment.number, 0, created_ms, manifest.directory
-        ).encode()
+        )
+        return sealed(self.store, header, self.randomness)[0].encode()
+
+    def _alone(self, segment: Segment, frame: Place, piece: bytes) -> bytes:
+        """One entry of an encrypted segment, as a segment of its own."""
+        head = self._header(segment)
+        chunks, _ = self._frame(head, segment.path, len(head), frame.kind, 1, [piece])
+        return b"".join([head, *chunks])
+
+    def _frame(self, head: bytes, path: str, offset: int, kind: int, count: int, payload: list[bytes]) -> tuple[list[bytes], int]:
+        """The chunks of a frame in a segment with that header, and their length."""
+        header, _ = format.decode_header(head, path)
+        cipher = cipher_of(self.store, header, head, path, self.randomness) if header.key_id else None
+        if cipher is not None:
+            payload = cipher.seal(offset, kind, count, offset, payload)
+        # All before it is safe when the file appears: damage below it is corruption from then on.
+        chunks, length, _ = format.encode_frame(header.checksum_seed, offset, kind, count, offset, payload)
+        return chunks, length
 
     def _content(self, write: _Write) -> bytes:
         if not write.source:
             return write.head
         data = self.store.read(write.source)
-        if not write.places:
+        scan = write.scan
+        if scan is None:
             return write.head + data[len(write.head) : write.until]
-        seed = format.decode_header(write.head, write.path)[0].checksum_seed
         chunks, offset = [write.head], len(write.head)
         for frame in write.places:
-            gone = dropped(data, frame, write.drops, write.path)
-            payload = [payload_of(data, frame)]
+            gone = dropped(scan, data, frame, write.drops, write.path)
+            payload = [scan.payload(data, frame)]
             if gone:
                 payload = [each for index, each in enumerate(pieces_of(payload[0], frame, write.path)) if index not in gone]
-            # All before it is safe when the file appears: damage below it is corruption from then on.
-            encoded, length, _ = format.encode_frame(seed, offset, frame.kind, frame.count - len(gone), offset, payload)
+            encoded, length = self._frame(write.head, write.path, offset, frame.kind, frame.count - len(gone), payload)
             chunks += encoded
             offset += length
         return b"".join(chunks)
@@ -541,7 +563,7 @@ class NodeRepair:
                 data = self.store.read(segment.path)
                 for place in scan.frames:
                     if place.kind in format.OF_ENTRIES:
-                        for row in _readable(payload_of(data, place), place.count):
+                        for row in _readable(scan.payload(data, place), place.count):
                             found = found.with_row(row)
         self.highest = found
 

@@ -160,11 +160,6 @@ def text(position: Position | None) -> str | None:
 # ---- single entries --------------------------------------------------------------------------------------------------
 
 
-def payload_of(data: bytes, frame: Place) -> bytes:
-    """The msgpack stream of a frame of the segment `data`."""
-    return data[frame.offset + format.FRAME_HEADER_BYTES + format.SYNCED_BYTES : frame.end]
-
-
 def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
     """The bytes of each entry of a frame. `Failed` if it does not have so many as it should."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
@@ -180,10 +175,10 @@ def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
     return [payload[start:end] for start, end in pairwise(ends)]
 
 
-def dropped(data: bytes, frame: Place, drops: Collection[Position], path: str) -> dict[int, bytes]:
-    """Index → bytes of the entries of a frame that are among `drops`."""
+def dropped(scan: Scan, data: bytes, frame: Place, drops: Collection[Position], path: str) -> dict[int, bytes]:
+    """Index → bytes of the entries of a frame of the segment `data` that are among `drops`."""
     indexes = {each.index for each in drops if each.frame == frame.offset}
-    pieces = pieces_of(payload_of(data, frame), frame, path) if indexes else []
+    pieces = pieces_of(scan.payload(data, frame), frame, path) if indexes else []
     return {index: pieces[index] for index in indexes}
 
 

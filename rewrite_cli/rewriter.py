@@ -30,8 +30,9 @@ from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from imap_wal import layout
-from imap_wal.archive import batches
+from imap_wal.archive import batches, written_otherwise
 from imap_wal.disposal import dispose
+from imap_wal.encryption import keys_of
 from imap_wal.entry import Row, subject
 from imap_wal.errors import InvalidSetting, LogError, LostRace, ShortLog
 from imap_wal.format import START, Position
@@ -43,7 +44,7 @@ from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from rewrite_cli import conflicts
 from rewrite_cli.conflicts import UNDECIDED, Decisions, Resolution
 from rewrite_cli.report import DropReport, MapRewrite, RewriteReport, memory_max_bytes
-from storage_backends import NotFound, StorageError
+from storage_backends import NotFound, SegmentStore, StorageError
 
 ATTEMPTS = 3
 
@@ -159,9 +160,12 @@ class Engine(Protocol):
     def run(self, job: Job, log: ClusterLog) -> Result: ...
 
 
-def worth_reading(job: Job, snapshot: Snapshot) -> bool:
-    """Whether a snapshot to which nothing was added may get smaller."""
-    return snapshot.tombstones > 0 or job.rule.expired(snapshot.last_expiry_ms)
+def worth_reading(job: Job, snapshot: Snapshot, store: SegmentStore) -> bool:
+    """Whether a snapshot to which nothing was added may get smaller, or is not encrypted with the
+    key that writes now."""
+    if snapshot.tombstones > 0 or job.rule.expired(snapshot.last_expiry_ms):
+        return True
+    return any(written_otherwise(store, path) for path in snapshot.files)
 
 
 @dataclass(slots=True)
@@ -386,7 +390,7 @@ def _decide(log: ClusterLog, job: Job, resolve: Resolution) -> tuple[Job, _Aside
     if resolve.node and resolve.node not in nodes:
         known = ", ".join(sorted(nodes))
         raise InvalidSetting(f"--resolve names node {resolve.node!r}; there is {known}")
-    with conflicts.Aside() as aside:
+    with conflicts.Aside(keys_of(log.store)) as aside:
         found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)
         decisions = conflicts.decide(found, resolve, aside)
         paths = {} if job.dry_run else aside.publish(log, job.generation)

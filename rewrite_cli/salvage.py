@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
-
 from imap_wal import layout
 from imap_wal.archive import (
     ARCHIVE_SCHEMA,
-    DICTIONARIES,
     ROWS,
     SNAPSHOT_SCHEMA,
     ParquetFile,
     Published,
     nodes_of,
+    open_parquet,
     stored_schemas,
     to_batch,
     to_positions,
     to_rows,
     validate,
 )
+from imap_wal.encryption import keys_of
 from imap_wal.entry import DELETED, MAP, Row
+from imap_wal.errors import EncryptionError
 from imap_wal.format import Position
 from storage_backends import NotFound, SegmentStore
 
@@ -56,10 +56,16 @@ def readable(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Rows 
         return
     with source:
         try:
-            file = pq.ParquetFile(source, read_dictionary=DICTIONARIES, page_checksum_verification=True)
+            file = open_parquet(source, path, keys_of(store))
             groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
+        except EncryptionError as error:
+            # Of a damaged file the index may be what is damaged: it does not tell.
+            if not keys_of(store).ring.keys:
+                raise
+            yield Damage(None, error.what)
+            return
         except Exception as error:  # noqa: BLE001  # damaged bytes make a parser fail in any way
             yield Damage(None, f"its index cannot be read ({error})")
             return
@@ -137,7 +143,7 @@ def map_of(store: SegmentStore, path: str, component: str, known: Iterable[str],
 def rewrite_file(store: SegmentStore, path: str, target: SegmentStore, name: str, *, archive: bool, below: Position | None = None) -> Published:
     """Write what can be kept to `target` as `name`."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:
-        file = ParquetFile(Path(folder), ARCHIVE_SCHEMA if archive else SNAPSHOT_SCHEMA)
+        file = ParquetFile(Path(folder), ARCHIVE_SCHEMA if archive else SNAPSHOT_SCHEMA, keys_of(target))
         for part in readable(store, path, archive=archive):
             if isinstance(part, Damage):
                 continue

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import google_crc32c
 
 from imap_wal import entry, format
-from imap_wal.errors import LogError, UnsupportedVersion
-from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, Position, SegmentHeader
+from imap_wal.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
+from imap_wal.errors import EncryptionError, Forged, LogError, UnsupportedVersion
+from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, NoFrame, Position, SegmentHeader
 from imap_wal.frame_search import FrameSearch, shifted
 from storage_backends import SegmentStore
 
@@ -58,6 +59,17 @@ class Scan(NamedTuple):
     frames: list[Place]
     gaps: list[Gap]
     size: int
+    cipher: SegmentCipher | None = None
+    """What opens the frames; None: they are not encrypted."""
+
+    def payload(self, data: bytes, place: Place) -> bytes:
+        """The msgpack stream of a frame of the segment `data`."""
+        start = place.offset + FRAME_HEADER_BYTES + SYNCED_BYTES
+        if self.cipher is None:
+            return data[start : place.end]
+        synced = int.from_bytes(data[start - SYNCED_BYTES : start], "little")
+        sealed = Frame(place.offset, place.end, place.kind, place.count, synced, place.checksum, data[start : place.end])
+        return self.cipher.open(sealed, "").payload
 
     @property
     def records(self) -> int:
@@ -65,7 +77,8 @@ class Scan(NamedTuple):
 
 
 def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) -> Scan:
-    """Read a segment as far as it can be read. `names`: the namespace, cluster and node it belongs to. `UnsupportedVersion`, also for a frame of an unknown type."""
+    """Read a segment as far as it can be read. `names`: the namespace, cluster and node it belongs
+    to. `UnsupportedVersion`, also for a frame of an unknown type. `EncryptionError`. A frame that was forged is a gap."""
     data = store.read(path)
     header: SegmentHeader | None = None
     seed: int | None = None
@@ -79,6 +92,13 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
         found = _find_seed(data, names)
         if found is not None:
             seed, first = found
+    cipher: SegmentCipher | None = None
+    if header is not None and header.key_id:
+        cipher = cipher_of(store, header, data[:first], path)
+    elif header is None and seed is not None:
+        cipher = _find_cipher(store, path, data, seed, first)
+    elif header is not None:
+        keys_of(store).demand_plain(path)
     frames: list[Place] = []
     gaps: list[Gap] = []
     written = len(data.rstrip(b"\0"))
@@ -86,7 +106,7 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
     search = FrameSearch(seed or 0, data)
     while seed is not None and offset < len(data):
         frame = format.decode_frame(seed, data, offset, offset)
-        if isinstance(frame, Frame):
+        if isinstance(frame, Frame) and not _forged(cipher, frame):
             if frame.kind not in format.TYPES:
                 raise UnsupportedVersion(path, offset, f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it")
             entries = frame.count if frame.kind in format.OF_ENTRIES else 0
@@ -102,7 +122,32 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
         offset = following.offset
     if seed is None:  # an empty file too: it had a header once
         gaps.append(Gap(0, written))
-    return Scan(header, data[:first], seed, first, frames, gaps, len(data))
+    return Scan(header, data[:first], seed, first, frames, gaps, len(data), cipher)
+
+
+def _forged(cipher: SegmentCipher | None, frame: Frame) -> bool:
+    if cipher is not None:
+        try:
+            cipher.open(frame, "")
+        except Forged:
+            return True
+    return False
+
+
+def _find_cipher(store: SegmentStore, path: str, data: bytes, seed: int, first: int) -> SegmentCipher | None:
+    """For a segment whose header is damaged: what opens its first whole frame."""
+    frame = format.decode_frame(seed, data, first, first)
+    if not isinstance(frame, Frame):
+        frame = next(FrameSearch(seed, data).after(first), NoFrame("end"))
+    if not isinstance(frame, Frame):
+        return None
+    found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], frame, path)
+    if found is None and format.says_encrypted(data):
+        what = f"its header is damaged, it is encrypted, {keys_of(store).told}: its key is missing, or the segment's id is damaged too"
+        raise EncryptionError(path, "", what, keys_of(store).advice)
+    if found is None:
+        keys_of(store).demand_plain(path)
+    return found
 
 
 def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:
@@ -151,6 +196,8 @@ def _find_seed(data: bytes, names: tuple[str, str, str]) -> tuple[int, int] | No
     """(seed, where frames begin)."""
     longest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**63, "-" * 36).encode())
     shortest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 1, 1, 0, 0, "").encode())
+    if format.says_encrypted(data):
+        longest += format.KEY_ID_MAX + format.KEY_CHECK_BYTES + 4  # and what msgpack puts before both
     said = format.header_bytes_needed(data)
     by_id = int(google_crc32c.value(data[_ID_AT : _ID_AT + _ID_BYTES]))
     for first in dict.fromkeys((said, *range(shortest, longest + 1))):

@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 import click
 
 from imap_wal.credentials import Credentials
+from imap_wal.encryption import open_store
 from imap_wal.errors import InvalidSetting
-from imap_wal.settings import location
+from imap_wal.settings import check_source, location
 from rewrite_cli import output as out
 from rewrite_cli.failures import Failed
 from rewrite_cli.survey import ClusterView, survey
-from storage_backends import SegmentStore, StorageError, open_store
+from storage_backends import SegmentStore, StorageError
 from storage_backends.location import Location
 from storage_backends.ownership import doubts, mode_of
 
@@ -35,6 +36,9 @@ class Url(click.ParamType[str]):
         try:
             place = location(value)
             place = location(place, file_mode=given.get("file_mode") or f"{mode_of(place):04o}")
+            keys = given.get("encryption_keys") or ""
+            check_source(keys)
+            place = place.with_keys(keys)
             return Credentials.read(known).given_to(place) if known is not None else place
         except InvalidSetting as error:
             self.fail(str(error), param, ctx)

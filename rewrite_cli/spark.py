@@ -33,6 +33,7 @@ from imap_wal import archive
 from imap_wal.clears import Cleared
 from imap_wal.clock import SystemRandomness
 from imap_wal.credentials import Credentials
+from imap_wal.encryption import open_store
 from imap_wal.entry import Row, is_clear, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.format import Position
@@ -44,7 +45,7 @@ from imap_wal.rivals import Claim, Conflict, Noted
 from imap_wal.settings import RecoveryPolicy, location
 from rewrite_cli.local import PartWriter
 from rewrite_cli.rewriter import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
-from storage_backends import SegmentStore, StorageError, open_store
+from storage_backends import SegmentStore, StorageError
 from storage_backends.location import Location
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
@@ -83,7 +84,8 @@ RAW, LATEST = "raw", "latest"
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node` narrow what is read (comma-separated); `mode` is raw or
-    latest; `partial` goes on without missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a `latest` read."""
+    latest; `partial` goes on without missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a `latest` read.
+    `encryption_keys` says where each worker gets the keys of an encrypted log (else IMAP_WAL_ENCRYPTION_KEYS there); it is kept in `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -95,7 +97,7 @@ class Options:
     decode: bool = False
     buckets: int = 1
 
-    KNOWN = ("path", "namespace", "cluster", "map", "node", "mode", "partial", "decode", "buckets")
+    KNOWN = ("path", "namespace", "cluster", "map", "node", "mode", "partial", "decode", "buckets", "encryption_keys")
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -114,7 +116,7 @@ class Options:
         if not buckets.isdigit() or int(buckets) < 1:
             raise InvalidSetting(f"buckets is {buckets!r}; it takes a number, 1 or more")
         return cls(
-            path=location(given["path"]),
+            path=location(given["path"]).with_keys(given.get("encryption_keys", "")),
             namespaces=_names(given.get("namespace")),
             clusters=_names(given.get("cluster")),
             maps=_names(given.get("map")),
@@ -349,7 +351,7 @@ class SparkEngine:
             for name, snapshot in sorted(job.state.manifest.snapshots.items()):
                 if not job.wants(name):
                     continue
-                if name not in read and not worth_reading(job, snapshot):
+                if name not in read and not worth_reading(job, snapshot, log.store):
                     merged.append(Merged(name, 0, 0, (), unchanged=True))
                     continue
                 former += snapshot_pieces(name, snapshot)
@@ -458,9 +460,12 @@ def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
 
 def _known(url: str) -> Location:
     """The root with its options from the file that IMAP_WAL_CREDENTIALS names. Each worker reads
-    its own file, so Spark neither shows nor sends secrets."""
+    its own file, so Spark neither shows nor sends secrets. So are the keys of an encrypted log:
+    what is sent says only where they come from."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
-    return Credentials.read(file).given_to(location(url)) if file else location(url)
+    place = location(url)
+    place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))
+    return Credentials.read(file).given_to(place) if file else place
 
 
 def _combine(job: Job) -> ArrowMap:

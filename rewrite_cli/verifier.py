@@ -26,16 +26,16 @@ from imap_wal import verdict as verdicts
 from imap_wal.archive import read_archive, read_snapshot
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
 from imap_wal.entry import decoded
-from imap_wal.errors import CorruptLog, LogError, UnsupportedVersion
+from imap_wal.errors import CorruptLog, EncryptionError, LogError, UnsupportedVersion
 from imap_wal.format import OF_ENTRIES, START, Frame, Position
 from imap_wal.manifest import cluster_manifests, node_manifests
 from imap_wal.pieces import ARCHIVE, SNAPSHOT, Piece, entries_of
 from imap_wal.segments import SegmentFile
-from imap_wal.verdict import FOREIGN, SHORT, UNBORN, Place, judge, said_by
+from imap_wal.verdict import FOREIGN, SHORT, UNBORN, Place, Verdict, judge, said_by
 from rewrite_cli import evidence
 from rewrite_cli.failures import MISSING, advice
 from rewrite_cli.salvage import survey_file
-from rewrite_cli.scan import Scan, last_lost, scan_segment
+from rewrite_cli.scan import last_lost, scan_segment
 from rewrite_cli.survey import ClusterView, NodeView
 from storage_backends import NotFound, SegmentStore
 
@@ -64,6 +64,8 @@ class Finding:
     lost_records: int | None = None
     what: str = ""
     advice: str = ""
+    unopened: bool = False
+    """It is encrypted, and was read without its key: only its checksums were verified."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -235,23 +237,33 @@ def _segment(
     records, ended_at = 0, -1
     wrong: list[str] = []
 
-    def visit(frame: Frame) -> None:
+    def count(frame: Frame) -> None:
         nonlocal records
         deadline.check()
+        records += frame.count if frame.kind in OF_ENTRIES else 0
+
+    def visit(frame: Frame) -> None:
+        count(frame)
         if frame.kind in OF_ENTRIES:
-            records += frame.count
             wrong.extend(_wrong_entries(segment, frame))
 
+    unread: EncryptionError | None = None
     try:
         while True:
             records = 0
             wrong.clear()
-            verdict, _ = judge(store, place, visit, partial(said_by, store, paths))
+            try:
+                verdict, _ = judge(store, place, visit, partial(said_by, store, paths))
+            except EncryptionError as error:
+                unread, records = error, 0
+                verdict, _ = judge(store, place, count, partial(said_by, store, paths), opened=False)
             if verdict.status == CLEAN or later or verdict.end == ended_at:
                 break
             ended_at = verdict.end  # perhaps a commit under way: damage stays where it is, a writer goes on
     except NotFound:
         return replace(found, bytes=0, what="archived while it was being verified")
+    if unread is not None and verdict.status in (CLEAN, TORN, CORRUPT):
+        return _not_opened(found, unread, verdict, records)
     if verdict.status == CLEAN and wrong:
         advice = "write a copy of the log without such an entry: imap-wal repair --drop-entry POSITION"
         more = [f"and {len(wrong) - NAMED_MAX} more"] if len(wrong) > NAMED_MAX else []
@@ -265,13 +277,27 @@ def _segment(
         return replace(found, status=CORRUPT)
     if verdict.is_tail:
         found = replace(found, status=TORN, advice=CUT)
-        return found if verdict.status == UNBORN else _lost(found, segment, scan_segment(store, segment.path, view.names(node)))
+        return found if verdict.status == UNBORN else _lost(found, segment, store, view.names(node))
     found = replace(found, status=CORRUPT, advice=ADVICE)
     if verdict.status == SHORT and verdict.end:
         named = node.manifest.checkpoint
         last = str(named) if named[:2] == (segment.epoch, segment.number) else None
         return replace(found, records=records, last_lost=last)
-    return _lost(found, segment, scan_segment(store, segment.path, view.names(node)))
+    return _lost(found, segment, store, view.names(node))
+
+
+def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, records: int) -> Finding:
+    """Of an encrypted file that the keys do not open. Without its key, its checksums were verified,
+    and that is said. Another key under its id, or a file that should be encrypted, is a finding."""
+    what = error.what
+    if verdict.status != CLEAN:
+        found = replace(found, offset=verdict.end, first_lost=str(verdict.lost), frames_after=verdict.frames_after)
+        what = f"{verdict.what}; {what}"
+    if verdict.is_damage or not error.is_missing:
+        return replace(found, status=CORRUPT, records=records, what=what, advice=error.advice)
+    if verdict.is_tail:
+        return replace(found, status=TORN, records=records, what=what, advice=CUT, unopened=True)
+    return replace(found, records=records, what=what, unopened=True)
 
 
 def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
@@ -288,8 +314,12 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
     return []
 
 
-def _lost(found: Finding, segment: SegmentFile, scan: Scan) -> Finding:
+def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, names: tuple[str, str, str]) -> Finding:
     """With what can be told of the damaged frames. `records` are those that `repair` can read."""
+    try:
+        scan = scan_segment(store, segment.path, names)
+    except EncryptionError as error:
+        return replace(found, what=f"{found.what}; {error.what}")
     gaps = scan.gaps
     told = all(gap.records is not None for gap in gaps)
     last = last_lost(segment.epoch, segment.number, gaps[-1]) if gaps else None
@@ -328,6 +358,10 @@ def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int
             what = "merged or removed while it was being verified"
             return Finding(piece.path, piece.kind, CLEAN, what=what)
         return replace(found, offset=0, what=lost.what)
+    except EncryptionError as error:
+        if wanted and error.is_missing:
+            return Finding(piece.path, piece.kind, CLEAN, found.bytes, records or 0, what=error.what, unopened=True)
+        return replace(found, offset=0, what=error.what, advice=error.advice)
     except LogError as error:
         said = damaged(piece.path, piece.kind, found.bytes, error, None)
         return _readable(store, replace(found, status=said.status, offset=said.offset, what=said.what, advice=said.advice), piece, records)
@@ -350,7 +384,10 @@ def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
 
 def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | None) -> Finding:
     """With what `repair` can read of a damaged file."""
-    kept = survey_file(store, piece.path, archive=piece.kind == ARCHIVE)
+    try:
+        kept = survey_file(store, piece.path, archive=piece.kind == ARCHIVE)
+    except EncryptionError as error:
+        return replace(found, what=f"{found.what}; {error.what}")
     return replace(found, records=kept.records, lost_records=kept.lost if records is None else records - kept.records)
 
 

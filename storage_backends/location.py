@@ -59,13 +59,16 @@ class Location(str):
     """A folder or URL without its options; `located` makes it. `wal_dir` is the place of the segments
     where the caller named one ("": where the root says). `file_mode`: of files that are made there, on a
     local storage; folders get the same and the right to enter. `known`: options by the places that they
-    are for, as in a file of credentials; for the segments, where only the root says where they are."""
+    are for, as in a file of credentials; for the segments, where only the root says where they are.
+    `encryption_keys`: where the keys of what is stored there come from, and not the keys themselves;
+    stores do not use it, `imap_wal.encryption` does."""
 
-    __slots__ = ("file_mode", "known", "options", "wal_dir")
+    __slots__ = ("encryption_keys", "file_mode", "known", "options", "wal_dir")
     options: Mapping[str, Any]
     wal_dir: str
     file_mode: int
     known: Mapping[str, Mapping[str, Any]]
+    encryption_keys: str
 
     def __new__(
         cls,
@@ -74,25 +77,31 @@ class Location(str):
         wal_dir: str = "",
         file_mode: int = PRIVATE,
         known: Mapping[str, Mapping[str, Any]] | None = None,
+        encryption_keys: str = "",
     ) -> Self:
         made = super().__new__(cls, text)
         made.options, made.wal_dir, made.file_mode, made.known = dict(options or {}), wal_dir, file_mode, known or {}
+        made.encryption_keys = encryption_keys
         return made
 
     def moved(self, text: str) -> Location:
         """The same, but for its text."""
-        return Location(text, self.options, self.wal_dir, self.file_mode, self.known)
+        return Location(text, self.options, self.wal_dir, self.file_mode, self.known, self.encryption_keys)
 
     def with_wal_dir(self, wal_dir: str) -> Location:
         """The same root, with its segments there."""
-        return Location(self, self.options, wal_dir, self.file_mode, self.known)
+        return Location(self, self.options, wal_dir, self.file_mode, self.known, self.encryption_keys)
+
+    def with_keys(self, encryption_keys: str) -> Location:
+        """The same root, with keys from there."""
+        return Location(self, self.options, self.wal_dir, self.file_mode, self.known, encryption_keys)
 
     def knowing(self, known: Mapping[str, Mapping[str, Any]]) -> Location:
         """The same with what is known for it, and for its `wal_dir`; options that are there win."""
         fitting = [name for name in known if self == name or self.startswith(f"{name}/")]
         options = known[max(fitting, key=len)] if fitting else {}
         wal_dir = located(self.wal_dir).knowing(known) if self.wal_dir else ""
-        return Location(self, {**options, **self.options}, wal_dir, self.file_mode, known)
+        return Location(self, {**options, **self.options}, wal_dir, self.file_mode, known, self.encryption_keys)
 
     @property
     def scheme(self) -> str:
@@ -109,11 +118,12 @@ class Location(str):
 def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
     """Split a URL; `options` override those in it. `StorageError` for options that cannot be read;
     it does not show them."""
-    wal_dir, file_mode = "", PRIVATE
+    wal_dir, file_mode, encryption_keys = "", PRIVATE, ""
     found: dict[str, Any] = {}
     known: Mapping[str, Mapping[str, Any]] = {}
     if isinstance(url, Location):
         found, wal_dir, file_mode, known = dict(url.options), url.wal_dir, url.file_mode, url.known
+        encryption_keys = url.encryption_keys
     elif "://" in url:
         protocol, _, rest = url.partition("://")
         rest, _, query = rest.partition("?")
@@ -125,7 +135,7 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
             rest = f"{user}@{host}{slash}{path}"
         found.update(_query_options(query))
         url = f"{protocol}://{rest}"
-    return Location(url, {**found, **(options or {})}, wal_dir, file_mode, known)
+    return Location(url, {**found, **(options or {})}, wal_dir, file_mode, known, encryption_keys)
 
 
 def _query_options(query: str) -> dict[str, Any]:

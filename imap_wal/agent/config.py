@@ -101,7 +101,7 @@ class AgentConfig:
         known = Credentials.read(self.credentials) if self.credentials else Credentials()
         url = location(self.url, "url", self.storage_options, self.log.file_mode)
         wal_dir = location(self.wal_dir, "wal_dir", self.wal_dir_options)
-        object.__setattr__(self, "url", known.given_to(url))
+        object.__setattr__(self, "url", known.given_to(url).with_keys(self.log.encryption_keys))
         object.__setattr__(self, "wal_dir", known.given_to(wal_dir))
 
     @property

@@ -32,6 +32,7 @@ from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.committer import Batch
+from imap_wal.encryption import open_store
 from imap_wal.entry import HIGHEST, KEY, LOWEST, MAP, ORDER, PARTITION, PARTITION_COUNT, PARTITION_MAX, VALUE
 from imap_wal.errors import Fenced, ImapWalError, NotAllowed, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
@@ -40,7 +41,7 @@ from imap_wal.schemas import BadSchema, Schema, check_known, read_schema, sound_
 from imap_wal.settings import Durability, mode
 from imap_wal.worker import Worker
 from imap_wal.writer import holder_text
-from storage_backends import StorageError, open_store
+from storage_backends import StorageError
 from storage_backends.ownership import doubts
 
 VERSION = "0.1.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -37,8 +38,11 @@ def command(ctx: click.Context, config_file: Path, takeover: bool, check: bool, 
     """
     from imap_wal.agent.config import AgentConfig
 
-    known = (ctx.find_root().obj or {}).get("credentials")
+    given = ctx.find_root().obj or {}
+    known, keys = given.get("credentials"), given.get("encryption_keys")
     config = AgentConfig.from_toml(config_file, takeover=takeover, **({"credentials": str(known)} if known else {}))
+    if keys:
+        config = replace(config, log=replace(config.log, encryption_keys=keys))
     if (config.storage_options or config.wal_dir_options) and config_file.stat().st_mode & 0o004:
         click.echo(
             f"warning: {config_file} holds options of a storage and is open to every user of this machine; run: chmod o= {config_file}", err=True

@@ -96,7 +96,9 @@ def start(
       imap-wal node start
       imap-wal node start --members 2 --url file:///tmp/maps --set durability=interval
     """
-    known: Path | None = (ctx.find_root().obj or {}).get("credentials")
+    given = ctx.find_root().obj or {}
+    known: Path | None = given.get("credentials")
+    keys = {"encryption_keys": given["encryption_keys"]} if given.get("encryption_keys") else {}
     if isinstance(url, Location) and url.options and (known is None or Credentials.read(known).given_to(Location(url)).options != url.options):
         raise click.UsageError(f"{url}: node start writes URLs to the configuration files of its agents; put options into a file for --credentials")
     kept = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
@@ -108,7 +110,7 @@ def start(
         namespace=namespace,
         cluster=cluster,
         cluster_name=cluster_name,
-        settings={key: _typed(value) for key, value in settings.items()},
+        settings={**keys, **{key: _typed(value) for key, value in settings.items()}},
         properties=properties,
         clock_offsets_ms=offsets,
         java_options=java_options,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from imap_wal.encryption import open_store
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.restore import ClusterLog
@@ -21,7 +22,7 @@ from rewrite_cli.repair_report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, 
 from rewrite_cli.repairer import ClusterRepair, tolerant_survey
 from rewrite_cli.scope import Scope, Url, refuse_nested, scope_options
 from rewrite_cli.survey import ClusterView
-from storage_backends import Locked, NotFound, SegmentStore, StorageError, open_store
+from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
 
 @dataclass(frozen=True, slots=True)

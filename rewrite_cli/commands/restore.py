@@ -10,6 +10,7 @@ import click
 import msgpack
 
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.encryption import open_store
 from imap_wal.entry import ORDER, pack
 from imap_wal.format import ENTRIES, METADATA
 from imap_wal.schemas import sound_schemas
@@ -22,7 +23,7 @@ from rewrite_cli.failures import Failed
 from rewrite_cli.live import LiveCluster, merge, partial_option
 from rewrite_cli.scope import Scope, Url, open_empty, refuse_nested, scope_options
 from rewrite_cli.times import Moment
-from storage_backends import SegmentStore, StorageError, open_store
+from storage_backends import SegmentStore, StorageError
 
 NODE = "restored"
 FRAME_BYTES = 4 * 1024 * 1024

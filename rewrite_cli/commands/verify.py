@@ -60,7 +60,7 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
                     foreign += foreign_files(view, scope.wants_node)
                 read, unchecked = check(units, lambda text: progress.update(task, description=text), deadline)
                 findings += read
-                if not unchecked and not scope.nodes and not any(_bad(each) for each in findings):
+                if not unchecked and not scope.nodes and not any(_bad(each) or each.unopened for each in findings):
                     for view in clusters:
                         progress.update(task, description=f"{view}: order")
                         findings += _conflicts(store, view, deadline)
@@ -68,12 +68,14 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
             found = damaged(error.file, "manifest", 0, error, None)
             findings.append(replace(found, what=f"{found.what}; verify stopped here: other files were not checked"))
     counts = Counter(finding.status for finding in findings)
+    unopened = sum(finding.unopened for finding in findings)
     summary = {
         "files": len(findings),
         "bytes": sum(finding.bytes for finding in findings),
         "records": sum(finding.records for finding in findings),
         **{status.replace("-", "_"): counts[status] for status in (CLEAN, TORN, CORRUPT, UNSUPPORTED, CONFLICT)},
         "foreign": len(foreign),
+        "unopened": unopened,
         "partial": bool(unchecked),
         "unchecked_files": len(unchecked),
         "unchecked_bytes": sum(unit.bytes for unit in unchecked),
@@ -102,6 +104,8 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
         if counts[CONFLICT]:
             torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
         out.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
+        if unopened:
+            out.echo(f"{unopened} files are encrypted and were read without their keys: only their checksums were verified (--encryption-keys)")
         if unchecked:
             for unit in unchecked if show_all else ():
                 out.note(f"not checked: {unit.file}")

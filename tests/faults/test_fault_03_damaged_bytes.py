@@ -253,9 +253,9 @@ def test_a_newer_version_is_told_from_damage_and_not_touched(memory: MemoryStore
 
     path, whole, _ = killed(memory)
     _, end = format.decode_header(whole, path)
-    start = whole[:8] + struct.pack("<H", 2) + whole[10 : end - 4]
+    start = whole[:8] + struct.pack("<H", 3) + whole[10 : end - 4]
     data = start + struct.pack("<I", google_crc32c.value(start)) + whole[end:]
-    refused(damaged(memory, path, data), path, data, "version 2", UnsupportedVersion)
+    refused(damaged(memory, path, data), path, data, "version 3", UnsupportedVersion)
     cases(1)
 
 

@@ -42,7 +42,7 @@ class TwoAttempts:
         merged: list[Merged] = []
         touched = set(tally.maps)
         for name, snapshot in sorted(job.state.manifest.snapshots.items()):
-            if name not in touched and not worth_reading(job, snapshot):
+            if name not in touched and not worth_reading(job, snapshot, log.store):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
             for piece in snapshot_pieces(name, snapshot):

@@ -435,8 +435,12 @@ class Cache:
 def open_sim(world: World, process: Process, media: dict[str, Medium], kind: str) -> Any:
     """The store of a process. Split: what is not a segment is shared, segments are on the disk of
     its machine."""
+    store: Any
     if kind == SPLIT:
         disk = media.setdefault(f"disk {process.machine}", Medium())
         root = SimStore(world, process, media["root"], OBJECTS)
-        return SplitStore(root, SimStore(world, process, disk, APPEND))
-    return SimStore(world, process, media["root"], kind)
+        store = SplitStore(root, SimStore(world, process, disk, APPEND))
+    else:
+        store = SimStore(world, process, media["root"], kind)
+    store.encryption_keys = world.keys
+    return store

@@ -98,7 +98,8 @@ def _of_batch(attribute: str, real: Callable[[Any], Any]) -> Callable[[Any], Any
 class File(archive.ParquetFile):
     """Replaces `ParquetFile`."""
 
-    def __init__(self, folder: Path, schema: Any) -> None:
+    def __init__(self, folder: Path, schema: Any, keys: Any) -> None:
+        self._encrypted = False  # segments are: see `imap_wal.encryption`
         self._placed = schema is archive.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
@@ -176,6 +177,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (local, "to_batch", to_batch),
         (conflicts, "to_batch", to_batch),
         (archive, "plain", lambda batch: batch),
+        (rewriter, "written_otherwise", lambda *_: False),
         (archive, "to_rows", _of_batch("rows", archive.to_rows)),
         (archive, "to_positions", _of_batch("places", archive.to_positions)),
         (archive, "nodes_of", _of_batch("nodes", archive.nodes_of)),

@@ -10,9 +10,11 @@ from typing import Any
 import imap_wal
 from imap_wal import manifest
 from imap_wal.errors import ImapWalError, LogError, MissingNode
+from imap_wal.keys import Keys
 from imap_wal.restore import ClusterLog, LiveView
 from rewrite_cli.failures import Failed
 from storage_backends import NotFound, StorageError
+from tests.encrypted import ring
 from tests.simulation import threads
 from tests.simulation.actors import (
     CLUSTER,
@@ -71,12 +73,19 @@ class Result:
         return self.world.trace
 
 
+KEYS = Keys(ring=ring("a", "plain"))
+ENCRYPTED_EACH = 3
+"""Of so many runs, one is encrypted. Its prologue is not: what is there already is read too."""
+
+
 def play(plan: Plan, chooser: Chooser) -> Result:
     """Inside of `installed()`."""
     from tests.simulation.prologues import prepared
 
     media, past = prepared(plan.kind, plan.prologue)
     world = World(chooser)
+    if plan.seed % ENCRYPTED_EACH == 0:
+        world.keys = KEYS
     threads.enter(world)
     kept, manifest.KEEP = manifest.KEEP, plan.manifests_kept
     try:
@@ -132,6 +141,7 @@ class Survivor:
 
     def __init__(self, stage: Stage, media: dict[str, Medium], seed: int, name: str) -> None:
         world = World(stage.world.chooser)
+        world.keys = stage.world.keys
         world.extra_ms = stage.world.elapsed_ms + 120_000  # leases are over
         self.world, self.stage, self.media, self.name = world, stage, media, name
         machine = next((process.machine for process in stage.world.processes), "a")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from imap_wal.clock import SeededRandomness
+from imap_wal.keys import NO_KEYS
 from storage_backends import Unavailable
 
 BASE_MS = 1_763_720_000_000
@@ -158,6 +159,8 @@ class World:
         self.cause: BaseException | None = None
         self.on_death: list[Callable[[Process], None]] = []
         self.on_power: list[Callable[[], None]] = []
+        self.keys = NO_KEYS
+        """Of the log's encryption, for everybody who opens the storage."""
         self._steps_max = steps_max
         self._running = False
         self.blocked = False

@@ -142,11 +142,11 @@ def test_a_foreign_file_is_corrupt_and_says_so() -> None:
 
 def test_a_newer_version_is_not_taken_for_damage_and_a_flipped_version_not_for_a_newer_one() -> None:
     data = bytearray(header().encode())
-    data[8:10] = struct.pack("<H", 2)
+    data[8:10] = struct.pack("<H", 3)
     with pytest.raises(CorruptLog, match="checksum"):
         format.decode_header(bytes(data), "f")
     data[-4:] = struct.pack("<I", google_crc32c.value(bytes(data[:-4])))
-    with pytest.raises(UnsupportedVersion, match=r"version 2; this imap-wal reads version 1.*upgrade") as raised:
+    with pytest.raises(UnsupportedVersion, match=r"version 3; this imap-wal reads versions 1 and 2.*upgrade") as raised:
         format.decode_header(bytes(data), "f")
     assert raised.value.file == "f"
 

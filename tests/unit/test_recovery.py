@@ -305,7 +305,7 @@ def newer(store: MemoryStore) -> None:
     path = segments(store)[1]
     data = bytearray(store.read(path))
     end = SegmentReader(store, path).first
-    data[8] += 1
+    data[8] = 9
     data[end - 4 : end] = struct.pack("<I", google_crc32c.value(bytes(data[: end - 4])))
     overwrite(store, path, bytes(data))
 

@@ -1,0 +1,199 @@
+"""The keys of an encrypted log: from where they come, which one writes, which ones read.
+
+    2026-11:q83vEjRW…=     the first writes, all read; an id, a colon, 32 bytes in base64
+    2026-05:c2VjcmV0…=     # between them are spaces or ends of lines; a comment ends with its line
+    plain                  not encrypted: first, nothing is encrypted; anywhere, such files are read
+
+Without `plain`, a file that is not encrypted is refused: who has no key could write one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import os
+import re
+import shlex
+import stat
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from imap_wal.errors import EncryptionError, InvalidSetting
+from imap_wal.settings import check_source
+
+PLAIN = "plain"
+KEY_BYTES = 32
+COMMAND_TIMEOUT_S = 60.0
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_log = logging.getLogger("imap_wal")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Id → key, in the order of the list. `active` writes: an id, or `plain`. `allows_plain`: files
+    that are not encrypted are read."""
+
+    keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    active: str = PLAIN
+    allows_plain: bool = True
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> Self:
+        """`InvalidSetting` names the item that is wrong by its number: it may be a secret."""
+        words = [word for line in text.splitlines() for word in line.partition("#")[0].split()]
+        keys: dict[str, bytes] = {}
+        order: list[str] = []
+        for number, word in enumerate(words, 1):
+            name, colon, encoded = word.partition(":")
+            where = f"{source}: item {number}"
+            if word != PLAIN:
+                if not colon or name == PLAIN or not _ID.fullmatch(name):
+                    raise InvalidSetting(f"{where} is no key: expected id:base64, an id of 1 to 64 letters, digits, . _ -, or the word {PLAIN}")
+                keys[name] = _key(encoded, where)
+            if name in order:
+                raise InvalidSetting(f"{where}: {name} is in the list twice")
+            order.append(name)
+        if not order:
+            raise InvalidSetting(f"{source} has no keys; `imap-wal encryption-key new` makes one")
+        return cls(keys, order[0], PLAIN in order)
+
+    @property
+    def names(self) -> str:
+        """For people."""
+        return ", ".join(self.keys) or "none"
+
+
+def _key(encoded: str, where: str) -> bytes:
+    try:
+        key = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        # from None: the error may have the text
+        raise InvalidSetting(f"{where}: the key is not base64") from None
+    if len(key) != KEY_BYTES:
+        raise InvalidSetting(f"{where}: the key has {len(key)} bytes; it takes {KEY_BYTES}")
+    return key
+
+
+class Keys:
+    """A key ring and its source. A file is read again when it has changed, and any source when an
+    id is not known: a key can be added while the log is open. Safe in any thread."""
+
+    def __init__(self, source: str = "", ring: KeyRing | None = None) -> None:
+        """Reads the source, unless `ring` is given: `InvalidSetting`."""
+        check_source(source)
+        self.source = source
+        self._mutex = threading.Lock()
+        self._seen = _state(source)
+        self._ring = ring or (_read(source) if source else KeyRing())
+
+    @property
+    def ring(self) -> KeyRing:
+        """As it is now. If its file cannot be read any more, the former one, and a warning."""
+        if self.source:
+            with self._mutex:
+                now = _state(self.source)
+                if now != self._seen:
+                    self._seen = now
+                    self._read_again()
+        return self._ring
+
+    def find(self, file: str, key_id: str) -> bytes:
+        """The key of a file. `EncryptionError`."""
+        key = self._ring.keys.get(key_id)
+        if key is None and self.source:
+            with self._mutex:
+                self._read_again()
+            key = self._ring.keys.get(key_id)
+        if key is None:
+            raise EncryptionError(file, key_id, f"it is encrypted with key {key_id!r}, {self.told}", self.advice, is_missing=True)
+        return key
+
+    def demand_plain(self, file: str) -> None:
+        """`EncryptionError` unless files that are not encrypted are read."""
+        if not self.ring.allows_plain:
+            what = "it is not encrypted, and the keys demand that it is: it was written before encryption was turned on, or without the key"
+            raise EncryptionError(file, "", what, f"if you know that it was, add the word {PLAIN!r} to the end of the keys")
+
+    @property
+    def told(self) -> str:
+        """For errors: which keys there are."""
+        return f"and the keys given are {self._ring.names}" if self._ring.keys else "and no keys are given"
+
+    @property
+    def advice(self) -> str:
+        return (
+            "add the key to the others" if self.source else "give the keys: encryption_keys, --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
+        ) + "; nothing was changed"
+
+    def _read_again(self) -> None:
+        try:
+            self._ring = _read(self.source)
+        except InvalidSetting as error:
+            _log.warning("the keys cannot be read again, the former ones are used: %s", error)
+
+
+def _read(source: str) -> KeyRing:
+    kind, _, rest = source.partition(":")
+    read: dict[str, Callable[[str], str]] = {"file": _file, "env": _variable, "command": _command}
+    return KeyRing.parse(read[kind](rest.strip()), f"the {_KINDS[kind]} of the keys")
+
+
+_KINDS = {"file": "file", "env": "variable", "command": "command"}
+
+
+def _state(source: str) -> tuple[int, int, int]:
+    """What changes when a file of keys changes."""
+    kind, _, path = source.partition(":")
+    if kind == "file":
+        try:
+            found = Path(path.strip()).expanduser().stat()
+        except OSError:
+            return 0, 0, 0
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    return 0, 0, 0
+
+
+def _file(name: str) -> str:
+    path = Path(name).expanduser()
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) and mode & 0o007:
+            raise InvalidSetting(f"{path} holds keys and is open to every user of this machine ({stat.filemode(mode)}); run: chmod o= {path}")
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise InvalidSetting(f"encryption_keys: {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        # from None: the error has the content of the file
+        raise InvalidSetting(f"encryption_keys: {path} is not text in ASCII") from None
+
+
+def _variable(name: str) -> str:
+    # Settings do not come from the environment, but here one names its variable.
+    found = os.environ.get(name)
+    if found is None:
+        raise InvalidSetting(f"encryption_keys: there is no variable {name}")
+    return found
+
+
+def _command(line: str) -> str:
+    try:
+        done = subprocess.run(shlex.split(line), stdout=subprocess.PIPE, check=True, timeout=COMMAND_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        return done.stdout.decode("ascii")
+    except subprocess.CalledProcessError as error:
+        # from None: the error has the output
+        raise InvalidSetting(f"encryption_keys: the command ended with {error.returncode}") from None
+    except subprocess.TimeoutExpired:
+        raise InvalidSetting(f"encryption_keys: the command did not end within {COMMAND_TIMEOUT_S:.0f} s") from None
+    except UnicodeDecodeError:
+        raise InvalidSetting("encryption_keys: the output of the command is not text in ASCII") from None
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"encryption_keys: the command could not be started: {error}") from None
+
+
+NO_KEYS = Keys()

@@ -1,0 +1,233 @@
+"""Commands on an encrypted log: with its keys, with other keys, and with damage."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import imap_wal
+from imap_wal.encryption import archive_key
+from imap_wal.segment import SegmentReader
+from storage_backends import open_store
+from tests.cli.conftest import Run
+from tests.durable.test_encrypted import SECRET, content, killed, last_frame
+from tests.encrypted import key, key_file, keyed, other, ring
+from tests.support import overwrite, segments
+from tests.unit.test_encryption import with_right_crc
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """An archive of 20 entries, and a segment with 20 more."""
+    found = str(tmp_path / "root")
+    with imap_wal.open(found, encryption_keys=key_file(tmp_path, "a")) as store:
+        orders = store.map("orders")
+        for number in range(20):
+            orders[f"old-{number}"] = SECRET
+        store.archive()
+        for number in range(20):
+            orders[f"new-{number}"] = SECRET
+    return found
+
+
+def keys(tmp_path: Path, *items: str) -> list[str]:
+    return ["--encryption-keys", key_file(tmp_path, *items)]
+
+
+def exported(run: Run, place: str, *given: str) -> int:
+    done = run(*given, "export", place)
+    assert done.code == 0, done.err
+    return len(done.out.splitlines())
+
+
+def test_commands_that_show_entries_take_the_keys(run: Run, place: str, tmp_path: Path) -> None:
+    given = keys(tmp_path, "a")
+    assert exported(run, place, *given) == 40
+    assert SECRET in run(*given, "dump", place).out
+    assert run(*given, "stat", place, "-o", "json").json
+    for command in (("export", place), ("dump", place), ("stat", place), ("rewrite", place)):
+        done = run(*command)
+        assert done.code == 1 and "no keys are given" in done.err and "--encryption-keys" in done.err, command
+        assert SECRET not in done.out
+
+
+def test_the_variable_names_the_source_too(run: Run, place: str, tmp_path: Path) -> None:
+    done = run("export", place, env={"IMAP_WAL_ENCRYPTION_KEYS": key_file(tmp_path, "a")})
+    assert done.code == 0 and len(done.out.splitlines()) == 40
+
+
+def test_a_source_that_is_wrong_is_wrong_usage_and_not_shown(run: Run, place: str) -> None:
+    done = run("--encryption-keys", key("a"), "export", place)
+    assert done.code == 2 and "file:PATH" in done.err
+    assert key("a").partition(":")[2] not in done.err
+
+
+def test_verify_without_keys_finds_damage_and_says_what_it_did_not_see(run: Run, place: str, tmp_path: Path) -> None:
+    done = run("verify", place, "-o", "json")
+    assert done.code == 0
+    assert done.json["summary"]["unopened"] == 2 and done.json["summary"]["records"] == 40
+    assert "only their checksums were verified" in run("verify", place).out
+    assert run(*keys(tmp_path, "a"), "verify", place, "-o", "json").json["summary"]["unopened"] == 0
+    disk = open_store(place)
+    for end in (".wal", ".parquet"):
+        path = [file.path for file in disk.list("") if file.path.endswith(end)][-1]
+        data = bytearray(whole := disk.read(path))
+        data[len(data) // 2] ^= 1
+        overwrite(disk, path, bytes(data))
+        done = run("verify", place, "-o", "json")
+        assert done.code == 3
+        assert [each["file"] for each in done.json["files"] if each["status"] == "corrupt"] == [path]
+        overwrite(disk, path, whole)
+
+
+def test_verify_finds_a_forged_frame_and_repair_leaves_it_out(run: Run, place: str, tmp_path: Path) -> None:
+    given = keys(tmp_path, "a")
+    disk = open_store(place)
+    path = segments(disk)[-1]
+    frames = list(SegmentReader(disk, path).whole_frames())
+    data = bytearray(disk.read(path))
+    data[frames[5].end - 1] ^= 1
+    overwrite(disk, path, with_right_crc(bytes(data), last_frame(disk, path)[0], frames[5].offset))
+    assert run("verify", place).code == 0  # the checksum is right
+    done = run(*given, "verify", place, "-o", "json")
+    assert done.code == 3
+    bad = [each for each in done.json["files"] if each["status"] == "corrupt"]
+    assert [(each["file"], each["offset"], each["frames_after"]) for each in bad] == [(path, frames[5].offset, len(frames) - 6)]
+    assert "forged or moved" in bad[0]["what"]
+    copy = str(tmp_path / "copy")
+    done = run(*given, "repair", place, "--to", copy)
+    assert done.code == 3, done.err
+    assert exported(run, copy, *given) == 39
+    assert not any(SECRET.encode() in data for data in content(copy).values())
+    assert run(*given, "verify", copy).code == 0
+
+
+def test_verify_with_another_key_under_the_same_id_is_a_finding(run: Run, place: str, tmp_path: Path) -> None:
+    done = run(*keys(tmp_path, other("a")), "verify", place, "-o", "json")
+    assert done.code == 3
+    assert any("is not the one it was written with" in each["what"] for each in done.json["files"])
+
+
+def test_verify_names_what_is_not_encrypted_where_it_must_be(run: Run, tmp_path: Path) -> None:
+    place = str(tmp_path / "plain")
+    with imap_wal.open(place) as store:
+        store.map("orders")["k"] = SECRET
+        store.archive()
+        store.map("orders")["l"] = SECRET
+    done = run(*keys(tmp_path, "a"), "verify", place, "-o", "json")
+    assert done.code == 3 and sum("it is not encrypted" in each["what"] for each in done.json["files"]) == 2
+    assert run(*keys(tmp_path, "a", "plain"), "verify", place).code == 0
+
+
+@pytest.mark.parametrize("damage", ["frame", "header", "both", "footer", "page"])
+def test_repair_reads_what_it_can_of_a_damaged_encrypted_log(run: Run, place: str, tmp_path: Path, damage: str) -> None:
+    given = keys(tmp_path, "a")
+    disk = open_store(place)
+    path = [file.path for file in disk.list("") if file.path.endswith(".parquet" if damage in ("footer", "page") else ".wal")][-1]
+    data = bytearray(disk.read(path))
+    if damage in ("frame", "both"):
+        data[list(SegmentReader(disk, path).whole_frames())[3].offset + 40] ^= 1
+    if damage in ("header", "both"):
+        data[60] ^= 1  # after the segment's id
+    if damage == "footer":
+        data[-60] ^= 1
+    if damage == "page":
+        data[200] ^= 1
+    overwrite(disk, path, bytes(data))
+    copy = str(tmp_path / "copy")
+    done = run("repair", place, "--to", str(tmp_path / "none"))
+    assert done.code == 1 and "keys" in done.err
+    done = run(*given, "repair", place, "--to", copy)
+    lost = {"frame": 1, "both": 1, "header": 0, "footer": 20, "page": 20}[damage]
+    assert done.code == (3 if lost else 0), done.err
+    assert exported(run, copy, *given) == 40 - lost
+    for name, found in content(copy).items():
+        assert SECRET.encode() not in found, name
+    assert run(*given, "verify", copy).code == 0
+    with imap_wal.open(copy, encryption_keys=given[1]) as store:
+        assert len(store.map("orders")) == 40 - lost
+
+
+def test_an_entry_that_is_dropped_is_set_aside_encrypted(run: Run, place: str, tmp_path: Path) -> None:
+    given = keys(tmp_path, "a")
+    position = json.loads(run(*given, "dump", place, "-o", "json").out.splitlines()[-1])["position"]
+    copy = str(tmp_path / "copy")
+    assert run(*given, "repair", place, "--to", copy, "--node", "embedded", "--drop-entry", position).code == 3
+    assert exported(run, copy, *given) == 39
+    disk = keyed(open_store(copy), "a")
+    (aside,) = [file.path for file in disk.list("") if "/lost/" in file.path]
+    assert SECRET.encode() not in disk.read(aside)
+    (frame,) = SegmentReader(disk, aside).frames()
+    assert SECRET.encode() in frame.payload and frame.count == 1
+
+
+def test_a_rewrite_encrypts_again_with_the_key_that_writes(run: Run, place: str, tmp_path: Path) -> None:
+    both, new = keys(tmp_path, "b", "a"), keys(tmp_path, "b")
+    assert run(*keys(tmp_path, "a"), "rewrite", place).code == 0  # a snapshot with the old key
+    # What docs/operations.md says.
+    assert run(*both, "archive", place).code == 0
+    assert run(*both, "rewrite", place).code == 0
+    assert run(*both, "prune", place, "--yes").code == 0
+    assert exported(run, place, *new) == 40
+    done = run(*new, "verify", place, "-o", "json")
+    assert done.code == 0 and done.json["summary"]["unopened"] == 0
+    again = run(*both, "rewrite", place, "-o", "json")
+    assert again.code == 0 and exported(run, place, *new) == 40
+
+
+def test_a_rewrite_does_not_read_again_what_has_the_right_key(run: Run, place: str, tmp_path: Path) -> None:
+    given = keys(tmp_path, "a")
+    assert run(*given, "rewrite", place).code == 0
+    before = {path for path in content(place) if "/snapshot/" in path}
+    assert run(*given, "rewrite", place).code == 0
+    assert {path for path in content(place) if "/snapshot/" in path} == before
+    assert run(*keys(tmp_path, "b", "a"), "rewrite", place).code == 0
+    assert {path for path in content(place) if "/snapshot/" in path} != before
+
+
+def test_a_copy_that_restore_makes_is_encrypted(run: Run, place: str, tmp_path: Path) -> None:
+    given, copy = keys(tmp_path, "b", "a"), str(tmp_path / "copy")
+    assert run(*given, "restore", place, "--to", copy).code == 0
+    assert not any(SECRET.encode() in data for data in content(copy).values())
+    assert exported(run, copy, *keys(tmp_path, "b")) == 40
+
+
+def test_a_torn_tail_of_an_encrypted_log_is_one_with_and_without_its_keys(run: Run, tmp_path: Path) -> None:
+    place = str(tmp_path / "torn")
+    killed(place, key_file(tmp_path, "a"), b"\x99" * 50)
+    for given in ([], keys(tmp_path, "a")):
+        done = run(*given, "verify", place, "-o", "json")
+        assert (done.code, done.json["summary"]["torn_tail"]) == (0, 1)
+    assert run(*keys(tmp_path, other("a")), "verify", place).code == 3
+
+
+def test_a_new_key_is_random_and_fits_into_the_file(run: Run, place: str, tmp_path: Path) -> None:
+    first, second = run("encryption-key", "new", "--id", "k"), run("encryption-key", "new", "--id", "k")
+    assert first.code == 0 and first.out != second.out
+    source = key_file(tmp_path, first.out.strip())
+    fresh = str(tmp_path / "fresh")
+    with imap_wal.open(fresh, encryption_keys=source) as store:
+        store.map("orders")["k"] = SECRET
+    assert exported(run, fresh, "--encryption-keys", source) == 1
+    assert run("encryption-key", "new", "--id", "a b").code == 2
+    assert run("encryption-key", "new").out[:2] == "20"
+
+
+def test_duckdb_reads_the_archives_with_the_key_that_the_command_prints(run: Run, place: str, tmp_path: Path) -> None:
+    given = keys(tmp_path, "b", "a")
+    printed = run(*given, "encryption-key", "parquet", "-o", "json").json
+    assert printed == {"active": "b", "keys": {name: base64.b64encode(archive_key(ring(name).keys[name])).decode() for name in ("b", "a")}}
+    archives = f"{place}/default/embedded/nodes/embedded/archive/orders/*.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(f"PRAGMA add_parquet_key('wal', '{printed['keys']['a']}')")
+        connection.execute(f"PRAGMA add_parquet_key('other', '{printed['keys']['b']}')")
+        sql = f"SELECT count(*), count(DISTINCT key), any_value(map) FROM read_parquet('{archives}'%s)"
+        assert connection.execute(sql % ", encryption_config = {footer_key: 'wal'}").fetchall() == [(20, 20, "orders")]
+        for wrong in ("", ", encryption_config = {footer_key: 'other'}"):
+            with pytest.raises(duckdb.Error):
+                connection.execute(sql % wrong).fetchall()
+    assert run("encryption-key", "parquet").code == 2

@@ -1,0 +1,42 @@
+"""Keys for tests of encryption at rest."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+from pathlib import Path
+
+from imap_wal.encryption import KeyedStore
+from imap_wal.keys import KeyRing, Keys
+from storage_backends import SegmentStore
+
+_names = itertools.count(1)
+
+
+def key(name: str) -> str:
+    """The item of a key; the same name gives the same key."""
+    return f"{name}:{base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()}"
+
+
+def ring(*items: str) -> KeyRing:
+    """`ring("b", "a", "plain")`: b writes."""
+    return KeyRing.parse(" ".join(item if item == "plain" or ":" in item else key(item) for item in items), "a test")
+
+
+def keyed(store: SegmentStore, *items: str) -> KeyedStore:
+    """The store with those keys."""
+    return KeyedStore(store, Keys(ring=ring(*items)))
+
+
+def key_file(folder: Path, *items: str) -> str:
+    """A source of keys: a new file with them."""
+    path = folder / f"keys-{next(_names)}"
+    path.touch(0o600)
+    path.write_text("\n".join(item if item == "plain" or ":" in item else key(item) for item in items))
+    return f"file:{path}"
+
+
+def other(name: str) -> str:
+    """Another key under the same id."""
+    return f"{name}:{base64.b64encode(bytes(32)).decode()}"

@@ -1,0 +1,225 @@
+"""Frames of an encrypted segment: what opens them, and what does not."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from imap_wal import format
+from imap_wal.clock import SeededRandomness
+from imap_wal.encryption import KeyedStore, keys_of
+from imap_wal.errors import CorruptLog, EncryptionError, Forged
+from imap_wal.format import SegmentHeader
+from imap_wal.keys import NO_KEYS
+from imap_wal.segment import Held, SegmentReader, SegmentWriter, unborn
+from storage_backends.faults import FaultyStore
+from storage_backends.memory import MemoryStore
+from tests.encrypted import keyed, other, ring
+from tests.support import header, overwrite, row
+from tests.unit.test_golden import FRAMES, HEADER
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PATH = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> KeyedStore:
+    return keyed(MemoryStore(request.node.name), "a")
+
+
+def written(store: KeyedStore, *values: str, path: str = PATH, **changes: object) -> SegmentHeader:
+    """One frame for each value."""
+    writer = SegmentWriter(store, path, header(**changes), randomness=SeededRandomness(len(path)))
+    for number, value in enumerate(values):
+        writer.append(format.ENTRIES, 1, [row(f"key-{number}", value, number + 1)])
+        writer.sync()
+    writer.seal()
+    return writer.header
+
+
+def payloads(store: object, path: str = PATH) -> list[bytes]:
+    return [frame.payload for frame in SegmentReader(store, path).frames()]  # type: ignore[arg-type]
+
+
+def with_right_crc(data: bytes, seed: int, offset: int) -> bytes:
+    """The segment with the checksum of the frame at `offset` computed again, as a forger would."""
+    length, _, type_count = format.FRAME_HEADER.unpack_from(data, offset)
+    body = offset + format.FRAME_HEADER_BYTES
+    crc = google_crc32c.extend(format.frame_seed(seed, offset, length, type_count), data[body : body + length])
+    return data[: offset + 4] + struct.pack("<I", crc) + data[offset + 8 :]
+
+
+def test_what_was_written_is_read_and_is_not_on_storage(store: KeyedStore) -> None:
+    found = written(store, "first-value", "second-value")
+    assert payloads(store) == [row("key-0", "first-value", 1), row("key-1", "second-value", 2)]
+    data = store.read(PATH)
+    assert b"value" not in data and b"key-" not in data
+    assert found.key_id == "a" and data[8:10] == b"\x02\0"
+
+
+def test_without_keys_a_segment_is_what_it_always_was(store: KeyedStore) -> None:
+    for name, of in (("plain", store.inner), ("plain-first", keyed(store.inner, "plain", "a"))):
+        written(of, "value", path=name)  # type: ignore[arg-type]
+    assert store.inner.read("plain") == store.inner.read("plain-first")
+    assert store.inner.read("plain")[8:10] == b"\x01\0"
+
+
+def test_the_same_value_is_never_the_same_bytes(store: KeyedStore) -> None:
+    writer = SegmentWriter(store, PATH, header())
+    payload = [row("k", "v" * 100)]
+    first = writer.append(format.ENTRIES, 1, payload)
+    once = store.read(PATH, first)
+    # A failed append is cut off, and another frame is written at the same offset.
+    writer.rewind(first)
+    assert writer.append(format.ENTRIES, 1, payload) == first
+    again = store.read(PATH, first)
+    assert len(once) == len(again)
+    sealed = format.FRAME_HEADER_BYTES + format.SYNCED_BYTES
+    assert once[sealed : sealed + 12] != again[sealed : sealed + 12]
+    assert sum(a == b for a, b in zip(once[sealed:], again[sealed:])) < 20
+
+
+def test_a_missing_key_a_wrong_key_and_no_keys_are_told_apart(store: KeyedStore) -> None:
+    written(store, "value")
+    for keys, said in ((("b",), "'a', and the keys given are b"), ((other("a"),), "is not the one it was written with")):
+        with pytest.raises(EncryptionError, match=said) as raised:
+            payloads(keyed(store.inner, *keys))
+        assert (raised.value.file, raised.value.key_id) == (PATH, "a")
+    with pytest.raises(EncryptionError, match="no keys are given; give the keys: encryption_keys"):
+        payloads(store.inner)
+
+
+def test_a_segment_that_is_not_encrypted_is_read_only_where_that_is_allowed(store: KeyedStore) -> None:
+    written(store.inner, "value")  # type: ignore[arg-type]
+    with pytest.raises(EncryptionError, match="it is not encrypted, and the keys demand that it is"):
+        payloads(store)
+    assert len(payloads(keyed(store.inner, "a", "plain"))) == 1
+
+
+def test_frames_are_whole_also_without_a_key(store: KeyedStore) -> None:
+    written(store, "first", "second")
+    reader = SegmentReader(store.inner, PATH)
+    assert [frame.count for frame in reader.whole_frames()] == [1, 1]
+    assert reader.tail().status == "clean"
+    data = bytearray(store.read(PATH))
+    data[-1] ^= 1
+    overwrite(store, PATH, bytes(data))
+    reader = SegmentReader(store.inner, PATH)
+    assert len(list(reader.whole_frames())) == 1
+    assert reader.tail().status == "torn-tail"
+
+
+@pytest.mark.parametrize("at", [20, 31, 32, 40, -1], ids=["nonce", "end of nonce", "ciphertext", "more ciphertext", "tag"])
+def test_a_changed_frame_with_the_right_checksum_is_forged(store: KeyedStore, at: int) -> None:
+    head = written(store, "first", "second")
+    frames = list(SegmentReader(store, PATH).frames())
+    place = (frames[1].offset if at >= 0 else frames[1].end) + at
+    data = bytearray(store.read(PATH))
+    data[place] ^= 1
+    overwrite(store, PATH, with_right_crc(bytes(data), head.checksum_seed, frames[1].offset))
+    reader = SegmentReader(store, PATH)
+    read = reader.frames()
+    assert next(read).payload == frames[0].payload
+    with pytest.raises(Forged, match="forged or moved") as raised:
+        next(read)
+    assert raised.value.offset == frames[1].offset == reader.end
+
+
+@pytest.mark.parametrize(("at", "what"), [(8, "type"), (9, "count"), (12, "last synced offset")])
+def test_a_frame_whose_clear_fields_were_changed_is_forged(store: KeyedStore, at: int, what: str) -> None:
+    head = written(store, "first")
+    data = bytearray(store.read(PATH))
+    start = SegmentReader(store, PATH).first
+    data[start + at] ^= 3 if what == "type" else 1  # entries become metadata
+    overwrite(store, PATH, with_right_crc(bytes(data), head.checksum_seed, start))
+    with pytest.raises(Forged):
+        payloads(store)
+
+
+def test_a_frame_that_was_moved_inside_of_its_segment_is_forged(store: KeyedStore) -> None:
+    head = written(store, "aaaa", "bbbb")
+    first, second = SegmentReader(store, PATH).frames()
+    data = store.read(PATH)
+    swapped = data[: first.offset] + data[second.offset : second.end] + data[first.offset : first.end]
+    assert len(swapped) == len(data)
+    for offset in (first.offset, second.offset):
+        swapped = with_right_crc(swapped, head.checksum_seed, offset)
+    overwrite(store, PATH, swapped)
+    with pytest.raises(Forged):
+        payloads(store)
+
+
+def test_a_frame_of_another_segment_is_forged(store: KeyedStore) -> None:
+    head = written(store, "mine")
+    written(store, "your", path="other", segment_id=b"\x05" * 16)
+    start = SegmentReader(store, PATH).first
+    data = store.read(PATH)[:start] + store.read("other")[start:]
+    overwrite(store, PATH, with_right_crc(data, head.checksum_seed, start))
+    with pytest.raises(Forged):
+        payloads(store)
+
+
+@pytest.mark.parametrize("changes", [{"number": 2}, {"node": "n2"}, {"previous_checksum": 7}, {"key_id": "b"}])
+def test_a_changed_header_does_not_open(store: KeyedStore, changes: dict[str, object]) -> None:
+    head = written(store, "value")
+    frames = store.read(PATH)[len(head.encode()) :]
+    overwrite(store, PATH, head._replace(**changes).encode() + frames)  # type: ignore[arg-type]
+    with pytest.raises(EncryptionError, match="or its header was forged"):
+        payloads(keyed(store.inner, "a", "b"))
+
+
+def test_a_header_of_version_1_has_no_key_and_one_of_version_2_has() -> None:
+    head = header().encode()
+    sealed = header(key_id="a", key_check=bytes(16)).encode()
+    assert format.decode_header(sealed, "f")[0].key_id == "a"
+    for data, version in ((head, 2), (sealed, 1)):
+        with pytest.raises(CorruptLog, match="not those of its version"):
+            format.decode_header(format.with_crc(data[:8] + struct.pack("<H", version) + data[10:-4]), "f")
+    for wrong in ({"key_id": "x" * 65, "key_check": bytes(16)}, {"key_id": "a", "key_check": b""}):
+        with pytest.raises(CorruptLog, match="not those of its version"):
+            format.decode_header(header(**wrong).encode(), "f")
+
+
+def test_a_header_that_was_cut_off_is_no_damage_and_anything_after_it_is(store: KeyedStore) -> None:
+    head = written(store, "value")
+    size = len(head.encode())
+    data = store.read(PATH)
+    for cut in (5, 12, size - 1):
+        overwrite(store, PATH, data[:cut] + bytes(4096 - cut))
+        assert unborn(store, PATH)
+    overwrite(store, PATH, data[:12] + bytes(size) + data[size:])
+    assert not unborn(store, PATH)
+
+
+def test_keys_are_found_through_what_is_put_around_a_store(store: KeyedStore) -> None:
+    written(store, "value")
+    assert keys_of(FaultyStore(store)) is store.encryption_keys
+    assert keys_of(Held(store, PATH)) is store.encryption_keys
+    assert keys_of(store.inner) is NO_KEYS
+
+
+def encrypted_segment() -> bytes:
+    store = keyed(MemoryStore("golden-encrypted"), "a")
+    store.delete("segment")
+    writer = SegmentWriter(store, "segment", HEADER, randomness=SeededRandomness(1))
+    for kind, payload in FRAMES:
+        writer.append(kind, len(payload), payload)
+        writer.sync()
+    return store.read("segment")
+
+
+def test_the_golden_encrypted_segment_is_read_and_written_again_byte_for_byte() -> None:
+    golden = (GOLDEN / "segment-v2.wal").read_bytes()
+    store = keyed(MemoryStore("golden-encrypted-read"), "a")
+    store.replace("segment", golden)
+    found = [(frame.kind, frame.count, frame.payload) for frame in SegmentReader(store, "segment").frames()]
+    assert found == [(kind, len(payload), b"".join(payload)) for kind, payload in FRAMES]
+    assert encrypted_segment() == golden
+
+
+def test_the_ring_of_tests_is_stable() -> None:
+    """The golden segment depends on it."""
+    assert ring("a").keys["a"].hex().startswith("ca978112")
