@@ -62,6 +62,18 @@ class RawPeer:
         while len(theirs) < len(GREETING):  # libzmq refuses a READY that comes with the greeting
             theirs += self.socket.recv(len(GREETING) - len(theirs))
         self.socket.sendall(frame(b"\x05READY" + properties, 4))
+        # Until the agent has admitted it, libzmq takes a request for a wrong handshake.
+        command, size = self._read(2)
+        assert (command, self._read(size)[:6]) == (4, b"\x05READY")
+
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            some = self.socket.recv(size - len(found))
+            if not some:
+                raise ConnectionError("the agent closed the connection")
+            found += some
+        return found
 
     def send(self, *header: Any, payload: bytes = b"") -> None:
         self.socket.sendall(frame(msgpack.packb([*map(identified, header)]), 1) + frame(payload))

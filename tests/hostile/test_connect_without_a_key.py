@@ -21,9 +21,8 @@ from imap_wal.agent.gate import check_pair, new_pair
 from imap_wal.agent.keys import KeyPair
 from imap_wal.agent.peers import Peer, Right
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport import Client
 from imap_wal.errors import InvalidSetting, NotAllowed
-from tests.agent.harness import Plugin, serving
+from tests.agent.harness import NamedClient, Plugin, identity, serving
 
 MEMBER, READER, STRANGER = new_pair("member-1"), new_pair("reader"), new_pair("stranger")
 AGENT = new_pair("agent-1")
@@ -57,7 +56,7 @@ def settings(tmp_path: Path) -> AgentConfig:
 def plugin(settings: AgentConfig, key: KeyPair | None, agent_key: str = AGENT.public, timeout_ms: int = 10_000, **about: str) -> Iterator[Plugin]:
     connected = Plugin(settings.endpoint, **about)
     connected.client.close()
-    connected.client = Client(settings.endpoint, timeout_ms, key, agent_key)
+    connected.client = NamedClient(settings.endpoint, timeout_ms, key, agent_key)
     try:
         yield connected
     finally:
@@ -78,7 +77,7 @@ def test_a_member_with_its_key_reads_and_writes(settings: AgentConfig) -> None:
         assert member.values() == {"a": "1", "b": "x" * 100_000}
     assert any(line["event"] == "peer admitted" and line["peer"] == "member-1 at 127.0.0.1" for line in lines)
     (claimed,) = [line for line in lines if line["event"] == "log claimed"]
-    assert (claimed["peer"], claimed["member"], claimed["incarnation"]) == ("member-1", "member-1", 1)
+    assert (claimed["peer"], claimed["member"], claimed["incarnation"]) == ("member-1", identity("member-1"), 1)
 
 
 def test_a_strangers_key_is_refused_and_logged(settings: AgentConfig) -> None:
