@@ -187,7 +187,7 @@ def test_no_copy_is_written_into_its_own_source_or_around_it(run: Run, url: str,
 @pytest.mark.parametrize("value", ["", "  "])
 @pytest.mark.parametrize(
     "words",
-    [*((name, "{}") for name in COMMANDS if name not in ("demo", "node", "agent", "plugin", "keys")), ("restore", "maps", "--to", "{}"), ("repair", "maps", "--to", "{}"),
+    [*((name, "{}") for name in COMMANDS if name not in ("demo", "node", "agent", "plugin", "keys", "encryption-key")), ("restore", "maps", "--to", "{}"), ("repair", "maps", "--to", "{}"),
      ("demo", "--url", "{}"), ("node", "start", "--url", "{}")],
 )  # fmt: skip
 def test_an_empty_url_is_wrong_usage_and_the_text_says_what_to_pass(run: Run, words: tuple[str, ...], value: str) -> None:
