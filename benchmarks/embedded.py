@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 
 import imap_wal
-from imap_wal.store import Store
+from imap_wal.embedded.store import Store
 
 VALUE = b"v" * 100
 BATCH = 256

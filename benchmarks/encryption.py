@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import imap_wal
-from imap_wal.store import Store
+from imap_wal.embedded.store import Store
 
 VALUE = os.urandom(100)
 VARIABLE = "IMAP_WAL_BENCH_KEYS"

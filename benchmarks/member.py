@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rewrite_cli.cluster import die_with_parent
-from rewrite_cli.jars import hazelcast_jar, java, plugin_jar
+from rewrite_cli.local_cluster.jars import hazelcast_jar, java, plugin_jar
+from rewrite_cli.local_cluster.launcher import die_with_parent
 
 LOAD = Path(__file__).with_name("MemberLoad.java")
 OPERATION_THREADS = 64  # as `imap-wal plugin config` prints

@@ -13,17 +13,18 @@ from typing import Any
 
 from imap_wal import layout
 from imap_wal.agent.sessions import Sessions
-from imap_wal.archive import to_absorb
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.committer import Batch, Committer
 from imap_wal.entry import pack
 from imap_wal.format import Position
 from imap_wal.layout import Identity
-from imap_wal.manifest import Archive, Mark, Snapshot, node_manifests
-from imap_wal.restore import ClusterLog
-from imap_wal.ring import RingBuffer
+from imap_wal.manifest.cluster import Mark, Snapshot
+from imap_wal.manifest.node import Archive, node_manifests
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.archive import to_absorb
 from imap_wal.settings import Settings
-from imap_wal.writer import NodeLog, open_node_log
+from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.node_log import NodeLog, open_node_log
+from imap_wal.write.ring import RingBuffer
 from storage_backends import SegmentStore, open_store
 
 DAYS, RUNS_A_DAY = 30, 144

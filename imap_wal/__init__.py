@@ -21,7 +21,10 @@ What lives where, bottom up: `errors`, `clock`, `settings` · `entry` (DataEntry
 """
 
 from imap_wal import errors, log
-from imap_wal.aio import AsyncMap, AsyncStore, aopen
+from imap_wal.embedded.asyncio_store import AsyncMap, AsyncStore, aopen
+from imap_wal.embedded.serializer import MsgpackSerializer, RawSerializer, Serializer
+from imap_wal.embedded.store import DurableMap, Store, open
+from imap_wal.embedded.wal_filter import STOP, WalFilter
 from imap_wal.entry import DataEntry
 from imap_wal.errors import (
     Closed,
@@ -44,10 +47,7 @@ from imap_wal.errors import (
     UnsupportedVersion,
     WriterLocked,
 )
-from imap_wal.serializer import MsgpackSerializer, RawSerializer, Serializer
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
-from imap_wal.store import DurableMap, Store, open
-from imap_wal.wal_filter import STOP, WalFilter
 
 __version__ = "0.1.0"
 

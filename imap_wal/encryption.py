@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import storage_backends
 from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.encryption_keys import NO_KEYS, PLAIN, Keys
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
 from imap_wal.format import FRAME_HEADER_BYTES, KEY_CHECK_BYTES, SYNCED_BYTES, Frame, SegmentHeader, decode_header, with_crc
-from imap_wal.keys import NO_KEYS, PLAIN, Keys
 from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gate import GatedStore

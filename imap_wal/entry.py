@@ -45,7 +45,7 @@ class DataEntry(NamedTuple):
     time, 0 for never.
 
     Or a *clear*, which deletes all keys of one partition: its `key` is None, and `expires_at_ms` is
-    the number of partitions (`imap_wal.clears`)."""
+    the number of partitions (`imap_wal.read.clears`)."""
 
     map: str
     key: bytes

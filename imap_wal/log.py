@@ -3,7 +3,7 @@
     create ─▶ the node's manifest says kind "log" (compare-and-swap: one of many wins) ─▶ open
     open   ─▶ lock, recover the tail, next epoch: the writer before this one is shut out
     append ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ acknowledged, tailers woken ─▶ Position
-    read, tail ─▶ `imap_wal.reader`, also from other processes: `LogReader`
+    read, tail ─▶ `imap_wal.read.log_reader`, also from other processes: `LogReader`
 
 Unbounded: the metadata is the node's manifest, published by compare-and-swap; the data is a list of segments (found by listing) and archives (named by the manifest).
 It is the log that embedded maps and agents write, so a `LogReader` reads theirs, and every tool for theirs works on this one. `Log` appends only to logs that `create`
@@ -23,20 +23,21 @@ from typing import Any, NamedTuple, Self
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.committer import Batch, CommitStatistics, Committer
+from imap_wal.embedded.store import next_incarnation
 from imap_wal.encryption import with_keys
 from imap_wal.entry import DataEntry, check, is_clear, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
-from imap_wal.keeper import Keeper
-from imap_wal.manifest import LOG, NOTHING_SEEN, NodeManifest, claim_manifests, cluster_manifests, node_manifests
-from imap_wal.pieces import END
-from imap_wal.reader import Bound, LogReader, Record, storage_errors
-from imap_wal.restore import ClusterLog
-from imap_wal.ring import RingBuffer
+from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
+from imap_wal.manifest.node import LOG, NOTHING_SEEN, NodeManifest, node_manifests
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import END
+from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.settings import Durability, Settings, choose, location
-from imap_wal.store import next_incarnation
-from imap_wal.writer import Identity, NodeLog, Recovery, check_new_log, open_node_log
+from imap_wal.write.committer import Batch, CommitStatistics, Committer
+from imap_wal.write.maintenance import Keeper
+from imap_wal.write.node_log import Identity, NodeLog, Recovery, check_new_log, open_node_log
+from imap_wal.write.ring import RingBuffer
 from storage_backends import SegmentStore, StorageError, open_store
 
 CLASS = "raw"
@@ -123,7 +124,7 @@ class Log:
         return moved
 
     def _archive(self) -> int:
-        from imap_wal.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
+        from imap_wal.retention.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
 
         log = self._log
         written = self._keeper.written(log)
@@ -135,7 +136,7 @@ class Log:
         return done.records
 
     def _remove_outlived(self) -> None:
-        from imap_wal.retention import remove_outlived  # as above
+        from imap_wal.retention.policy import remove_outlived  # as above
 
         with self._archive_lock, storage_errors(f"removing covered files of {self}; what is left of them goes the next time"):
             logs = self._cluster
@@ -145,7 +146,7 @@ class Log:
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
         """Remove whole archives and sealed segments with nothing above `upto` (None: all there are); returns the oldest readable position after it. Only what
         a snapshot of `imap-wal rewrite` covers goes, unless `uncovered=True` says that what nobody else holds may go as well."""
-        from imap_wal.removal import plan_removal, remove  # as above
+        from imap_wal.retention.removal import plan_removal, remove  # as above
 
         self._check_open()
         limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto

@@ -26,7 +26,7 @@ class Durability(StrEnum):
 
 
 class RecoveryMode(StrEnum):
-    """What an open makes of damage in its own node's log; the table stands in `imap_wal.recovery`."""
+    """What an open makes of damage in its own node's log; the table stands in `imap_wal.write.recovery`."""
 
     ABSOLUTE = "absolute"
     TORN_TAIL = "torn-tail"

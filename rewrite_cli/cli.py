@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rewrite_cli.interrupts import ends_the_process
+from rewrite_cli.console.interrupts import ends_the_process
 
 with ends_the_process():
     import click
 
-    from rewrite_cli import config
-    from rewrite_cli.failures import CLEAN, report
+    from rewrite_cli.console import config_file as config
+    from rewrite_cli.console.failures import CLEAN, report
 
 # In the order a newcomer meets them.
 COMMANDS = {
@@ -130,7 +130,7 @@ def group(ctx: click.Context, config_file: Path | None, credentials: Path | None
     found = config_file or config.find()
     if found is not None:
         if found != config_file and not found.is_absolute():
-            from rewrite_cli import output as out
+            from rewrite_cli.console import output as out
 
             out.note(f"settings from {found} of the current folder; --config FILE takes those of another file")
         ctx.default_map = config.defaults(found, ctx, list(COMMANDS))

@@ -8,7 +8,7 @@ import itertools
 from pathlib import Path
 
 from imap_wal.encryption import KeyedStore
-from imap_wal.keys import KeyRing, Keys
+from imap_wal.encryption_keys import KeyRing, Keys
 from storage_backends import SegmentStore
 
 _names = itertools.count(1)

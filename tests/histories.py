@@ -11,17 +11,19 @@ from typing import Any
 import hypothesis.strategies as st
 
 from imap_wal import format
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import Order, Row, clear_of, is_clear, pack
-from imap_wal.manifest import Lifetime
-from imap_wal.restore import ClusterLog, LiveView, pin_cuts
+from imap_wal.manifest.cluster import Lifetime
+from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.view import LiveView
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.drop import drop_map
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from imap_wal.storage_clock import SKEW_MS_MAX
-from imap_wal.writer import Identity, NodeLog, open_node_log
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import drop_map, rewrite
+from imap_wal.write.node_log import Identity, NodeLog, open_node_log
 from storage_backends import SegmentStore
 from tests.support import FakeClock
 

@@ -14,7 +14,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry
 from imap_wal.format import SegmentHeader
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, NodeLog, open_node_log
+from imap_wal.write.node_log import Identity, NodeLog, open_node_log
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 

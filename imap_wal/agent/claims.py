@@ -23,9 +23,10 @@ from imap_wal.agent.peers import LOCAL, Peer, Right
 from imap_wal.agent.start import Start
 from imap_wal.errors import ImapWalError, NotAllowed
 from imap_wal.format import Position
-from imap_wal.manifest import ClaimManifest, ClusterManifest, Lifetime, current_cluster, older_manifest
-from imap_wal.restore import ClusterLog, pin_cuts
-from imap_wal.writer import NodeLog, shut_out_others
+from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, Lifetime
+from imap_wal.manifest.older import current_cluster, older_manifest
+from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.write.node_log import NodeLog, shut_out_others
 from storage_backends import AlreadyExists
 
 READ_AGAIN_S = 1.0

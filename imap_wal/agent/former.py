@@ -14,9 +14,10 @@ from dataclasses import replace
 from imap_wal.entry import ORDER
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
-from imap_wal.pieces import CutBack, Piece, read_piece
-from imap_wal.restore import ATTEMPTS, ClusterLog, ClusterState
-from imap_wal.writer import NodeLog
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog, ClusterState
+from imap_wal.read.file_scan import Piece
+from imap_wal.read.scan import CutBack, read_piece
+from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound
 
 UNKNOWN = -1

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from imap_wal.clock import Randomness
 from imap_wal.errors import ImapWalError
-from imap_wal.partitions import Partitions
-from imap_wal.restore import LiveView
+from imap_wal.read.partitions import Partitions
+from imap_wal.read.view import LiveView
 
 LISTINGS_MAX = 64
 """So many listings are kept; beyond that, the one that has waited longest is dropped."""

@@ -9,17 +9,17 @@ import structlog
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.sessions import Sessions
-from imap_wal.archive import archive_sealed, write_archives
-from imap_wal.archiver import writer_for
 from imap_wal.clock import Clock, Randomness
-from imap_wal.committer import Batch, Committer
 from imap_wal.errors import ImapWalError
-from imap_wal.keeper import Keeper
-from imap_wal.restore import ClusterLog
-from imap_wal.retention import remove_outlived
-from imap_wal.ring import RingBuffer
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.archive import archive_sealed, write_archives
+from imap_wal.retention.archiver import writer_for
+from imap_wal.retention.policy import remove_outlived
 from imap_wal.worker import Worker
-from imap_wal.writer import Identity, open_node_log
+from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.maintenance import Keeper
+from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
 
 SIGN_STOP_S = 5.0

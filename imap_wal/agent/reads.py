@@ -21,8 +21,8 @@ from imap_wal.agent.unsent import Payload, Unsent
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting
-from imap_wal.partitions import Partitions
-from imap_wal.restore import LiveView
+from imap_wal.read.partitions import Partitions
+from imap_wal.read.view import LiveView
 from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.worker import Worker
 from storage_backends import StorageError

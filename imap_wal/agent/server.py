@@ -31,16 +31,17 @@ from imap_wal.agent.requests import SUPPORTED, Append, Beat, Bye, Hello, Malform
 from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.committer import Batch
 from imap_wal.encryption import open_store
 from imap_wal.entry import HIGHEST, KEY, LOWEST, MAP, ORDER, PARTITION, PARTITION_COUNT, PARTITION_MAX, VALUE
 from imap_wal.errors import Fenced, ImapWalError, NotAllowed, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
-from imap_wal.restore import ClusterLog, LiveView, from_manifest
+from imap_wal.read.cluster import ClusterLog, from_manifest
+from imap_wal.read.view import LiveView
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema, sound_schemas
 from imap_wal.settings import Durability, mode
 from imap_wal.worker import Worker
-from imap_wal.writer import holder_text
+from imap_wal.write.committer import Batch
+from imap_wal.write.node_log import holder_text
 from storage_backends import StorageError
 from storage_backends.ownership import doubts
 

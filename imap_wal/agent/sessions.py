@@ -13,10 +13,10 @@ from imap_wal.agent.liveness import SignOfLife, Watch
 from imap_wal.agent.peers import LOCAL, Peer
 from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
-from imap_wal.committer import Batch
 from imap_wal.errors import NotAppended, OutcomeUnknown
-from imap_wal.restore import ClusterLog
-from imap_wal.writer import NodeLog
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.write.committer import Batch
+from imap_wal.write.node_log import NodeLog
 from storage_backends import StorageError
 
 

@@ -19,8 +19,9 @@ import structlog
 from imap_wal.agent.liveness import Presence, Watch
 from imap_wal.clock import Clock
 from imap_wal.errors import ImapWalError, LogError
-from imap_wal.manifest import ClaimManifest, node_manifests
-from imap_wal.restore import ClusterLog
+from imap_wal.manifest.cluster import ClaimManifest
+from imap_wal.manifest.node import node_manifests
+from imap_wal.read.cluster import ClusterLog
 
 _log = structlog.get_logger("imap_wal.agent")
 

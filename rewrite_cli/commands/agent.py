@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from rewrite_cli import output as out
+from rewrite_cli.console import output as out
 
 
 @click.command()

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, open_node_log
-from rewrite_cli import output as out
-from rewrite_cli.failures import Failed
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.survey import ClusterView, NodeView
+from imap_wal.write.node_log import Identity, open_node_log
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.selection import Scope, scope_options
 from storage_backends import SegmentStore
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from imap_wal.agent.keys import read_token, token_hash
-from imap_wal.restore import ClusterLog
-from rewrite_cli import output as out
-from rewrite_cli.audit import audit
-from rewrite_cli.claim import ClaimReport, set_tokens, take_log
-from rewrite_cli.scope import Scope, scope_options
+from imap_wal.agent.operator_claim import ClaimReport, set_tokens, take_log
+from imap_wal.read.cluster import ClusterLog
+from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
+from rewrite_cli.console.selection import Scope, scope_options
 
 _TOKEN = click.Path(dir_okay=False, path_type=Path)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from imap_wal.clock import SystemClock
-from rewrite_cli import flights
-from rewrite_cli import output as out
-from rewrite_cli.demo import Report, Tell, play_embedded
-from rewrite_cli.failures import FAILED, Failed
-from rewrite_cli.scope import Url
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import FAILED, Failed
+from rewrite_cli.console.selection import Url
+from rewrite_cli.demo import flights
+from rewrite_cli.demo.embedded import Report, Tell, play_embedded
 
 
 @click.command()
@@ -60,12 +60,12 @@ def command(count: int, kills: int, members: int, url: str | None, picture: Path
 
 
 def _play(count: int, kills: int, members: int, url: str, scratch: Path, tell: Tell) -> Report:
-    from rewrite_cli.scope import open_empty
+    from rewrite_cli.console.selection import open_empty
 
     open_empty(url)
     stream = flights.load(count)
     if members:
-        from rewrite_cli.demo_cluster import play_cluster
+        from rewrite_cli.demo.cluster import play_cluster
 
         return play_cluster(stream, url, scratch, kills, members, SystemClock(), tell)
     return play_embedded(stream, url, scratch, kills, SystemClock(), tell)
@@ -73,7 +73,7 @@ def _play(count: int, kills: int, members: int, url: str, scratch: Path, tell: T
 
 def _draw(report: Report, picture: Path) -> str:
     try:
-        from rewrite_cli.picture import draw
+        from rewrite_cli.demo.picture import draw
     except ImportError as error:
         raise Failed(f"no picture without matplotlib ({error}): pip install 'imap-wal[demo]'") from error
     draw(report, picture)

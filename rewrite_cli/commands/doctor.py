@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from rewrite_cli import checks
-from rewrite_cli import output as out
-from rewrite_cli.agent_keys import key_options, own_key
-from rewrite_cli.failures import FINDINGS
-from rewrite_cli.scope import Endpoint, url_argument
+from rewrite_cli import doctor
+from rewrite_cli.console import output as out
+from rewrite_cli.console.agent_keys import key_options, own_key
+from rewrite_cli.console.failures import FINDINGS
+from rewrite_cli.console.selection import Endpoint, url_argument
 
 _MARKS = {
-    checks.OK: click.style("ok", fg="green"),
-    checks.WARNING: click.style("warning", fg="yellow"),
-    checks.PROBLEM: click.style("problem", fg="red", bold=True),
+    doctor.OK: click.style("ok", fg="green"),
+    doctor.WARNING: click.style("warning", fg="yellow"),
+    doctor.PROBLEM: click.style("problem", fg="red", bold=True),
 }
 
 
@@ -43,11 +43,11 @@ def command(url: str | None, endpoints: tuple[str, ...], key_file: Path | None, 
       imap-wal doctor --agent tcp://10.0.0.5:7701 --key-file ~/monitor.key --agent-key agent-1.pub
     """
     key, server = own_key(key_file, agent_key)
-    found = [*checks.environment(), *checks.java_side()]
+    found = [*doctor.environment(), *doctor.java_side()]
     if url:
-        found += checks.storage(url)
+        found += doctor.storage(url)
     for endpoint in endpoints:
-        found += checks.agent(endpoint, key, server)
+        found += doctor.agent(endpoint, key, server)
     if output == out.JSON:
         out.print_json({"checks": [asdict(check) for check in found]})
     else:
@@ -55,4 +55,4 @@ def command(url: str | None, endpoints: tuple[str, ...], key_file: Path | None, 
             out.echo(f"{_MARKS[check.status]:<{7 + len(_MARKS[check.status]) - len(check.status)}}  {check.name}: {check.what}")
             if check.advice:
                 out.echo(f"         → {check.advice}")
-    return FINDINGS if any(check.status == checks.PROBLEM for check in found) else 0
+    return FINDINGS if any(check.status == doctor.PROBLEM for check in found) else 0

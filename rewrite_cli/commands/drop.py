@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from imap_wal.restore import ClusterLog
-from rewrite_cli import output as out
-from rewrite_cli.audit import audit
-from rewrite_cli.failures import Failed
-from rewrite_cli.rewriter import drop_map
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.survey import ClusterView
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.drop import drop_map
+from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.selection import Scope, scope_options
 from storage_backends import SegmentStore
 
 

@@ -27,13 +27,13 @@ from imap_wal.entry import (
     is_clear,
 )
 from imap_wal.format import START, Position
-from imap_wal.restore import ATTEMPTS, ClusterLog
+from imap_wal.inspect.decode import Decoder, plain, text
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
-from rewrite_cli import output as out
-from rewrite_cli.decode import Decoder, plain, text
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.survey import ClusterView
-from rewrite_cli.times import Moment, iso
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.times import Moment, iso
 from storage_backends import NotFound, SegmentStore
 
 SORT_BYTES = 64 * 1024 * 1024
@@ -226,7 +226,7 @@ def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Positio
 
 
 def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    from imap_wal.restore import from_manifest
+    from imap_wal.read.cluster import from_manifest
 
     return map(from_manifest, metadata)
 

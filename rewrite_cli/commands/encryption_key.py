@@ -10,8 +10,8 @@ import click
 
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.encryption import archive_keys
-from imap_wal.keys import KEY_BYTES, KeyRing, Keys
-from rewrite_cli import output as out
+from imap_wal.encryption_keys import KEY_BYTES, KeyRing, Keys
+from rewrite_cli.console import output as out
 
 
 @click.group()

@@ -14,12 +14,12 @@ from typing import Any, TextIO
 import click
 
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
-from rewrite_cli import output as out
-from rewrite_cli.decode import plain, text
-from rewrite_cli.failures import Failed
-from rewrite_cli.live import LiveCluster, merge, partial_option
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.times import Moment, iso
+from imap_wal.inspect.decode import plain, text
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.times import Moment, iso
+from rewrite_cli.entries.live import LiveCluster, merge, partial_option
 
 FORMATS = ("jsonl", "csv", "parquet")
 _GROUP_BYTES = 32 * 1024 * 1024

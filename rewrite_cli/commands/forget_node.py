@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 
 import click
 
+from imap_wal.agent.forget_node import ForgetReport, forget_node
 from imap_wal.errors import InvalidSetting
-from imap_wal.restore import ClusterLog
-from rewrite_cli import output as out
-from rewrite_cli.audit import audit
-from rewrite_cli.failures import Failed
-from rewrite_cli.forget import ForgetReport, forget_node
-from rewrite_cli.scope import Scope, scope_options
+from imap_wal.read.cluster import ClusterLog
+from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.selection import Scope, scope_options
 
 
 @click.command()

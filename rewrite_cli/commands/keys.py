@@ -10,7 +10,7 @@ import click
 from imap_wal.agent import keys
 from imap_wal.agent.peers import Peer, Right
 from imap_wal.errors import InvalidSetting
-from rewrite_cli import output as out
+from rewrite_cli.console import output as out
 
 TOKEN_BYTES = 32
 _FILE = click.Path(dir_okay=False, path_type=Path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from rewrite_cli import output as out
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.survey import ClusterView, NodeView
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import Scope, scope_options
 from storage_backends import SegmentStore
 
 

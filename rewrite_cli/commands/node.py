@@ -14,10 +14,10 @@ import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.credentials import Credentials
-from rewrite_cli import output as out
-from rewrite_cli.cluster import Cluster, Plan
-from rewrite_cli.scope import Url
-from rewrite_cli.times import Duration
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import Url
+from rewrite_cli.console.times import Duration
+from rewrite_cli.local_cluster.launcher import Cluster, Plan
 from storage_backends.location import Location
 
 

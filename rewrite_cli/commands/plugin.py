@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from rewrite_cli import hazelcast_yaml, jars
-from rewrite_cli import output as out
-from rewrite_cli.agent_keys import public_key
-from rewrite_cli.scope import Endpoint
+from rewrite_cli.console import output as out
+from rewrite_cli.console.agent_keys import public_key
+from rewrite_cli.console.selection import Endpoint
+from rewrite_cli.local_cluster import hazelcast_yaml, jars
 
 
 @click.group()

@@ -6,14 +6,14 @@ from dataclasses import asdict
 
 import click
 
-from imap_wal.restore import ClusterLog
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX
-from rewrite_cli import output as out
-from rewrite_cli.audit import audit
-from rewrite_cli.prune import prune
-from rewrite_cli.report import PruneReport
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.times import Duration
+from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
+from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.times import Duration
 
 
 @click.command()

@@ -12,16 +12,16 @@ import click
 from imap_wal.encryption import open_store
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
-from imap_wal.restore import ClusterLog
-from imap_wal.rivals import ADVICE
-from rewrite_cli import conflicts
-from rewrite_cli import output as out
-from rewrite_cli.conflicts import Resolution
-from rewrite_cli.failures import FINDINGS, Failed
-from rewrite_cli.repair_report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
-from rewrite_cli.repairer import ClusterRepair, tolerant_survey
-from rewrite_cli.scope import Scope, Url, refuse_nested, scope_options
-from rewrite_cli.survey import ClusterView
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.rivals import ADVICE
+from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
+from imap_wal.rewrite import conflicts
+from imap_wal.rewrite.conflicts import Resolution
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import FINDINGS, Failed
+from rewrite_cli.console.selection import Scope, Url, refuse_nested, scope_options
 from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
 

@@ -15,14 +15,14 @@ from imap_wal.entry import ORDER, pack
 from imap_wal.format import ENTRIES, METADATA
 from imap_wal.schemas import sound_schemas
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, NodeLog, open_node_log
-from rewrite_cli import output as out
+from imap_wal.write.node_log import Identity, NodeLog, open_node_log
 from rewrite_cli.commands.export import FORMATS, records, write
 from rewrite_cli.commands.stat import MEMBER_S_PER_ENTRY
-from rewrite_cli.failures import Failed
-from rewrite_cli.live import LiveCluster, merge, partial_option
-from rewrite_cli.scope import Scope, Url, open_empty, refuse_nested, scope_options
-from rewrite_cli.times import Moment
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.selection import Scope, Url, open_empty, refuse_nested, scope_options
+from rewrite_cli.console.times import Moment
+from rewrite_cli.entries.live import LiveCluster, merge, partial_option
 from storage_backends import SegmentStore, StorageError
 
 NODE = "restored"

@@ -7,17 +7,19 @@ from typing import Any
 
 import click
 
-from imap_wal.restore import ClusterLog, MergeProgress
-from imap_wal.rivals import ADVICE
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.rivals import ADVICE
+from imap_wal.read.view import MergeProgress
+from imap_wal.rewrite.conflicts import Resolution
+from imap_wal.rewrite.plan import Engine
+from imap_wal.rewrite.report import RewriteReport
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
-from rewrite_cli import output as out
-from rewrite_cli.conflicts import Resolution
-from rewrite_cli.live import Tell, partial_option
-from rewrite_cli.report import RewriteReport
-from rewrite_cli.rewriter import Engine, rewrite
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.times import Duration, Moment
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.times import Duration, Moment
+from rewrite_cli.entries.live import Tell, partial_option
 
 ENGINES = ("local", "spark")
 
@@ -135,10 +137,10 @@ def rewrite_all(
 def make_engine(name: str, about: str, tell: Tell | None) -> Engine:
     """The engine of that name; Spark is started only here."""
     if name == "spark":
-        from rewrite_cli.spark import SparkEngine
+        from pyspark_imap_wal.rewrite_engine import SparkEngine
 
         return SparkEngine()
-    from rewrite_cli.local import LocalEngine
+    from imap_wal.rewrite.local_engine import LocalEngine
 
     def progress(done: MergeProgress) -> None:
         if tell is not None:

@@ -10,16 +10,16 @@ import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
-from imap_wal.index import NewestIndex
-from imap_wal.restore import ClusterLog
-from imap_wal.rivals import ADVICE
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.rivals import ADVICE
+from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
-from rewrite_cli import conflicts
-from rewrite_cli import output as out
-from rewrite_cli.failures import FINDINGS
-from rewrite_cli.live import load_parquet
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.survey import ClusterView
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import FINDINGS
+from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.entries.live import load_parquet
 from storage_backends import SegmentStore
 
 MEMBER_S_PER_ENTRY = 4.2e-6

@@ -9,15 +9,15 @@ import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
-from imap_wal.restore import ClusterLog
-from imap_wal.rivals import ADVICE
-from rewrite_cli import conflicts
-from rewrite_cli import output as out
-from rewrite_cli.failures import FINDINGS
-from rewrite_cli.scope import Scope, scope_options
-from rewrite_cli.survey import ClusterView
-from rewrite_cli.times import Duration
-from rewrite_cli.verifier import CLEAN, CORRUPT, TORN, UNSUPPORTED, Deadline, Finding, OutOfTime, Unit, check, damaged, foreign_files, plan
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.verify import CLEAN, CORRUPT, TORN, UNSUPPORTED, Deadline, Finding, OutOfTime, Unit, check, damaged, foreign_files, plan
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.rivals import ADVICE
+from imap_wal.rewrite import conflicts
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import FINDINGS
+from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.times import Duration
 from storage_backends import NotFound, SegmentStore
 
 CONFLICT = "conflict"

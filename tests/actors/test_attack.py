@@ -10,13 +10,13 @@ import pytest
 import imap_wal
 import imap_wal.log
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
+from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
-from imap_wal.restore import ClusterLog
-from imap_wal.store import Store
-from rewrite_cli.forget import forget_node
-from rewrite_cli.repair_report import SALVAGE
-from rewrite_cli.repairer import ClusterRepair, tolerant_survey
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.report import SALVAGE
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects

@@ -7,7 +7,8 @@ import pytest
 
 from imap_wal import format
 from imap_wal.errors import CorruptLog
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
 from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore
 from tests.support import node_log, overwrite, row, segments

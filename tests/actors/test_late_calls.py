@@ -9,16 +9,16 @@ import pytest
 
 from imap_wal import format
 from imap_wal.agent.claims import VoidIncarnation
+from imap_wal.agent.forget_node import forget_node
 from imap_wal.agent.requests import About
 from imap_wal.agent.sessions import Session, Sessions
 from imap_wal.clock import SystemRandomness
-from imap_wal.committer import Batch
+from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnknown
-from imap_wal.restore import ClusterLog
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
-from imap_wal.store import Store
-from imap_wal.writer import Identity, open_node_log
-from rewrite_cli.forget import forget_node
+from imap_wal.write.committer import Batch
+from imap_wal.write.node_log import Identity, open_node_log
 from storage_backends import SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.sessions import Sessions
 from imap_wal.clock import SeededRandomness
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from imap_wal.writer import SESSIONS_A_LOG, Identity, NodeLog, open_node_log
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
+from imap_wal.write.node_log import SESSIONS_A_LOG, Identity, NodeLog, open_node_log
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.restore.test_live_view import SMALL, append, cluster, values, view

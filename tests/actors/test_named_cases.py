@@ -13,16 +13,17 @@ import pytest
 
 import imap_wal
 from imap_wal import layout
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LogError, LostRace, MissingNode, OutcomeUnknown, WriterLocked
-from imap_wal.manifest import node_manifests
-from imap_wal.restore import ClusterLog, LiveView, pin_cuts
+from imap_wal.manifest.node import node_manifests
+from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.view import LiveView
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from imap_wal.store import Store
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends import NotFound, SegmentStore, Unavailable, open_store
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore

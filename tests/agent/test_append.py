@@ -17,9 +17,10 @@ from imap_wal import format
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.errors import Fenced, WriterLocked
-from imap_wal.manifest import claim_manifests, cluster_manifests
-from imap_wal.restore import ClusterLog, LiveView
-from imap_wal.segment import SegmentReader
+from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import Settings
 from storage_backends import NoSpace, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -28,7 +29,7 @@ from tests.agent.harness import config, named, plugin, serve_in_process, serve_u
 from tests.support import FakeClock, SeededRandomness, Threads, eventually, segments
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["imap_wal.agent.server", "imap_wal.archive", "tests.agent.harness"])
+_context.set_forkserver_preload(["imap_wal.agent.server", "imap_wal.retention.archive", "tests.agent.harness"])
 
 
 def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:

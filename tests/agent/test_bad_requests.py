@@ -13,11 +13,11 @@ import pytest
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
+from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, open_node_log
+from imap_wal.write.node_log import Identity, open_node_log
 from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore

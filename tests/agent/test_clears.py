@@ -10,8 +10,8 @@ import pytest
 
 from imap_wal import format
 from imap_wal.agent.config import AgentConfig
-from imap_wal.partitions import partition_id
-from imap_wal.segment import SegmentReader
+from imap_wal.read.partitions import partition_id
+from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.support import segments

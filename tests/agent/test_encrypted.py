@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal import archiver
 from imap_wal.errors import EncryptionError, InvalidSetting
+from imap_wal.retention import archiver
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.encrypted import key_file, other

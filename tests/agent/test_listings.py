@@ -16,7 +16,7 @@ from imap_wal.agent import listings
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
-from imap_wal.manifest import Snapshot
+from imap_wal.manifest.cluster import Snapshot
 from tests.agent.harness import Plugin, config, entry, plugin, serving
 
 KEYS = [f"k{number:02d}" for number in range(30)]
@@ -103,7 +103,7 @@ def test_a_map_that_was_dropped_in_the_middle_of_a_listing_ends_it_with_an_error
 
 
 def _mark(agent: Agent) -> Any:
-    from imap_wal.manifest import Mark
+    from imap_wal.manifest.cluster import Mark
 
     return Mark(agent._node_log.directory, agent._node_log.end)
 

@@ -11,7 +11,7 @@ from imap_wal import format
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, open_node_log
+from imap_wal.write.node_log import Identity, open_node_log
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.histories import put

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal.agent.requests import Append, Beat
-from imap_wal.writer import NodeLog
+from imap_wal.write.node_log import NodeLog
 from tests.agent.harness import config, plugin, serving
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from imap_wal import keeper, worker
+from imap_wal import worker
 from imap_wal.agent import reads, server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport import Outbox
-from imap_wal.index import NewestIndex
+from imap_wal.read.newest_index import NewestIndex
 from imap_wal.worker import Worker
+from imap_wal.write import maintenance
 from storage_backends.faults import Killed
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.support import eventually
@@ -150,8 +151,8 @@ def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(tmp_path: Path, monke
 
 
 def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.01)
-    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.01)
+    monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
     from imap_wal.agent import open_log
 
     with monkeypatch.context() as patch:

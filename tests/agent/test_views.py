@@ -15,8 +15,9 @@ from imap_wal.agent import claims as claims_module
 from imap_wal.agent import former, server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.clock import SeededRandomness
-from imap_wal.manifest import ClaimManifest, claim_manifests, cluster_manifests
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.manifest.cluster import ClaimManifest, claim_manifests, cluster_manifests
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
 from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, identity, named, plugin, serving

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import imap_wal
-from imap_wal.archive import to_absorb
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.format import Position
 from imap_wal.log import LogReader
-from imap_wal.manifest import Archive, node_manifests
+from imap_wal.manifest.node import Archive, node_manifests
+from imap_wal.retention.archive import to_absorb
 from storage_backends.memory import MemoryStore
 
 

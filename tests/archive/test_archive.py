@@ -10,12 +10,14 @@ import duckdb
 import pandas as pd
 import pytest
 
-from imap_wal import archive
-from imap_wal.archive import archive_sealed, to_batch, to_positions, to_rows
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
-from imap_wal.restore import LiveView
+from imap_wal.parquet import file as parquet_file
+from imap_wal.parquet.file import to_batch, to_positions, to_rows
+from imap_wal.read.view import LiveView
+from imap_wal.retention import archive
+from imap_wal.retention.archive import archive_sealed
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
@@ -48,7 +50,7 @@ def test_duckdb_and_pandas_read_an_archive_with_no_code_of_ours(tmp_path: Path) 
 
     frame = pd.concat([pd.read_parquet(file) for file in files])
     assert sorted(frame["timestamp_ms"]) == [5, 7, 1000]
-    assert [field.name for field in archive.ARCHIVE_SCHEMA] == list(frame.columns)
+    assert [field.name for field in parquet_file.ARCHIVE_SCHEMA] == list(frame.columns)
     compression = duckdb.sql(f"SELECT DISTINCT compression FROM parquet_metadata({files!r})").fetchall()
     assert compression == [("ZSTD",)]
 
@@ -185,7 +187,7 @@ def test_row_groups_are_bounded(memory: MemoryStore, monkeypatch: pytest.MonkeyP
 
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(archive, "GROUP_ROWS_MAX", 100)
+    monkeypatch.setattr(parquet_file, "GROUP_ROWS_MAX", 100)
     log = node(memory)
     for number in range(50):
         append(log, *(put(f"k{index}", "x", (1, 1, 1, number * 10 + index)) for index in range(10)))
@@ -217,7 +219,7 @@ def test_a_store_without_append_is_archived_object_by_object(tmp_path: Path) -> 
 
 def cluster_node_manifests(store: object) -> object:
     from imap_wal.clock import SeededRandomness
-    from imap_wal.manifest import node_manifests
+    from imap_wal.manifest.node import node_manifests
     from tests.support import FakeClock
 
     return node_manifests(store, "ns/c/nodes/n1", FakeClock(), SeededRandomness(3))

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal import archiver
 from imap_wal.agent.config import AgentConfig
-from imap_wal.archive import ArchiveJob, Written, archive_sealed, write_archives
-from imap_wal.archiver import ArchiverDied, ArchiverProcess, writer_for
 from imap_wal.errors import Closed, CorruptLog
+from imap_wal.retention import archiver
+from imap_wal.retention.archive import ArchiveJob, Written, archive_sealed, write_archives
+from imap_wal.retention.archiver import ArchiverDied, ArchiverProcess, writer_for
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
@@ -142,9 +142,9 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     code = f"""
 import threading
 from pathlib import Path
-from imap_wal import archiver
-from imap_wal.archive import ArchiveJob
-from imap_wal.pieces import SEGMENT, Piece
+from imap_wal.retention import archiver
+from imap_wal.retention.archive import ArchiveJob
+from imap_wal.read.file_scan import SEGMENT, Piece
 archiver.HERE_BYTES_MAX = 0
 other = archiver.ArchiverProcess({tmp_path.as_uri()!r})
 job = ArchiveJob("n", "n", (Piece(SEGMENT, "n", "never.wal"),), Path({str(tmp_path)!r}), 1, (), "x", 1)

@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
-from imap_wal.manifest import (
-    ClaimManifest,
-    ClusterManifest,
-    Snapshot,
-    claim_manifests,
-    cluster_manifests,
-)
-from rewrite_cli.repair_report import SALVAGE
-from rewrite_cli.repairer import OF_NO_CLUSTER, ClusterRepair
-from rewrite_cli.survey import survey
+from imap_wal.inspect.inventory import survey
+from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, Snapshot, claim_manifests, cluster_manifests
+from imap_wal.repair.cluster import OF_NO_CLUSTER, ClusterRepair
+from imap_wal.repair.report import SALVAGE
 from storage_backends import StoredFile, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, identity, plugin, serving

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import imap_wal
-from imap_wal.archive import batches, nodes_of, to_rows
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.parquet.file import batches, nodes_of, to_rows
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore, open_store
 from tests.cli.conftest import Run

@@ -115,7 +115,7 @@ def test_a_bug_is_told_in_one_line_and_debug_shows_the_traceback(run: Run, url: 
     def broken(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("rewrite_cli.scope.survey", broken)
+    monkeypatch.setattr("rewrite_cli.console.selection.survey", broken)
     ended = run("ls", url)
     assert ended.code == 1
     assert "this is a bug" in ended.err

@@ -11,7 +11,7 @@ import pytest
 
 import imap_wal
 from imap_wal.encryption import archive_key
-from imap_wal.segment import SegmentReader
+from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
 from tests.durable.test_encrypted import SECRET, content, killed, last_frame

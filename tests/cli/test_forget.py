@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from imap_wal.agent.forget_node import Loss, forget_node
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.embedded.store import Store
 from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NoSuchLog
 from imap_wal.layout import Identity
 from imap_wal.log import Log
-from imap_wal.manifest import node_manifests
-from imap_wal.restore import ClusterLog
+from imap_wal.manifest.node import node_manifests
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from imap_wal.store import Store
-from imap_wal.writer import NodeLog, open_node_log
-from rewrite_cli.forget import Loss, forget_node
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
+from imap_wal.write.node_log import NodeLog, open_node_log
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects

@@ -15,7 +15,8 @@ import pytest
 import imap_wal
 from imap_wal import layout
 from imap_wal.errors import ImapWalError, LogError
-from imap_wal.manifest import ClusterManifest, NodeManifest, cluster_manifests, node_manifests
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.node import NodeManifest, node_manifests
 from storage_backends import open_store
 from tests.cli.conftest import Run
 from tests.support import FakeClock

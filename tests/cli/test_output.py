@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rewrite_cli import output as out
+from rewrite_cli.console import output as out
 from tests.cli.conftest import Run
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from rewrite_cli.failures import Failed
-from rewrite_cli.jars import plugin_jar
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.local_cluster.jars import plugin_jar
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ def test_another_jar_than_that_of_the_wheel_is_not_given_to_a_member(tmp_path: P
     jar.parent.mkdir()
     jar.write_bytes(b"of the release")
     jar.with_name(f"{jar.name}.sha256").write_text(f"{hashlib.sha256(b'of the release').hexdigest()}  {jar.name}\n")
-    monkeypatch.setattr("rewrite_cli.jars.PACKAGE", tmp_path)
+    monkeypatch.setattr("rewrite_cli.local_cluster.jars.PACKAGE", tmp_path)
     assert plugin_jar() == jar
     jar.write_bytes(b"another one")
     with pytest.raises(Failed, match="not the jar of this release"):

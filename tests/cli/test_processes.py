@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rewrite_cli.cluster import ask_stat
-from rewrite_cli.demo_cluster import free_ports
+from rewrite_cli.demo.cluster import free_ports
+from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cli.conftest import Run
 
 CLI = [sys.executable, "-m", "rewrite_cli.cli"]
@@ -116,8 +116,8 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
 def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:
     """The zero is a result: take an acknowledged change away, and it is one."""
     from imap_wal.clock import SystemClock
-    from rewrite_cli import flights
-    from rewrite_cli.playback import Playback
+    from rewrite_cli.demo import flights
+    from rewrite_cli.demo.playback import Playback
 
     stream = flights.load(300)
     playback = Playback(stream, tmp_path, SystemClock(), "embedded", f"file://{tmp_path}/maps")
@@ -144,7 +144,7 @@ def test_the_demo_never_mixes_with_a_users_log(run: Run, url: str) -> None:
 
 @pytest.mark.cluster
 def test_node_start_gives_real_members_and_a_signal_ends_all(tmp_path: Path) -> None:
-    from rewrite_cli.members import connect
+    from rewrite_cli.local_cluster.clients import connect
 
     port = free_ports(2)
     command = [*CLI, "node", "start", "--members", "2", "--port", str(port), "--url", f"file://{tmp_path}/maps", "-o", "json"]

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal import restore
 from imap_wal.format import START
-from imap_wal.pieces import Changes, Piece
+from imap_wal.read import cluster
+from imap_wal.read.file_scan import Changes, Piece
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore
 from tests.cli.conftest import Run
@@ -123,7 +123,7 @@ def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(run: Run
                 store.archive()
         store.map("c")["k"] = 6
     assert run("rewrite", tmp_path, "--map", "a", "--map", "b").code == 0
-    read, seen = restore.read_piece, []
+    read, seen = cluster.read_piece, []
 
     def read_and_prune(store: SegmentStore, piece: Piece, *arguments: Any, **options: Any) -> Iterator[Changes]:
         seen.append(piece.kind)
@@ -131,7 +131,7 @@ def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(run: Run
             assert CliRunner().invoke(group, ["prune", str(tmp_path), "--yes"]).exit_code == 0
         yield from read(store, piece, *arguments, **options)
 
-    monkeypatch.setattr(restore, "read_piece", read_and_prune)
+    monkeypatch.setattr(cluster, "read_piece", read_and_prune)
     lines = run("dump", tmp_path, "-o", "json", "--from", str(START)).lines
     assert [line["value"] for line in lines] == [0, 1, 6], "what was read before it was pruned, and what stays"
 

@@ -19,11 +19,11 @@ from imap_wal import entry, format
 from imap_wal.entry import ORDER, Row
 from imap_wal.errors import ImapWalError, ShortLog
 from imap_wal.format import Position
-from imap_wal.manifest import Lifetime
-from imap_wal.restore import ClusterLog
-from imap_wal.segment import SegmentReader
-from rewrite_cli.repair_report import POINT_IN_TIME, SALVAGE, summary
-from rewrite_cli.repairer import ClusterRepair, tolerant_survey
+from imap_wal.manifest.cluster import Lifetime
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.report import POINT_IN_TIME, SALVAGE, summary
+from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Ended, Run
@@ -542,8 +542,8 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
         for log in open_logs:
             log.close()
         if rng.random() < 0.4:
-            from rewrite_cli.local import LocalEngine
-            from rewrite_cli.rewriter import rewrite
+            from imap_wal.rewrite.local_engine import LocalEngine
+            from imap_wal.rewrite.run import rewrite
 
             rewrite(ClusterLog(open_store(url), "default", "embedded"), LocalEngine())
             last = copy_files(open_store(url))
@@ -647,7 +647,7 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
 
 
 def summary_of(items: list[Any]) -> dict[str, Any]:
-    from rewrite_cli.repair_report import Extent, Item
+    from imap_wal.repair.report import Extent, Item
 
     return summary([Item(**{**item, "kept": Extent(**item["kept"]), "given_up": item["given_up"] and Extent(**item["given_up"])}) for item in items])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import imap_wal
 from imap_wal.entry import Row
-from rewrite_cli.salvage import Damage, readable
+from imap_wal.parquet.salvage import Damage, readable
 from storage_backends.local import LocalStore
 
 

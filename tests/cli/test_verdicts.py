@@ -1,5 +1,5 @@
 """Verify, repair, every mode of an open and a live view say the same of the same damage: the table
-of `imap_wal.verdict`, over random damage."""
+of `imap_wal.segment.verdict`, over random damage."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
-from imap_wal.restore import ClusterLog
-from imap_wal.segment import SegmentReader
-from rewrite_cli.repair_report import POINT_IN_TIME, SALVAGE
-from rewrite_cli.repairer import ClusterRepair, tolerant_survey
-from rewrite_cli.survey import survey
-from rewrite_cli.verifier import Deadline, Finding, check, plan
+from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.verify import Deadline, Finding, check, plan
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
+from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore, forget
 from tests.support import contents, copy_files, node_log, overwrite, row, segments
 

@@ -12,9 +12,9 @@ import pytest
 import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import MissingNode
-from imap_wal.manifest import node_manifests
-from rewrite_cli.survey import survey
-from rewrite_cli.verifier import Deadline, check, plan
+from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.verify import Deadline, check, plan
+from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store
 from tests.cli.conftest import Run
 
@@ -184,7 +184,7 @@ def test_a_flipped_bit_in_an_archive_is_found(run: Run, url: str, root: Path) ->
 
 def test_damage_is_told_with_what_is_lost_and_what_stands_behind(run: Run, tmp_path: Path) -> None:
     import imap_wal
-    from imap_wal.segment import SegmentReader
+    from imap_wal.segment.reader import SegmentReader
     from storage_backends import open_store
 
     with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
@@ -258,7 +258,7 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
     killed = copy_files(open_store(url))
     first.close()
     (segment,) = [file.path for file in killed.list("") if file.path.endswith(".wal")]
-    from imap_wal.segment import SegmentReader
+    from imap_wal.segment.reader import SegmentReader
 
     header = killed.read(segment, 0, SegmentReader(killed, segment).first)
     from imap_wal.format import decode_header

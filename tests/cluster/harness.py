@@ -29,8 +29,8 @@ from typing import Any, TypeVar
 
 import hazelcast
 
-from rewrite_cli import jars
-from rewrite_cli.cluster import JVM_FLAGS, ask_stat
+from rewrite_cli.local_cluster import jars
+from rewrite_cli.local_cluster.launcher import JVM_FLAGS, ask_stat
 from tests.cluster.network import Network, host
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ import hazelcast
 from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
 from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.cluster.harness import Cluster, logged_map

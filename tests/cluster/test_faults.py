@@ -26,7 +26,7 @@ from imap_wal import hazelcast as hazelcast_errors
 from imap_wal.entry import KEY, ORDER
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import PACKAGE, LogUnavailable
-from imap_wal.restore import ClusterLog
+from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
 from tests.cluster.harness import Agent, Member, connect, free_ports, gateway, logged_map, member_config, until
 from tests.cluster.history import log_view

@@ -143,7 +143,7 @@ def test_closing_waits_for_what_is_in_flight_and_refuses_what_comes_after(memory
 def test_operations_larger_than_a_commit_are_split_between_operations_and_never_inside_one(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.aio.COMMIT_BYTES_MAX", 1000)
+    monkeypatch.setattr("imap_wal.embedded.asyncio_store.COMMIT_BYTES_MAX", 1000)
 
     async def work() -> None:
         async with await aopen(memory, commit_bytes_max=1) as store:
@@ -153,7 +153,7 @@ def test_operations_larger_than_a_commit_are_split_between_operations_and_never_
                 m.update({f"huge.{part}": "x" * 100 for part in range(50)}),
             )
             assert store.statistics.commits.commits >= 11
-        from imap_wal.segment import SegmentReader
+        from imap_wal.segment.reader import SegmentReader
         from tests.support import segments
 
         counts = [frame.count for path in segments(memory) for frame in SegmentReader(memory, path).frames() if frame.kind == 1]
@@ -297,13 +297,13 @@ def test_changes_can_be_passed_to_the_functions_of_asyncio(memory: MemoryStore) 
 
 
 def test_the_docstrings_say_how_to_make_a_task_of_a_change() -> None:
-    assert "create_task" in (imap_wal.aio.AsyncMap.set.__doc__ or "")
-    assert "ensure_future" in (imap_wal.aio.AsyncMap.__doc__ or "")
+    assert "create_task" in (imap_wal.embedded.asyncio_store.AsyncMap.set.__doc__ or "")
+    assert "ensure_future" in (imap_wal.embedded.asyncio_store.AsyncMap.__doc__ or "")
 
 
 def test_an_asyncio_map_has_the_changes_of_a_map() -> None:
     names = {"put", "pop", "popitem", "setdefault", "update", "clear"}
-    assert names <= vars(imap_wal.DurableMap).keys() & vars(imap_wal.aio.AsyncMap).keys()
+    assert names <= vars(imap_wal.DurableMap).keys() & vars(imap_wal.embedded.asyncio_store.AsyncMap).keys()
 
 
 @pytest.mark.parametrize("options", [{}, {"durability": "async"}, {"manual_wal_flush": True}, {"ring_slots": 2}], ids=str)

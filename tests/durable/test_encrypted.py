@@ -12,7 +12,7 @@ import pytest
 import imap_wal
 from imap_wal import format, log
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting, LogError
-from imap_wal.segment import SegmentReader
+from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
 from tests.encrypted import key, key_file, keyed, other
 from tests.support import overwrite, segments
@@ -225,7 +225,7 @@ def test_an_archive_that_was_exchanged_for_another_is_refused(tmp_path: Path) ->
     disk = open_store(place)
     orders, stock = sorted(file.path for file in disk.list("") if file.path.endswith(".parquet"))
     overwrite(disk, orders, disk.read(stock))
-    from imap_wal.archive import batches
+    from imap_wal.parquet.file import batches
 
     with pytest.raises(Forged, match=r"was written as .*stock"):
         list(batches(keyed(disk, "a"), orders))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.agent.forget_node import forget_node
 from imap_wal.errors import Fenced, OutcomeUnknown
-from imap_wal.restore import ClusterLog
-from rewrite_cli.forget import forget_node
+from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 import imap_wal
-from imap_wal import keeper
+from imap_wal.write import maintenance
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.support import contents, copy_files, embedded, eventually, overwrite
@@ -69,7 +69,7 @@ def test_max_total_wal_size_forces_an_archive_where_every_commit_is_an_object(tm
 
 
 def test_max_total_wal_size_counts_bytes_and_not_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=4 << 20, segment_bytes=1 << 20) as store:
         for number in range(8):
             store.map("m")[number] = 1
@@ -87,7 +87,7 @@ def test_max_total_wal_size_counts_the_segment_being_written_and_the_archive_sea
 
 
 def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         for number in range(4):
             store.map("m", raw=True)[b"%d" % number] = b"x" * 8_000
@@ -103,7 +103,7 @@ def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_han
 def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_with_avoid_flush_during_recovery(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with embedded(memory) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 5000
     with embedded(memory, max_total_wal_size=1000, avoid_flush_during_recovery=True) as store:
@@ -114,8 +114,8 @@ def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_
 
 
 def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.02)
-    monkeypatch.setattr(keeper, "PAUSE_S", 0.05)
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.02)
+    monkeypatch.setattr(maintenance, "PAUSE_S", 0.05)
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
     with embedded(faulty, max_total_wal_size=1000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 1000

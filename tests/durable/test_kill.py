@@ -23,7 +23,7 @@ THREADS = 3
 KILLS = 50
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["imap_wal", "imap_wal.archive", "tests.durable.children"])
+_context.set_forkserver_preload(["imap_wal", "imap_wal.retention.archive", "tests.durable.children"])
 
 
 def kill_after(acks: int, url: str, durability: str, seed: int, starts: list[int]) -> list[int]:

@@ -23,7 +23,7 @@ from imap_wal.errors import (
     UnsupportedVersion,
 )
 from imap_wal.log import LogReader
-from imap_wal.manifest import cluster_manifests
+from imap_wal.manifest.cluster import cluster_manifests
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, SeededRandomness, Threads, contents, copy_files, embedded, overwrite, segments
@@ -328,7 +328,7 @@ def test_an_update_is_one_commit(memory: MemoryStore) -> None:
 
 
 def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("imap_wal.store.COUNT_MAX", 5)
+    monkeypatch.setattr("imap_wal.embedded.store.COUNT_MAX", 5)
     with embedded(memory) as store:
         with pytest.raises(TooLarge, match="6 changes"):
             store.map("m").update({number: number for number in range(6)})

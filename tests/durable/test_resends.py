@@ -14,17 +14,18 @@ import pytest
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.log import LogReader
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serve_in_process
 from tests.support import eventually
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["imap_wal.agent.server", "imap_wal.archive", "tests.agent.harness"])
+_context.set_forkserver_preload(["imap_wal.agent.server", "imap_wal.retention.archive", "tests.agent.harness"])
 
 
 @contextmanager

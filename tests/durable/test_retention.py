@@ -12,15 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal import keeper, retention
-from imap_wal.removal import plan_covered
-from imap_wal.restore import ClusterLog
-from imap_wal.retention import MB, outlived
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention import policy
+from imap_wal.retention.policy import MB, outlived
+from imap_wal.retention.removal import plan_covered
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli import checks
+from imap_wal.write import maintenance
+from rewrite_cli import doctor
 from rewrite_cli.cli import group
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.rewriter import rewrite
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.interface import StoredFile
 from storage_backends.local import LocalStore
@@ -151,12 +152,12 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         assert member.values() == {"a": "1"}
         assert member.stat()["retention_error"] == ""
         agent._keeper.retention_error = "Unavailable: the storage is away"
-        told = {check.name: check for check in checks.agent(agent.config.endpoint)}
+        told = {check.name: check for check in doctor.agent(agent.config.endpoint)}
         assert "the storage is away" in told["agent's retention"].what
 
 
 def test_what_is_covered_is_looked_for_at_the_start_and_every_half_of_its_time(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.002)
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     clock = FakeClock()
 
     def fill(store: imap_wal.Store, key: str) -> None:
@@ -194,7 +195,7 @@ def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(memory: MemoryS
         store.map("m")["a"] = 1
         store.archive()
     rewrite(ClusterLog(memory, "default", "embedded", FakeClock()), LocalEngine(Settings()))
-    monkeypatch.setattr(keeper, "ARCHIVE_TICK_S", 0.1)
+    monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.1)
     faulty = FaultyStore(memory, Plan((Fault("error", kind="list", path="*/archive", at=2, times=1),)))
     with embedded(faulty, wal_ttl_seconds=1) as store:
         eventually(lambda: store.keeper.retention_error, "it fails")
@@ -205,7 +206,7 @@ def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(memory: MemoryS
 def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_those_that_may_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "MB", 1000)
+    monkeypatch.setattr(policy, "MB", 1000)
     chance = Random(7)
     with imap_wal.open(f"{tmp_path.as_uri()}/log", node="n", preallocate=False) as store:
         for number in range(14):
@@ -229,9 +230,9 @@ def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_tho
         log = ClusterLog(storage, "default", "embedded", FakeClock())
         state = log.state()
         node, covered = state.nodes["n"], state.covered("n")
-        expected = retention.only_outlived(log, node, plan_covered(storage, node, covered, 2**62), ttl, limit)
+        expected = policy.only_outlived(log, node, plan_covered(storage, node, covered, 2**62), ttl, limit)
         storage.operations.clear()
-        removed = retention.remove_outlived(log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62)
+        removed = policy.remove_outlived(log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62)
         assert removed == expected, (ttl, limit)
         reads = {operation.path for operation in storage.operations if operation.kind == "read" and operation.path.endswith(".wal")}
         if not limit:

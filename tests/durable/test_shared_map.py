@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.changes import HEAP_SPARE, MapState
+from imap_wal.embedded.changes import HEAP_SPARE, MapState
+from imap_wal.embedded.serializer import RawSerializer
 from imap_wal.errors import NotAppended, OutcomeUnknown
-from imap_wal.serializer import RawSerializer
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, Threads, contents, embedded, eventually

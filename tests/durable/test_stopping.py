@@ -9,7 +9,8 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import Closed
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.gate import GatedStore

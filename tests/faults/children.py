@@ -9,11 +9,11 @@ from random import Random
 from typing import Any, NoReturn
 
 import imap_wal
-from imap_wal.restore import ClusterLog
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends.faults import Fault, FaultyStore, Operation, Plan
 from storage_backends.local import LocalStore
 from tests.durable.children import ACK, operation

@@ -30,7 +30,15 @@ Cases = Callable[[int], None]
 _names = itertools.count()
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["imap_wal", "imap_wal.archive", "tests.durable.children", "tests.faults.children", "pandas", "pyarrow.compute", "pyarrow.pandas_compat"]
+    [
+        "imap_wal",
+        "imap_wal.retention.archive",
+        "tests.durable.children",
+        "tests.faults.children",
+        "pandas",
+        "pyarrow.compute",
+        "pyarrow.pandas_compat",
+    ]
 )  # Arrow asks for pandas
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from imap_wal import format
 from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
-from imap_wal.restore import ClusterLog
-from imap_wal.segment import SegmentReader
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from imap_wal.entry import Row
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends.memory import MemoryStore, forget
 from tests.faults.test_fault_01_kill import Cases
 from tests.faults.workload import Life, Reference

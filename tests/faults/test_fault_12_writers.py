@@ -17,13 +17,13 @@ import msgpack
 import pytest
 
 import imap_wal
-from imap_wal.archive import archive_sealed
 from imap_wal.errors import LostRace
-from imap_wal.restore import LiveView
+from imap_wal.read.view import LiveView
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends import NotFound
 from storage_backends.faults import Fault, FaultyStore, Operation
 from storage_backends.local import LocalStore

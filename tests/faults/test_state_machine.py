@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from imap_wal.clock import SystemRandomness
-from imap_wal.restore import ClusterLog
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends.faults import Fault, Killed, Plan
 from tests.durable.test_reference import Reference
 from tests.faults.test_fault_01_kill import Cases

@@ -13,11 +13,11 @@ from typing import Any
 import imap_wal
 from imap_wal.clock import SystemRandomness
 from imap_wal.errors import ImapWalError, NotAppended, StorageUnavailable
-from imap_wal.restore import ClusterLog
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends import SegmentStore, StorageError
 from tests.support import FakeClock, embedded
 

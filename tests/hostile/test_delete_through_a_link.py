@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.disposal import dispose
-from imap_wal.restore import ClusterLog
-from imap_wal.retention import remove_outlived
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.policy import remove_outlived
 from imap_wal.settings import Settings
-from rewrite_cli import checks
+from rewrite_cli import doctor
 from rewrite_cli.cli import group
 from storage_backends import Linked, open_store
 from storage_backends.local import LocalStore
@@ -121,7 +121,7 @@ def test_a_root_of_another_user_is_warned_about(tmp_path: Path, monkeypatch: pyt
     imap_wal.open(str(tmp_path / "log"), node="n").close()
 
     def said() -> list[str]:
-        return [check.what for check in checks.storage(str(tmp_path / "log")) if check.name == "owner" and check.status == checks.WARNING]
+        return [check.what for check in doctor.storage(str(tmp_path / "log")) if check.name == "owner" and check.status == doctor.WARNING]
 
     assert said() == []
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -217,9 +217,9 @@ def test_links_are_said_once_at_an_open_and_by_doctor(tmp_path: Path, caplog: py
             store.archive()
     assert len(caplog.records) == len(expected)
     assert "wal_dir" in caplog.text
-    said = [check for check in checks.storage(str(root)) if "symbolic link" in check.what]
+    said = [check for check in doctor.storage(str(root)) if "symbolic link" in check.what]
     assert [check.what.partition(":")[0] for check in said] == expected
-    assert all(check.status == checks.WARNING and "wal_dir" in check.advice for check in said)
+    assert all(check.status == doctor.WARNING and "wal_dir" in check.advice for check in said)
 
 
 def test_a_linked_folder_of_wal_dir_is_named_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from imap_wal.agent import bounds
 from imap_wal.agent.bounds import REQUESTS_MAX, UNSENT_BYTES, raise_file_limit, wanted_files
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import InvalidSetting
-from imap_wal.manifest import claim_manifests
+from imap_wal.manifest.cluster import claim_manifests
 from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving

@@ -11,14 +11,14 @@ import msgpack
 import pytest
 
 from imap_wal import entry
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
-from imap_wal.pieces import read_piece
-from imap_wal.restore import ClusterLog
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.scan import read_piece
+from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, NodeLog, open_node_log
+from imap_wal.write.node_log import Identity, NodeLog, open_node_log
 from storage_backends import open_store
 from tests.cli.conftest import Run, run
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from imap_wal.agent import requests
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, open_node_log
+from imap_wal.write.node_log import Identity, open_node_log
 from storage_backends import open_store
 from tests.agent.harness import NamedClient, Plugin, config, entry, identified, identity, plugin, serving
 

@@ -16,7 +16,7 @@ import pytest
 from imap_wal.agent import keys
 from imap_wal.agent.gate import new_pair
 from imap_wal.agent.peers import Peer, Right
-from rewrite_cli.cluster import ask_stat
+from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cluster.harness import Agent, Cluster, MemberError, compile_java, free_ports, logged_map, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

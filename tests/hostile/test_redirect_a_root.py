@@ -16,7 +16,7 @@ import imap_wal
 from imap_wal.credentials import Credentials
 from imap_wal.errors import StorageUnavailable
 from imap_wal.settings import location
-from rewrite_cli import spark
+from pyspark_imap_wal import data_source
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore, StorageError, factory, open_store
 from storage_backends.location import Location, located, of_wal_dir, why_not_followed
@@ -148,7 +148,7 @@ def test_the_file_of_credentials_reaches_the_place_of_the_segments(tmp_path: Pat
     assert found == expected
     found.clear()
     monkeypatch.setenv("IMAP_WAL_CREDENTIALS", str(file))
-    open_store(spark._known(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else "")))
+    open_store(data_source._known(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else "")))
     assert found == expected
     found.clear()
     plain = located("s3://slow/maps?key=z").knowing({"s3://fast": {"key": "b"}})

@@ -18,10 +18,10 @@ from hazelcast.serialization.service import SerializationServiceV1
 from imap_wal import format, schemas
 from imap_wal.agent.config import AgentConfig
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.inspect.decode import Decoder, Opaque
 from imap_wal.schemas import SCHEMA_BYTES_MAX, BadSchema, Schema, read_schema, sound_schemas
 from imap_wal.settings import Settings
-from imap_wal.writer import Identity, open_node_log
-from rewrite_cli.decode import Decoder, Opaque
+from imap_wal.write.node_log import Identity, open_node_log
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from rewrite_cli import output as out
+from imap_wal.inspect.decode import Decoder, Opaque, plain, text
 from rewrite_cli.cli import group
-from rewrite_cli.decode import Decoder, Opaque, plain, text
+from rewrite_cli.console import output as out
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\u202egnp.exe\u2066\ud800"[:-1]
 
@@ -51,7 +51,7 @@ def test_dump_finds_a_key_as_it_is_printed_and_as_it_is(log: str) -> None:
 
 
 def test_an_error_with_a_name_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rewrite_cli.failures import Failed, report
+    from rewrite_cli.console.failures import Failed, report
 
     report(Failed(f"no map {ESCAPES}"))
     assert controls(capsys.readouterr().err) == set()

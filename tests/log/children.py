@@ -14,7 +14,7 @@ from imap_wal import log
 from imap_wal.log import LogReader
 
 context = get_context("forkserver")
-context.set_forkserver_preload(["imap_wal", "imap_wal.archive", "tests.log.children"])
+context.set_forkserver_preload(["imap_wal", "imap_wal.retention.archive", "tests.log.children"])
 
 
 def tail_until(url: str, start: str, last: Any, pipe: Connection) -> None:

@@ -16,8 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal import archive, format, log, reader
-from imap_wal.archive import archive_sealed
+from imap_wal import format, log
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry, clear_of, pack
 from imap_wal.errors import (
@@ -38,15 +37,19 @@ from imap_wal.errors import (
 )
 from imap_wal.layout import parse_wal_path
 from imap_wal.log import START, Change, Log, LogReader, Position, Record
-from imap_wal.manifest import KEEP, Lifetime
-from imap_wal.partitions import partition_id
-from imap_wal.reader import Bound
-from imap_wal.restore import ClusterLog
+from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.store import KEEP
+from imap_wal.parquet import file as parquet_file
+from imap_wal.read import log_reader
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.log_reader import Bound
+from imap_wal.read.partitions import partition_id
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from rewrite_cli.cli import group
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends import SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
@@ -405,7 +408,7 @@ def test_reading_starts_anywhere_in_segments_and_archives(kind: str, memory: Mem
 
 
 def test_archives_of_several_maps_are_read_in_position_order(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MERGE_FILES_MAX", 3)
+    monkeypatch.setattr(log_reader, "MERGE_FILES_MAX", 3)
     with create(memory, segment_bytes=5000) as opened:
         for _ in range(3):
             for number in range(40):
@@ -420,7 +423,7 @@ def test_archives_of_several_maps_are_read_in_position_order(memory: MemoryStore
 def test_memory_of_a_reader_does_not_grow_with_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import tracemalloc
 
-    monkeypatch.setattr(archive, "GROUP_BYTES_MAX", 2 * 1024 * 1024)
+    monkeypatch.setattr(parquet_file, "GROUP_BYTES_MAX", 2 * 1024 * 1024)
     with log.create(url, durability="os", segment_bytes=1024 * 1024) as opened:
         for _ in range(128):
             opened.append("m", *((b"k%d" % number, os.urandom(1024)) for number in range(512)))

@@ -7,22 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal import clears, entry, format, segment
-from imap_wal.archive import archive_sealed, batches, to_rows
-from imap_wal.clears import Floors
+from imap_wal import entry, format
 from imap_wal.entry import Row, clear_of, is_clear
 from imap_wal.errors import ImapWalError, UnsupportedVersion
 from imap_wal.format import Position
-from imap_wal.index import NewestIndex
-from imap_wal.manifest import ClusterManifest, NodeManifest
-from imap_wal.partitions import partition_id, partition_number
-from imap_wal.pieces import read_piece
-from imap_wal.restore import snapshot_pieces
-from imap_wal.segment import SegmentReader
-from imap_wal.writer import NodeLog
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.parquet.file import batches, to_rows
+from imap_wal.read import clears
+from imap_wal.read.clears import Floors
+from imap_wal.read.cluster import snapshot_pieces
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.partitions import partition_id, partition_number
+from imap_wal.read.scan import read_piece
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from imap_wal.segment import reader
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
@@ -175,7 +179,7 @@ def test_frames_with_a_clear_are_refused_by_a_version_that_does_not_know_them(me
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     append_clear(log, clear((1, 1, 1, 2)))
-    monkeypatch.setattr(segment.format, "TYPES", {kind: text for kind, text in format.TYPES.items() if kind != format.CLEARS})
+    monkeypatch.setattr(reader.format, "TYPES", {kind: text for kind, text in format.TYPES.items() if kind != format.CLEARS})
     with pytest.raises(UnsupportedVersion, match="unknown type 5"):
         list(SegmentReader(memory, segments(memory)[0]).frames())
     with pytest.raises(UnsupportedVersion, match="unknown type 5"):

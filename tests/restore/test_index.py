@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal import partitions as hashing
 from imap_wal.entry import Row, clear_of
 from imap_wal.errors import StorageUnavailable
-from imap_wal.index import NewestIndex
-from imap_wal.partitions import Partitions, partition_id
-from imap_wal.runs import Run, RunWriter
+from imap_wal.read import partitions as hashing
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.partitions import Partitions, partition_id
+from imap_wal.read.runs import Run, RunWriter
 from tests.histories import put
 
 

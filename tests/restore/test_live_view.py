@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 
 from imap_wal import format
-from imap_wal.archive import archive_sealed
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import Row, pack
 from imap_wal.errors import CorruptLog, MissingNode, ShortLog
 from imap_wal.format import Position
-from imap_wal.manifest import Lifetime
-from imap_wal.restore import ClusterLog, LiveView, pin_cuts
-from imap_wal.segment import SegmentReader
+from imap_wal.manifest.cluster import Lifetime
+from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.view import LiveView
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.drop import drop_map
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
-from imap_wal.writer import Identity, NodeLog, open_node_log
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import drop_map, rewrite
+from imap_wal.write.node_log import Identity, NodeLog, open_node_log
 from storage_backends import SegmentStore, open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore

@@ -11,11 +11,12 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import ShortLog
-from imap_wal.reader import LogReader
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.log_reader import LogReader
+from imap_wal.read.view import LiveView
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.rewriter import rewrite
 from storage_backends import NotFound, open_store
 
 NODE = "default/embedded/nodes/n1"

@@ -14,17 +14,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from imap_wal.archive import archive_sealed
+from imap_wal.embedded.wal_filter import filtered
 from imap_wal.entry import Row
-from imap_wal.index import NewestIndex, Table
-from imap_wal.restore import ClusterLog
-from imap_wal.rivals import NAMED_MAX, Claim, Conflict, Noted
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.newest_index import NewestIndex, Table
+from imap_wal.read.rivals import NAMED_MAX, Claim, Conflict, Noted
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite import conflicts
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import RecoveryPolicy, Settings
-from imap_wal.wal_filter import filtered
-from rewrite_cli import conflicts
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put

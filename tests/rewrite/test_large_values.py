@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.inspect.decode import Decoder
 from rewrite_cli.commands import dump, export
-from rewrite_cli.decode import Decoder
 from tests.histories import put
 
 VALUES = 160
@@ -24,10 +24,11 @@ MIB = 1 << 20
 WORK = f"""
 import sys
 import pyarrow.parquet
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
 from imap_wal.settings import Settings
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.rewriter import rewrite
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.run import rewrite
 from storage_backends import open_store
 
 def peak():

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from imap_wal import entry, pieces
-from imap_wal.archive import archive_sealed
+from imap_wal import entry
 from imap_wal.clock import SystemClock
 from imap_wal.entry import TURNS, Row
 from imap_wal.errors import (
@@ -26,19 +25,25 @@ from imap_wal.errors import (
     ShortLog,
 )
 from imap_wal.format import ENTRIES, START, Position
-from imap_wal.manifest import KEEP, Lifetime
-from imap_wal.restore import ClusterLog, pin_cuts
-from imap_wal.retention import remove_outlived
-from imap_wal.segment import SegmentReader
+from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.store import KEEP
+from imap_wal.read import scan
+from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.retention.policy import remove_outlived
+from imap_wal.retention.snapshots import ORPHAN_MS, demand_whole
+from imap_wal.rewrite import local_engine
+from imap_wal.rewrite.drop import drop_map
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.plan import Job, Result, prepare
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.publish import confirm, publish
+from imap_wal.rewrite.report import RewriteReport
+from imap_wal.rewrite.run import rewrite
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
-from imap_wal.snapshots import ORPHAN_MS, demand_whole
 from imap_wal.storage_clock import SKEW_MS_MAX
-from imap_wal.writer import NodeLog
-from rewrite_cli import local
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.report import RewriteReport
-from rewrite_cli.rewriter import Job, Result, confirm, drop_map, prepare, publish, rewrite
+from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
@@ -443,7 +448,7 @@ def test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused(tmp_path: Path) 
 
 def node_again(store: MemoryStore) -> NodeLog:
     from imap_wal.clock import SeededRandomness
-    from imap_wal.writer import Identity, open_node_log
+    from imap_wal.write.node_log import Identity, open_node_log
 
     return open_node_log(store, Identity("ns", "c", "n1"), SMALL, FakeClock(), SeededRandomness(77), what="the test", takeover=True)
 
@@ -760,7 +765,7 @@ def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, every: int, at_once: int
 ) -> None:
     """Segments are archived while it reads them: it continues in the archive."""
-    monkeypatch.setattr(pieces, "ROWS_MAX", 1)  # a segment is read in many steps
+    monkeypatch.setattr(scan, "ROWS_MAX", 1)  # a segment is read in many steps
     log = node(memory)
     expected = {}
     for number in range(30):
@@ -837,7 +842,7 @@ def test_drop_forgets_a_map_and_only_that(memory: MemoryStore) -> None:
 
 
 def test_many_parts_are_one_snapshot_in_key_order(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(local, "PART_ROWS_MAX", 100)
+    monkeypatch.setattr(local_engine, "PART_ROWS_MAX", 100)
     random_ = random.Random(seed)
     keys = [f"k{number:05d}" for number in range(25_000)]
     random_.shuffle(keys)

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import imap_wal
+from imap_wal.agent.forget_node import forget_node
 from imap_wal.clock import Clock
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
@@ -27,14 +28,15 @@ from imap_wal.errors import (
     StorageUnavailable,
     WriterLocked,
 )
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.inspect import verify as verifier
+from imap_wal.inspect.inventory import survey
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
+from imap_wal.rewrite.drop import drop_map
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from rewrite_cli import verifier
-from rewrite_cli.forget import forget_node
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import drop_map, rewrite
-from rewrite_cli.survey import survey
 from storage_backends import NotFound, StorageError
 from tests.simulation import history as outcomes
 from tests.simulation.history import History, Write

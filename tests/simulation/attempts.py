@@ -1,6 +1,6 @@
 """A rewrite engine that runs its last step twice at once, as Spark does with a task that is slow.
 
-The merge is that of `LocalEngine`; the rows then go through `rewrite_cli.spark._write`, the real
+The merge is that of `LocalEngine`; the rows then go through `pyspark_imap_wal.rewrite_engine._write`, the real
 task, in two tasks of one partition. The result of the first that ends counts; the other keeps
 running.
 """
@@ -13,13 +13,14 @@ from typing import Any
 import pyarrow as pa
 from greenlet import getcurrent
 
-from imap_wal.clears import Cleared
 from imap_wal.clock import SeededRandomness
-from imap_wal.index import NewestIndex
-from imap_wal.pieces import SEGMENT, read_piece
-from imap_wal.restore import ClusterLog, snapshot_pieces
-from rewrite_cli import spark
-from rewrite_cli.rewriter import Job, Merged, Result, Tally, worth_reading
+from imap_wal.read.clears import Cleared
+from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.file_scan import SEGMENT
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.scan import read_piece
+from imap_wal.rewrite.plan import Job, Merged, Result, Tally, worth_reading
+from pyspark_imap_wal import rewrite_engine
 from tests.simulation.medium import open_sim
 from tests.simulation.parquet import to_record_batch
 from tests.simulation.threads import Event
@@ -58,10 +59,10 @@ class TwoAttempts:
                 columns = [*batch.columns, pa.array(late, pa.bool_())]
                 names = [*batch.schema.names, "late"]
                 batches.append(pa.RecordBatch.from_arrays(columns, names=names))
-        parts = spark.taken(self._write(job, batches))
+        parts = rewrite_engine.taken(self._write(job, batches))
         for name in sorted(touched):
             totals = tally.maps[name]
-            clears = spark.clears_part(log, job, name, index.clears(name), tally.late, 99)
+            clears = rewrite_engine.clears_part(log, job, name, index.clears(name), tally.late, 99)
             written = (*clears, *parts.get(name, ()))
             merged.append(Merged(name, totals.records, totals.bytes, written))
         return Result(tuple(merged), tuple(tally.pairs.items()))
@@ -73,21 +74,21 @@ class TwoAttempts:
         failures: list[BaseException] = []
 
         def attempt(seed: int) -> None:
-            before, randomness = spark.open_store, spark.SystemRandomness
-            spark.SystemRandomness = lambda: SeededRandomness(seed)  # type: ignore[misc, assignment]
-            spark.open_store = lambda *_, **__: open_sim(
+            before, randomness = rewrite_engine.open_store, rewrite_engine.SystemRandomness
+            rewrite_engine.SystemRandomness = lambda: SeededRandomness(seed)  # type: ignore[misc, assignment]
+            rewrite_engine.open_store = lambda *_, **__: open_sim(
                 actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
             )
             try:
-                answer = next(iter(spark._write(job, Cleared())(iter(batches))))
+                answer = next(iter(rewrite_engine._write(job, Cleared())(iter(batches))))
                 rows = answer.to_pylist()
                 errors = [row["error"] for row in rows if row["error"]]
                 if errors:
-                    failures.append(spark._thaw(errors[0]))
+                    failures.append(rewrite_engine._thaw(errors[0]))
                 else:
                     answers.append(rows)
             finally:
-                spark.open_store, spark.SystemRandomness = before, randomness  # type: ignore[misc]
+                rewrite_engine.open_store, rewrite_engine.SystemRandomness = before, randomness  # type: ignore[misc]
             if answers or len(failures) == 2:
                 done.set()
 

@@ -17,18 +17,24 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from imap_wal import archive, layout, pieces, restore
+from imap_wal import layout
 from imap_wal.agent import claims, reads
-from imap_wal.clears import Cleared
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace
-from imap_wal.manifest import NO_VERSIONS
-from imap_wal.restore import ClusterLog, LiveView
+from imap_wal.manifest.cluster import NO_VERSIONS
+from imap_wal.read import cluster, scan, selection
+from imap_wal.read.clears import Cleared
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
+from imap_wal.retention import archive
+from imap_wal.rewrite import conflicts, drop, local_engine, plan
+from imap_wal.rewrite.conflicts import Resolution
+from imap_wal.rewrite.drop import drop_map
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.plan import Job, Result
+from imap_wal.rewrite.run import rewrite
 from imap_wal.worker import Worker
-from rewrite_cli import conflicts, local, rewriter, spark
-from rewrite_cli.conflicts import Resolution
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.rewriter import Job, Result, drop_map, rewrite
+from pyspark_imap_wal import rewrite_engine
 from storage_backends import NotFound, StorageError
 from tests.simulation import runs, threads
 from tests.simulation.actors import MAP, MEMORY, Actor, Op, Spec, Stage, key_of
@@ -71,14 +77,14 @@ class Maintainer(Actor):
 
     def rewrite_in_ranges(self) -> None:
         """Two ranges of keys, with one part for each row."""
-        kept = local.PART_ROWS_MAX, local.GROUP_BYTES_MAX
-        local.PART_ROWS_MAX = local.GROUP_BYTES_MAX = 1
+        kept = local_engine.PART_ROWS_MAX, local_engine.GROUP_BYTES_MAX
+        local_engine.PART_ROWS_MAX = local_engine.GROUP_BYTES_MAX = 1
         try:
             rewrite(self.cluster(), TwoRanges(self, kills=False))
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
         finally:
-            local.PART_ROWS_MAX, local.GROUP_BYTES_MAX = kept
+            local_engine.PART_ROWS_MAX, local_engine.GROUP_BYTES_MAX = kept
 
     def rewrite_until_now(self) -> None:
         """With `--as-of`, a rewrite may drop no tombstone."""
@@ -110,7 +116,9 @@ class TwoRanges(TwoAttempts):
 
         def task(number: int) -> None:
             mine = [batch.slice(2 * number, None if number else 2) for batch in batches]
-            answers[number] = next(iter(spark._write(job, Cleared())(iter(mine)))).to_pylist()
+            answers[number] = next(
+                iter(rewrite_engine._write(job, Cleared())(iter(mine)))
+            ).to_pylist()
             if len(answers) == 2:
                 done.set()
 
@@ -307,9 +315,9 @@ ORDERS |= CHOSEN
 
 def _a_rewrite_does_not_go_on(put: Put) -> None:
     def read_on(self: Any, piece: Any, maps: Any = None, attempts: int = 0) -> Any:
-        return pieces.read_piece(self.store, piece, maps)
+        return scan.read_piece(self.store, piece, maps)
 
-    put(restore.ClusterLog, "read_on", read_on)
+    put(cluster.ClusterLog, "read_on", read_on)
 
 
 def _a_thread_dies_unseen(put: Put) -> None:
@@ -345,7 +353,7 @@ def _ranges_share_their_names(put: Put) -> None:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
         return f"{folder}/part-{partition + number:05d}.parquet"  # a thousand names for each range
 
-    put(rewriter.Job, "part_path", part_path)
+    put(plan.Job, "part_path", part_path)
     _parts_are_created_again(put)
 
 
@@ -353,12 +361,12 @@ def _owners_are_not_compared(put: Put) -> None:
     def all_count(rows: Any, places: Any, overtaken: Any) -> Any:
         return rows, places
 
-    put(pieces, "without_overtaken", all_count)
+    put(selection, "without_overtaken", all_count)
     put(archive, "without_overtaken", all_count)
 
 
 def _a_snapshot_teaches_nothing(put: Put) -> None:
-    add = rewriter.Tally.add
+    add = plan.Tally.add
 
     def without(self: Any, changes: Any, *, count_bytes: bool, settled: bool = False) -> None:
         wanted = self._pairs_wanted
@@ -366,11 +374,11 @@ def _a_snapshot_teaches_nothing(put: Put) -> None:
         add(self, changes, count_bytes=count_bytes, settled=settled)
         self._pairs_wanted = wanted
 
-    put(rewriter.Tally, "add", without)
+    put(plan.Tally, "add", without)
 
 
 def _a_drop_keeps_nothing(put: Put) -> None:
-    put(rewriter, "_versions_of", lambda *_: NO_VERSIONS)
+    put(drop, "_versions_of", lambda *_: NO_VERSIONS)
 
 
 def _nobody_looks_for_conflicts(put: Put) -> None:

@@ -20,8 +20,10 @@ import pyarrow as pa
 from greenlet import getcurrent
 from msgpack import Packer, unpackb
 
-from imap_wal import entry, evidence, format, layout, manifest, segments
+from imap_wal import entry, format, layout
 from imap_wal.clock import SeededRandomness
+from imap_wal.manifest import cluster, document, evidence, store
+from imap_wal.segment import listing
 from imap_wal.settings import choose
 from tests.simulation import values
 from tests.simulation.threads import Threading, Time
@@ -208,19 +210,19 @@ def installed() -> Iterator[None]:
         for name, fake in real.items():
             if isinstance(getattr(module, name, None), ModuleType):
                 put(module, name, fake)
-    put(sys.modules["imap_wal.store"], "choose", _chosen(choose))
-    sort = _once(segments.sorted_out)
+    put(sys.modules["imap_wal.embedded.store"], "choose", _chosen(choose))
+    sort = _once(listing.sorted_out)
     for module in modules():
         if hasattr(module, "sorted_out"):
             put(module, "sorted_out", sort)
-    put(sys.modules["rewrite_cli.rewriter"], "memory_max_bytes", lambda: 0)
-    put(manifest, "with_checksum", _with_checksum)
-    put(manifest, "_checksum_of_rest", lambda text: "")
-    put(manifest, "_canonical", lambda body: str(body.get("nonce", "")))
-    put(manifest, "_checksum", lambda canonical: canonical)
-    put(manifest, "json", _Json)
-    put(manifest.ManifestLog, "_decode", _read_once(manifest.ManifestLog._decode))
-    put(manifest.ManifestLog, "_files", _files)
+    put(sys.modules["imap_wal.rewrite.plan"], "memory_max_bytes", lambda: 0)
+    put(document, "with_checksum", _with_checksum)
+    put(document, "_checksum_of_rest", lambda text: "")
+    put(document, "_canonical", lambda body: str(body.get("nonce", "")))
+    put(document, "_checksum", lambda canonical: canonical)
+    put(cluster, "json", _Json)
+    put(store.ManifestLog, "_decode", _read_once(store.ManifestLog._decode))
+    put(store.ManifestLog, "_files", _files)
     for name in (
         "parse_wal_path",
         "parse_writer_path",
@@ -246,10 +248,10 @@ def installed() -> Iterator[None]:
     ):
         put(where, name, value)
     pa.set_cpu_count(1)
-    writer = sys.modules["imap_wal.writer"]
+    writer = sys.modules["imap_wal.write.node_log"]
     put(writer, "holder_text", lambda what: what)
     put(
-        sys.modules["imap_wal.segment"], "READERS", 1
+        sys.modules["imap_wal.segment.reader"], "READERS", 1
     )  # a thread of its own would not wait for its turn
     logger = logging.getLogger("imap_wal")
     level = logger.level

@@ -15,18 +15,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from imap_wal import archive, committer, layout, recovery, restore, snapshots, store, writer
-from imap_wal.agent import listings
+from imap_wal import layout
+from imap_wal.agent import forget_node, listings
+from imap_wal.embedded import store
 from imap_wal.errors import LostRace
-from imap_wal.manifest import NodeManifest, Seen
-from rewrite_cli import forget, repairer, rewriter
+from imap_wal.manifest.node import NodeManifest, Seen
+from imap_wal.parquet import file as parquet_file
+from imap_wal.read import cluster, parquet_scan
+from imap_wal.repair import cluster as repair_cluster
+from imap_wal.retention import archive, snapshots
+from imap_wal.rewrite import plan, publish
+from imap_wal.write import committer, node_log, recovery
 from storage_backends import AlreadyExists
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
 from tests.simulation.install import installed
 from tests.simulation.medium import STALE_STEPS, SimAppender, SimStore
 
-prune = importlib.import_module("rewrite_cli.prune")
+prune = importlib.import_module("imap_wal.rewrite.prune")
 Put = Callable[[Any, str, Any], None]
 
 
@@ -59,9 +65,9 @@ def _state_of_the_cluster_first(put: Put) -> None:
                 missing[name] = why
             else:
                 nodes[name] = found
-        return restore.ClusterState(manifest, nodes, missing, number)
+        return cluster.ClusterState(manifest, nodes, missing, number)
 
-    put(restore.ClusterLog, "state", state)
+    put(cluster.ClusterLog, "state", state)
 
 
 def _archive_without_its_epoch(put: Put) -> None:
@@ -97,7 +103,7 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
             if not isinstance(manifest, NodeManifest):
                 raise LostRace("not the manifest of a node")
             if manifest.epoch != content.epoch - 1:
-                raise writer.WriterLocked("n1", "a process that opened it at the same moment")
+                raise node_log.WriterLocked("n1", "a process that opened it at the same moment")
             return replace(
                 manifest, epoch=content.epoch, clean=False, directory=content.directory,
                 wal_id=content.wal_id, permit=content.permit,
@@ -120,8 +126,8 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
             store.delete(path)
         return gone
 
-    real_claim = writer._Opening._claim
-    put(writer._Opening, "_claim", claim)
+    real_claim = node_log._Opening._claim
+    put(node_log._Opening, "_claim", claim)
     put(archive, "delete_segments", delete_segments)
 
 
@@ -141,10 +147,10 @@ class _Publishing:
 
 
 def _older_manifests_are_taken(put: Put) -> None:
-    put(writer, "_demand_current", lambda *_, **__: None)
+    put(node_log, "_demand_current", lambda *_, **__: None)
     put(Seen, "newer_than", lambda *_: False)
-    put(restore, "mark_beyond", lambda *_, **__: "")
-    put(writer, "mark_beyond", lambda *_, **__: "")
+    put(cluster, "mark_beyond", lambda *_, **__: "")
+    put(node_log, "mark_beyond", lambda *_, **__: "")
 
 
 def _segments_of_anybody(put: Put) -> None:
@@ -206,19 +212,19 @@ def _a_sync_does_nothing(put: Put) -> None:
 
 
 def _a_drop_covers_nothing(put: Put) -> None:
-    put(restore.ClusterLog, "ends", lambda *_, **__: {})
+    put(cluster.ClusterLog, "ends", lambda *_, **__: {})
 
 
 def _nodes_are_forgotten_with_their_entries(put: Put) -> None:
-    put(forget, "_refusal", lambda *_: "")
+    put(forget_node, "_refusal", lambda *_: "")
 
 
 def _forgotten_with_what_shuts_their_writers_out(put: Put) -> None:
-    put(forget, "holds_nothing", lambda *_: False)
+    put(forget_node, "holds_nothing", lambda *_: False)
 
 
 def _snapshots_are_not_copied(put: Put) -> None:
-    put(repairer.ClusterRepair, "_write_snapshot", lambda *_: None)
+    put(repair_cluster.ClusterRepair, "_write_snapshot", lambda *_: None)
 
 
 def _recovered_under_the_same_name(put: Put) -> None:
@@ -248,7 +254,7 @@ def _orphans_by_their_age_alone(put: Put) -> None:
 
 
 def _parts_are_believed(put: Put) -> None:
-    put(rewriter, "confirm", lambda *_: None)
+    put(publish, "confirm", lambda *_: None)
     put(prune, "demand_whole", lambda *_: None)
 
 
@@ -262,7 +268,7 @@ def _parts_are_created_again(put: Put) -> None:
             store.create_from(path, str(self.local))
         return self.discard()
 
-    put(archive.ParquetFile, "publish", publish)
+    put(parquet_file.ParquetFile, "publish", publish)
     _parts_are_believed(put)
 
 
@@ -271,7 +277,7 @@ def _parts_named_by_their_number(put: Put) -> None:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
         return f"{folder}/part-{partition:05d}-{number:05d}.parquet"
 
-    put(rewriter.Job, "part_path", part_path)
+    put(plan.Job, "part_path", part_path)
     _parts_are_created_again(put)
     put(snapshots, "demand_whole", lambda *_: None)
 
@@ -288,11 +294,11 @@ def _a_page_is_answered_once(put: Put) -> None:
 
 
 def _archived_clears_are_entries(put: Put) -> None:
-    put(archive, "_has_clears", lambda rows: False)
+    put(parquet_scan, "_has_clears", lambda rows: False)
 
 
 def _any_clock_will_do(put: Put) -> None:
-    put(rewriter, "demand_clock", lambda *_, **__: None)
+    put(plan, "demand_clock", lambda *_, **__: None)
 
 
 MUTATIONS = (

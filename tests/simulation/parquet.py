@@ -17,10 +17,10 @@ from typing import Any
 import google_crc32c
 import msgpack
 
-from imap_wal import archive
-from imap_wal.contents import demand_checksum
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
+from imap_wal.parquet import file as parquet_file
+from imap_wal.parquet.contents import demand_checksum
 
 _MAGIC = b"simulated rows\0"
 _numbers = itertools.count(1)
@@ -73,12 +73,12 @@ class Batch:
         return 100 * len(self.rows)
 
 
-to_record_batch = archive.to_batch
+to_record_batch = parquet_file.to_batch
 """The real one, for tasks of Spark."""
 
 
 def to_batch(rows: Any, nodes: Any, positions: Any = None) -> Batch:
-    """Replaces `imap_wal.archive.to_batch`."""
+    """Replaces `imap_wal.parquet.file.to_batch`."""
     named = [nodes] * len(rows) if isinstance(nodes, str) else list(nodes)
     assert len(named) == len(rows) and (positions is None or len(positions) == len(rows))
     return Batch(list(rows), named, None if positions is None else list(positions))
@@ -95,12 +95,12 @@ def _of_batch(attribute: str, real: Callable[[Any], Any]) -> Callable[[Any], Any
     return found
 
 
-class File(archive.ParquetFile):
+class File(parquet_file.ParquetFile):
     """Replaces `ParquetFile`."""
 
     def __init__(self, folder: Path, schema: Any, keys: Any) -> None:
         self._encrypted = False  # segments are: see `imap_wal.encryption`
-        self._placed = schema is archive.ARCHIVE_SCHEMA
+        self._placed = schema is parquet_file.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
         self._done: list[Any] = []
@@ -110,10 +110,10 @@ class File(archive.ParquetFile):
         self._done += self._batches
         self._batches, self._rows, self.buffered = [], 0, 0
 
-    def discard(self) -> archive.Published:
+    def discard(self) -> parquet_file.Published:
         self._close()
         data = _local.pop(str(self.local))
-        return archive.Published(len(data), google_crc32c.value(data))
+        return parquet_file.Published(len(data), google_crc32c.value(data))
 
     def _close(self) -> None:
         self.flush()
@@ -136,7 +136,7 @@ def batches(
     checksum: int = 0,
     records: int = 0,
 ) -> Iterator[Any]:
-    """Replaces `imap_wal.archive.batches`: one call to the store, as there."""
+    """Replaces `imap_wal.parquet.file.batches`: one call to the store, as there."""
     with store.open_input(path) as source:
         data = source.read()
     if checksum:
@@ -165,7 +165,9 @@ def _decode(data: bytes, path: str) -> Batch:
 
 def patches() -> list[tuple[Any, str, Any]]:
     """Replacements for the modules that write or read such files."""
-    from rewrite_cli import conflicts, local, rewriter, spark
+    from imap_wal.rewrite import conflicts
+    from imap_wal.rewrite import plan as rewriter
+    from pyspark_imap_wal import rewrite_engine as spark
 
     return [
         (archive, "ParquetFile", File),
@@ -178,9 +180,9 @@ def patches() -> list[tuple[Any, str, Any]]:
         (conflicts, "to_batch", to_batch),
         (archive, "plain", lambda batch: batch),
         (rewriter, "written_otherwise", lambda *_: False),
-        (archive, "to_rows", _of_batch("rows", archive.to_rows)),
-        (archive, "to_positions", _of_batch("places", archive.to_positions)),
-        (archive, "nodes_of", _of_batch("nodes", archive.nodes_of)),
+        (archive, "to_rows", _of_batch("rows", parquet_file.to_rows)),
+        (archive, "to_positions", _of_batch("places", parquet_file.to_positions)),
+        (archive, "nodes_of", _of_batch("nodes", parquet_file.nodes_of)),
         (archive, "tempfile", _Tempfile),
         (local, "tempfile", _Tempfile),
         (spark, "tempfile", _Tempfile),

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 import imap_wal
-from imap_wal import manifest
-from imap_wal.restore import ClusterLog
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.rewriter import rewrite
+from imap_wal.manifest import store
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from tests.simulation import threads
 from tests.simulation.actors import (
     CLUSTER,
@@ -194,11 +194,11 @@ PROLOGUES: dict[str, Callable[[_Past], None]] = {
 def _made(kind: str, name: str) -> _Past:
     past = _Past(kind)
     threads.enter(past.world)
-    kept, manifest.KEEP = manifest.KEEP, 1  # every listing of a run would show the others
+    kept, store.KEEP = store.KEEP, 1  # every listing of a run would show the others
     try:
         PROLOGUES[name](past)
     finally:
-        manifest.KEEP = kept
+        store.KEEP = kept
     for medium in past.media.values():
         medium.locks.clear()
     return past

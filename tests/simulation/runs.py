@@ -8,11 +8,12 @@ from random import Random
 from typing import Any
 
 import imap_wal
-from imap_wal import manifest
+from imap_wal.encryption_keys import Keys
 from imap_wal.errors import ImapWalError, LogError, MissingNode
-from imap_wal.keys import Keys
-from imap_wal.restore import ClusterLog, LiveView
-from rewrite_cli.failures import Failed
+from imap_wal.manifest import store
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
+from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, StorageError
 from tests.encrypted import ring
 from tests.simulation import threads
@@ -87,7 +88,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
     if plan.seed % ENCRYPTED_EACH == 0:
         world.keys = KEYS
     threads.enter(world)
-    kept, manifest.KEEP = manifest.KEEP, plan.manifests_kept
+    kept, store.KEEP = store.KEEP, plan.manifests_kept
     try:
         world.extra_ms = 3_600_000
         stage = Stage(world, plan.kind, media, past)
@@ -117,7 +118,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
             len(world.tasks),
         )  # fmt: skip
     finally:
-        manifest.KEEP = kept
+        store.KEEP = kept
         threads.enter(None)
         world.close()
 
@@ -194,12 +195,12 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
     survivor = Survivor(stage, stage.media, plan.seed * 64 + 40, f"the operator's {what}")
     try:
         if what == "rewrite":
-            from rewrite_cli.local import LocalEngine
-            from rewrite_cli.rewriter import rewrite
+            from imap_wal.rewrite.local_engine import LocalEngine
+            from imap_wal.rewrite.run import rewrite
 
             rewrite(survivor.cluster(), LocalEngine(MEMORY))
         elif what == "prune":
-            from rewrite_cli.prune import prune
+            from imap_wal.rewrite.prune import prune
 
             prune(survivor.cluster())
     except (ImapWalError, StorageError) as error:
@@ -225,7 +226,7 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
 
 def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> None:
     """A repaired copy must open. If the log was not damaged, the copy has all of it."""
-    from rewrite_cli.repairer import ClusterRepair, tolerant_survey
+    from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
 
     store, media = operator.storage(), {"root": Medium()}
     target = open_sim(operator.world, operator.process, media, stage.kind)

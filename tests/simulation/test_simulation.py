@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from imap_wal import manifest
 from imap_wal.errors import InvalidSetting
-from imap_wal.manifest import ClusterManifest, NodeManifest, Seen
-from imap_wal.pieces import Piece
+from imap_wal.manifest import cluster
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.node import NodeManifest, Seen
+from imap_wal.read.file_scan import Piece
 from imap_wal.settings import Settings
 from storage_backends import StoredFile
 from tests.simulation.__main__ import story
@@ -86,7 +87,7 @@ def test_a_value_made_in_a_simulation_is_the_one_that_is_made_outside() -> None:
     given = dataclasses.replace(NodeManifest(requests={1: 2}), epoch=3, cluster=Seen(1, 2, 3))
     file = StoredFile("a", 1, 2)
     with installed():
-        made = manifest.replace(NodeManifest(requests={1: 2}), epoch=3, cluster=Seen(1, 2, 3))
+        made = cluster.replace(NodeManifest(requests={1: 2}), epoch=3, cluster=Seen(1, 2, 3))
         assert made == given and hash(StoredFile("a", 1, 2)) == hash(file)
         assert NodeManifest().requests is not NodeManifest().requests
         assert Settings(durability="os") == dataclasses.replace(Settings(), durability="os")

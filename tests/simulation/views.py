@@ -6,8 +6,8 @@ from typing import Any
 
 from imap_wal.agent import claims, former, sessions
 from imap_wal.errors import OutcomeUnknown
-from imap_wal.manifest import ClaimManifest
-from imap_wal.restore import pin_cuts
+from imap_wal.manifest.cluster import ClaimManifest
+from imap_wal.read.cluster import pin_cuts
 from tests.simulation.actors import Op, Spec
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.medium import APPEND

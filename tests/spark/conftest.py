@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from rewrite_cli.spark import session
+    from pyspark_imap_wal.data_source import session
 
     made = session(**{"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"})
     yield made

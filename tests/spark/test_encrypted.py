@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.archive import written_otherwise
-from imap_wal.restore import ClusterLog
-from rewrite_cli.rewriter import rewrite
-from rewrite_cli.spark import SparkEngine
+from imap_wal.parquet.file import written_otherwise
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
 from storage_backends.location import located
 from tests.durable.test_encrypted import SECRET, content, entries
@@ -46,7 +46,7 @@ def test_the_data_source_reads_with_the_keys(spark: Any, tmp_path: Path, place: 
 
 def test_the_keys_come_from_the_variable_of_the_worker_too(spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that was named for the root wins over it."""
-    from rewrite_cli.spark import _known
+    from pyspark_imap_wal.data_source import _known
 
     monkeypatch.setenv("IMAP_WAL_ENCRYPTION_KEYS", "env:K")
     assert _known(place).encryption_keys == "env:K"

@@ -15,14 +15,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
-from imap_wal.manifest import Lifetime
-from imap_wal.restore import ClusterLog, pin_cuts
-from rewrite_cli.conflicts import Resolution
-from rewrite_cli.local import LocalEngine
-from rewrite_cli.prune import prune
-from rewrite_cli.report import RewriteReport
-from rewrite_cli.rewriter import Engine, discard, prepare, publish, rewrite
-from rewrite_cli.spark import _PART_NUMBERS, LATEST, Options, SparkEngine, taken
+from imap_wal.manifest.cluster import Lifetime
+from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.rewrite.conflicts import Resolution
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.plan import Engine, prepare
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.publish import discard, publish
+from imap_wal.rewrite.report import RewriteReport
+from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.data_source import LATEST, Options
+from pyspark_imap_wal.rewrite_engine import _PART_NUMBERS, SparkEngine, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
@@ -71,7 +74,7 @@ def test_both_engines_give_the_same_snapshot(spark: Any, tmp_path: Path, history
 
 
 def parquet_rows(store: Any, path: str) -> list[Any]:
-    from imap_wal.archive import batches, nodes_of, to_rows
+    from imap_wal.parquet.file import batches, nodes_of, to_rows
 
     return [item for batch in batches(store, path) for item in zip(to_rows(batch), nodes_of(batch), strict=True)]
 
@@ -234,13 +237,13 @@ def test_a_conflict_is_decided_as_the_local_engine_does(spark: Any, tmp_path: Pa
 def test_a_task_that_runs_twice_takes_nothing_away(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Speculation, or a stage that is tried again: two attempts at one range write at the same
     time; Spark takes the answer of one. Here the other one runs to its end after it, and before."""
-    from rewrite_cli import spark as module
+    from pyspark_imap_wal import rewrite_engine
 
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, *(put(f"k{number}", number, (1, 1, 1, number)) for number in range(20)))
     append(log, put("x", "1", (1, 1, 1, 99), "other"))
-    once = module._write
+    once = rewrite_engine._write
 
     def twice(*given: Any) -> Any:
         def write(batches: Any) -> Any:
@@ -252,7 +255,7 @@ def test_a_task_that_runs_twice_takes_nothing_away(spark: Any, tmp_path: Path, m
 
         return write
 
-    monkeypatch.setattr(module, "_write", twice)
+    monkeypatch.setattr(rewrite_engine, "_write", twice)
     report = run(cluster(store), SparkEngine(spark))
     assert {each.map: each.live for each in report.maps} == {"orders": 20, "other": 1}
     assert len(store.list("ns/c/snapshot")) > sum(len(each.files) for each in report.maps)
@@ -277,44 +280,45 @@ def test_two_answers_for_one_range_or_none_publish_nothing() -> None:
 
 def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranges, of some 1,300 keys each."""
-    from rewrite_cli import local
-    from rewrite_cli import spark as module
+    from imap_wal.rewrite import local_engine
+    from pyspark_imap_wal import rewrite_engine
 
     store = open_store(str(tmp_path))
     keys = [f"k{number:05d}" for number in range(2600)]
     append(node(store), *(put(key, key, (1, 1, 1, at)) for at, key in enumerate(keys)), frames=10)
-    monkeypatch.setattr(module, "ROWS_A_RANGE", 2400)
-    once = module._write
+    monkeypatch.setattr(rewrite_engine, "ROWS_A_RANGE", 2400)
+    once = rewrite_engine._write
 
     def small(*given: Any) -> Any:
         write = once(*given)
 
         def in_worker(batches: Any) -> Any:
-            from rewrite_cli import local, spark
+            from imap_wal.rewrite import local_engine
+            from pyspark_imap_wal import rewrite_engine as spark
 
-            local.PART_ROWS_MAX, before = 1, local.PART_ROWS_MAX
+            local_engine.PART_ROWS_MAX, before = 1, local_engine.PART_ROWS_MAX
             spark._KEYS_A_BATCH, batch = 1, spark._KEYS_A_BATCH
             try:
                 yield from write(batches)
             finally:
-                local.PART_ROWS_MAX, spark._KEYS_A_BATCH = before, batch
+                local_engine.PART_ROWS_MAX, spark._KEYS_A_BATCH = before, batch
 
         return in_worker
 
-    monkeypatch.setattr(module, "_write", small)
+    monkeypatch.setattr(rewrite_engine, "_write", small)
     report = run(cluster(store), SparkEngine(spark))
     assert len(report.maps[0].files) == 2600 == report.maps[0].live
     ranges = Counter(path.split("part-")[1].split("-")[0] for path in report.maps[0].files)
     assert len(ranges) == 2 and min(ranges.values()) > 1000
     found = [row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)]
-    assert found == keys and local.PART_ROWS_MAX > 1
+    assert found == keys and local_engine.PART_ROWS_MAX > 1
     assert len(values(view(store))) == 2600
 
 
 def test_a_large_log_is_written_in_ranges_of_keys(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rewrite_cli import spark as module
+    from pyspark_imap_wal import rewrite_engine
 
-    monkeypatch.setattr(module, "ROWS_A_RANGE", 1000)
+    monkeypatch.setattr(rewrite_engine, "ROWS_A_RANGE", 1000)
     store = open_store(str(tmp_path))
     log = node(store)
     keys = [f"k{number * 7919 % 3000:05d}" for number in range(3000)]

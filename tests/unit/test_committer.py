@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from imap_wal import entry, format
-from imap_wal.committer import Batch, Committer
 from imap_wal.errors import CorruptLog, InvalidSetting, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import Frame
-from imap_wal.ring import RingBuffer
-from imap_wal.segment import SegmentReader
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import Settings
+from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.ring import RingBuffer
 from storage_backends import NoSpace, SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
@@ -410,7 +410,7 @@ def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_
 
 def test_a_commit_of_more_than_a_frame_holds_is_written_in_several_frames(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(row("k1.0", "v"))
-    monkeypatch.setattr("imap_wal.committer.PAYLOAD_BYTES_MAX", 2 * size)
+    monkeypatch.setattr("imap_wal.write.committer.PAYLOAD_BYTES_MAX", 2 * size)
     target = committer(memory)
     for request in range(1, 6):
         target.submit(batch(request))

@@ -11,10 +11,11 @@ import pytest
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
 from imap_wal.encryption import KeyedStore, keys_of
+from imap_wal.encryption_keys import NO_KEYS
 from imap_wal.errors import CorruptLog, EncryptionError, Forged
 from imap_wal.format import SegmentHeader
-from imap_wal.keys import NO_KEYS
-from imap_wal.segment import Held, SegmentReader, SegmentWriter, unborn
+from imap_wal.segment.reader import Held, SegmentReader, unborn
+from imap_wal.segment.writer import SegmentWriter
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.encrypted import keyed, other, ring

@@ -9,13 +9,14 @@ import pytest
 
 from imap_wal import layout
 from imap_wal.errors import CorruptLog
-from imap_wal.evidence import of_files
 from imap_wal.format import Position
-from imap_wal.manifest import Archive, ClusterManifest, Mark, NodeManifest, Snapshot
-from imap_wal.segments import sorted_out
-from imap_wal.writer import _demand_current
-from rewrite_cli import evidence
-from rewrite_cli.survey import NodeView
+from imap_wal.inspect import older_manifests
+from imap_wal.inspect.inventory import NodeView
+from imap_wal.manifest.cluster import ClusterManifest, Mark, Snapshot
+from imap_wal.manifest.evidence import of_files
+from imap_wal.manifest.node import Archive, NodeManifest
+from imap_wal.segment.listing import sorted_out
+from imap_wal.write.node_log import _demand_current
 from storage_backends import StoredFile
 from storage_backends.memory import MemoryStore
 from tests.support import embedded
@@ -56,7 +57,7 @@ def test_an_open_and_verify_agree_on_which_files_are_newer_than_the_manifest(pat
     found = of_files([file], MANIFEST, {each.name for each in wal.segments})
     assert bool(found.newer) == newer
     view = NodeView("n1", NODE, 1, MANIFEST, wal, (file,))
-    assert evidence.of_node(view, MANIFEST, ClusterManifest()) == found
+    assert older_manifests.of_node(view, MANIFEST, ClusterManifest()) == found
     store = MemoryStore(f"evidence-{next(numbers)}")
     store.create(path, b"x")
     if newer:
@@ -84,4 +85,4 @@ def test_a_snapshot_of_objects_that_the_manifest_does_not_know_yet_is_no_evidenc
     for number, older in ((8, False), (7, True)):
         file = StoredFile(layout.wal_path(NODE, 3, number), 1, 0)
         view = NodeView("n1", NODE, 1, MANIFEST, sorted_out([file], MANIFEST.archived), (file,))
-        assert bool(evidence.of_node(view, MANIFEST, cluster).newer) == older
+        assert bool(older_manifests.of_node(view, MANIFEST, cluster).newer) == older

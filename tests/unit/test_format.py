@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal.errors import CorruptLog, LogError, ShortLog, TooLarge, UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, Position
-from imap_wal.segment import SegmentReader
+from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore
 from tests.support import header, overwrite, row
 

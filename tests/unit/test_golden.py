@@ -14,18 +14,11 @@ from imap_wal import entry, format
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry
 from imap_wal.format import Position, SegmentHeader
-from imap_wal.manifest import (
-    Archive,
-    ClusterManifest,
-    Lifetime,
-    ManifestLog,
-    Mark,
-    NodeManifest,
-    Snapshot,
-    cluster_manifests,
-    node_manifests,
-)
-from imap_wal.segment import SegmentReader, SegmentWriter
+from imap_wal.manifest.cluster import ClusterManifest, Lifetime, Mark, Snapshot, cluster_manifests
+from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
+from imap_wal.manifest.store import ManifestLog
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.writer import SegmentWriter
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock
 

@@ -12,21 +12,13 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from imap_wal import manifest
 from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
-from imap_wal.manifest import (
-    KEEP,
-    Archive,
-    ClusterManifest,
-    ManifestLog,
-    Mark,
-    NodeManifest,
-    Snapshot,
-    cluster_manifests,
-    node_manifests,
-)
+from imap_wal.manifest import cluster as manifest
+from imap_wal.manifest.cluster import ClusterManifest, Mark, Snapshot, cluster_manifests
+from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
+from imap_wal.manifest.store import KEEP, ManifestLog
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore

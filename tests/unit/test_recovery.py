@@ -1,4 +1,4 @@
-"""What an open makes of damage, in every mode: the table of `imap_wal.recovery`, line by line."""
+"""What an open makes of damage, in every mode: the table of `imap_wal.write.recovery`, line by line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from imap_wal import format, layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import CorruptLog, InvalidSetting, LogError, ShortLog, UnsupportedVersion
 from imap_wal.format import Position
-from imap_wal.manifest import node_manifests
-from imap_wal.segment import SegmentReader
+from imap_wal.manifest.node import node_manifests
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryMode
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
@@ -530,10 +530,10 @@ class Meanwhile:
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_prune_removes_during_a_recovery_is_not_missing_whenever_it_runs(memory: MemoryStore, mode: str, closed: bool) -> None:
-    from imap_wal.restore import ClusterLog
-    from rewrite_cli.local import LocalEngine
-    from rewrite_cli.prune import prune
-    from rewrite_cli.rewriter import rewrite
+    from imap_wal.read.cluster import ClusterLog
+    from imap_wal.rewrite.local_engine import LocalEngine
+    from imap_wal.rewrite.prune import prune
+    from imap_wal.rewrite.run import rewrite
 
     history(memory, segments_=5)
     left = copy_files(memory)

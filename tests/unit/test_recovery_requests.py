@@ -10,12 +10,12 @@ from typing import cast
 
 import pytest
 
-from imap_wal import committer as module
 from imap_wal import format
-from imap_wal.committer import CHECKPOINT_S, Batch, Committer
 from imap_wal.errors import Fenced
-from imap_wal.ring import RingBuffer
-from imap_wal.writer import NodeLog
+from imap_wal.write import committer as module
+from imap_wal.write.committer import CHECKPOINT_S, Batch, Committer
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.ring import RingBuffer
 from storage_backends.gate import GatedStore
 from storage_backends.interface import SegmentStore
 from storage_backends.objects import LocalObjects

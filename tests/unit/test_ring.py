@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.ring import RingBuffer
+from imap_wal.write.ring import RingBuffer
 from tests.support import Threads, eventually
 
 

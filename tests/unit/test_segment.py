@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
-from imap_wal.frame_search import FrameSearch, shifted
-from imap_wal.segment import SegmentReader, SegmentWriter, Tail, unborn
+from imap_wal.segment.frame_search import FrameSearch, shifted
+from imap_wal.segment.reader import SegmentReader, Tail, unborn
+from imap_wal.segment.writer import SegmentWriter
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.support import header, overwrite, row

@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal import format, layout, writer
+from imap_wal import format, layout
 from imap_wal.errors import CorruptLog, Fenced, InvalidSetting, MissingNode, OutcomeUnknown, ShortLog, WriterLocked
-from imap_wal.manifest import node_manifests
-from imap_wal.segment import SegmentReader
-from imap_wal.writer import NodeLog
+from imap_wal.manifest.node import node_manifests
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.write import node_log as writer
+from imap_wal.write.node_log import NodeLog
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
@@ -179,7 +180,7 @@ def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_
 
     first = embedded(objects())
     first.map("m")["a"] = 1
-    monkeypatch.setattr("imap_wal.writer.Recoverer", die)
+    monkeypatch.setattr("imap_wal.write.node_log.Recoverer", die)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             embedded(objects(), takeover=True)

@@ -1,0 +1,272 @@
+"""Forgetting a node that is gone for good: its name is removed from the cluster's manifest, and
+restores no longer read its log.
+
+    shut the writer out ─▶ node's manifest: forgotten ─▶ cluster's manifest: without it ─▶ files go ─▶ node's last manifest
+
+While the forgetting has not ended, the node's log cannot be opened. Afterwards its folder has one
+small manifest, from which a new log under this name continues with a higher epoch: a file that the
+former writer still creates is then void. On a storage that cannot append, the objects that shut
+former writers out stay too (`layout.fences`): with its name free, such a writer would acknowledge
+again.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from imap_wal import format, layout
+from imap_wal.agent.liveness import remove_signs
+from imap_wal.disposal import discard, reachable
+from imap_wal.errors import InvalidSetting, LogError, LostRace
+from imap_wal.format import START
+from imap_wal.layout import Identity
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.evidence import epoch_of
+from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.store import ManifestLog
+from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, Piece
+from imap_wal.read.scan import read_piece
+from imap_wal.segment.listing import wal_folder
+from imap_wal.settings import Settings
+from imap_wal.write.node_log import holds_nothing, open_node_log
+from storage_backends import NotFound, SegmentStore
+
+FORGOTTEN_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The entries that only a node's log holds. `files`: where they are. `entries`: how many of
+    them could be counted. `whole`: all were; else there may be more."""
+
+    files: tuple[str, ...] = ()
+    entries: int = 0
+    whole: bool = True
+
+    def __str__(self) -> str:
+        if self.whole:
+            return f"{self.entries:,}"
+        return f"at least {self.entries:,}" if self.entries else "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetReport:
+    """What was, or would be, forgotten. `missing`: why the node's log cannot be read; `lost`: the
+    entries that are lost with it; `deleted`: files of the node that were removed; `before`: the
+    node had been forgotten by an earlier run; `refused`: why it is not forgotten without `lose`."""
+
+    node: str
+    log_id: str
+    missing: str
+    lost: Loss
+    deleted: tuple[str, ...]
+    dry_run: bool
+    before: bool = False
+    refused: str = ""
+
+
+def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False) -> ForgetReport:
+    """Take a node out of the cluster and delete its files. Its writer is shut out first, so that
+    all it acknowledged is known. Without `lose`, `InvalidSetting` where entries would be lost:
+    those that no snapshot covers, or all of a log that cannot be read. A dry run reports that as
+    `refused`. `LostRace` where another process opens, archives or forgets the log meanwhile."""
+    try:
+        return _forget_node(log, node, lose=lose, dry_run=dry_run)
+    except NotFound as error:
+        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
+
+
+def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> ForgetReport:
+    state = log.state()
+    log_id = state.manifest.nodes.get(node)
+    manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
+    left = manifests.read()[1]
+    if log_id is None and left.forgotten:  # an earlier run did not end, or files came late
+        return ForgetReport(node, left.directory, "", Loss(), _clear(log, node, manifests, left.directory, dry_run), dry_run, before=left.empty)
+    if log_id is None:
+        raise InvalidSetting(f"cluster {log.cluster!r} has no node {node!r}; it has {', '.join(sorted(state.manifest.nodes)) or 'none'}")
+    missing = state.missing.get(node, "")
+    lost = _loss_of_missing(log, state, node, left) if missing else _loss(log, state, node)
+    refused = "" if lose else _refusal(node, missing, lost)
+    if dry_run:
+        deleted = _clear(log, node, manifests, log_id, dry_run)
+        return ForgetReport(node, log_id, missing, lost, deleted, dry_run, refused=refused)
+    if refused:
+        raise InvalidSetting(refused)
+    with ExitStack() as stack:
+        # Else an earlier run did not end, or its segments are not here, and its writer, if there is
+        # one, is refused when it next needs the manifest.
+        if missing and left.directory == log_id and not left.forgotten:
+            manifests.update(partial(_forgotten, epoch=left.epoch))
+        elif not missing and not state.nodes[node].manifest.forgotten:
+            identity = Identity(log.namespace, log.cluster, node)
+            held = open_node_log(
+                log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True, directory=log_id
+            )
+            stack.callback(held.close, clean=False)
+            state = log.state()
+            if node not in state.nodes or state.manifest.nodes[node] != log_id:
+                raise _replaced(node)
+            lost = _loss(log, state, node)  # with what its writer acknowledged before it was shut out
+            refused = "" if lose else _refusal(node, missing, lost)
+            if refused:
+                raise InvalidSetting(refused)
+            held.manifests.update(partial(_forgotten, epoch=held.epoch))
+        _unregister(log, node, log_id)
+        remove_signs(log.store, log.folder, node)
+        files = _clear(log, node, manifests, log_id)
+    if log.store.capabilities.locks and left.directory in ("", log_id):  # else leases, which are kept: a number must not become free again
+        log.store.delete(f"{log.node_folder(node)}/writer.lock")
+    return ForgetReport(node, log_id, missing, lost, files, dry_run)
+
+
+def _replaced(node: str) -> LostRace:
+    return LostRace(f"node {node!r} was forgotten or replaced by another process at the same time; run the command again")
+
+
+def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
+    """After this, the log cannot be opened again. An open that came before has another epoch; then
+    this raises, and what it appended is kept."""
+    if manifest.epoch != epoch:
+        raise LostRace("another process opened this node's log; nothing was forgotten; check whether the node is really gone")
+    return replace(manifest, epoch=epoch + 1, forgotten=True)
+
+
+def _refusal(node: str, missing: str, lost: Loss) -> str:
+    """Why a node is not forgotten as long as its loss was not asked for; "" where nothing is
+    lost."""
+    if not missing and not lost.files:
+        return ""
+    more = f" and {len(lost.files) - 1} more files" if lost.files[1:] else ""
+    number = "an unknown number of entries" if str(lost) == "unknown" else f"{lost} entries"
+    where = f"{number} of {lost.files[0]}{more}, which no snapshot covers" if lost.files else number
+    what = f"{missing}, {where}" if missing else where
+    way_out = "bring its log back" if missing else "run `imap-wal rewrite` first"
+    return f"node {node!r} holds entries that would be lost: {what}; {way_out}, or pass --lose"
+
+
+@dataclass
+class _Count:
+    """Adds up a `Loss`."""
+
+    store: SegmentStore
+    files: list[str] = field(default_factory=list)
+    entries: int = 0
+    whole: bool = True
+
+    def add(self, piece: Piece) -> None:
+        """The entries of a file that count and that no snapshot covers. A damaged file may hold
+        more than can be read of it."""
+        found = 0
+        try:
+            if piece.kind == ARCHIVE and piece.first > piece.covered.get(piece.map, START):
+                found = piece.records
+            else:
+                for changes in read_piece(self.store, piece):
+                    found += len(changes.rows)
+        except LogError:
+            self.whole = False
+            self.files.append(piece.path)
+        else:
+            self.files += [piece.path] if found else []
+        self.entries += found
+
+    @property
+    def loss(self) -> Loss:
+        return Loss(tuple(self.files), self.entries, self.whole)
+
+
+def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
+    """What only the log of this node holds."""
+    count = _Count(log.store)
+    for piece in log.node_pieces(state, node):
+        count.add(piece)
+    return count.loss
+
+
+def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) -> Loss:
+    """The same of a log that is not whole here. Of its files some may be here, even if no manifest
+    is: what can be read of them is counted. It is never all."""
+    count, log_id = _Count(log.store), state.manifest.nodes[node]
+    marks = {name: snapshot.marks.get(node) for name, snapshot in state.manifest.snapshots.items()}
+    covered = {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == log_id}
+    archives = left.archives if left.directory == log_id else ()
+    segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
+    pieces = [Piece(ARCHIVE, node, each.path, each.map, first=each.first, last=each.last, covered=covered, records=each.records) for each in archives]
+    pieces += [
+        Piece(SEGMENT, node, each.path, epoch=each.epoch, number=each.number, covered=covered)
+        for each in segments
+        if _log_of(log.store, each.path) == log_id
+    ]
+    for piece in pieces:
+        try:
+            count.add(piece)
+        except NotFound:
+            continue
+    return replace(count.loss, whole=False)
+
+
+def _log_of(store: SegmentStore, path: str) -> str:
+    """The log directory that a segment's header names; "" where it cannot be read."""
+    try:
+        return format.decode_header(store.read(path), path)[0].directory
+    except (NotFound, LogError):
+        return ""
+
+
+def _clear(log: ClusterLog, node: str, manifests: ManifestLog[NodeManifest], log_id: str, dry_run: bool = False) -> tuple[str, ...]:
+    """Delete what is left of a forgotten log, and publish its last manifest. Again after that:
+    delete what came late. The files of another log that is here are left alone; so is what is behind
+    a link, but for the manifests."""
+    folder = log.node_folder(node)
+    # Listed before the manifest is read: while that is the forgotten log's, no other has files here.
+    listed = [file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")]
+    number, manifest = manifests.read()
+    if manifest.directory != log_id and number:
+        return ()
+    kept = {manifests.next_path(number - 1)} if manifest.empty and number else set()
+    if not log.store.capabilities.durable_append:
+        in_wal = [file for file in listed if file.path.startswith(f"{folder}/wal/")]
+        kept |= {path for path in sorted(layout.fences(in_wal, manifest.epoch + 1)) if holds_nothing(log.store, path)}
+    files = [file.path for file in listed if file.path not in kept]
+    former = [path for path in files if path.startswith(f"{folder}/manifest/")]
+    others = [path for path in files if path not in former]
+    if manifest.empty and number:  # a new log may be about to begin
+        former = [path for path in former if path < manifests.next_path(number - 1)]
+        others = [path for path in others if 0 < epoch_of(path) <= manifest.epoch]
+    if dry_run:
+        return (*reachable(log.store, others), *former)
+    gone = discard(log.store, others)
+    if number:
+        manifests.update(partial(_ended, log), alone=True)
+    for path in former:
+        log.store.delete(path)
+    return (*(path for path in others if path in gone), *former)
+
+
+def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
+    """The last manifest of a forgotten log. No epoch below its own counts any more."""
+    if manifest.empty or not manifest.forgotten:
+        return None  # another run was first; a new log may be here
+    number, cluster = log.manifests.read()
+    last = max(manifest.newest, manifest.archived[1], manifest.checkpoint.segment)
+    return NodeManifest(epoch=manifest.epoch, archived=(manifest.epoch, last), cluster=cluster.seen(number), forgotten=True)
+
+
+def _unregister(log: ClusterLog, node: str, log_id: str) -> None:
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        if manifest.nodes.get(node) != log_id:
+            raise _replaced(node)
+        return replace(
+            manifest,
+            nodes={name: known for name, known in manifest.nodes.items() if name != node},
+            forgotten=(*manifest.forgotten, log_id)[-FORGOTTEN_KEPT:],
+        )
+
+    log.manifests.update(change)
+    for file in log.store.list(layout.opened_folder(log.folder)):
+        if (layout.parse_opened_path(file.path) or ("",))[0] == log_id:
+            log.store.delete(file.path)

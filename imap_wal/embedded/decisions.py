@@ -1,0 +1,157 @@
+"""Changes that depend on what the map holds: `pop`, `popitem`, `setdefault`, `clear`.
+
+A `Decision` is evaluated when it is published, while the store's order lock is held. It sees what
+the map will hold once all changes published before it are applied (`Outlook`). So it is atomic
+among threads and tasks, and shares commits with all other changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from imap_wal.embedded.changes import Changes, Clear, MapState
+
+
+class Unsettled(Exception):
+    """The decision depends on a change of another caller that is published but not acknowledged:
+    that change may still fail."""
+
+
+class Outlook:
+    """What one map will hold when all changes before this one are applied. `pending`: changes of
+    other callers in the ring."""
+
+    def __init__(self, state: MapState, now_ms: int, pending: Sequence[Changes]) -> None:
+        self._state, self._now_ms, self._pending = state, now_ms, pending
+        self._changed: dict[bytes, bytes | None] = {}
+        """Values set by earlier changes of the same commit."""
+        self._added: dict[bytes, None] = {}
+        """Keys that those changes add, in order."""
+        self._gone: set[bytes] = {key for run in pending for key in run.keys}
+        """Keys that `last` skips: pending, or deleted by the same commit."""
+
+    def add(self, changes: Changes) -> None:
+        """Record these as the next changes."""
+        for key, value in zip(changes.keys, changes.values, strict=True):
+            known = key in self._changed
+            there = self._changed[key] if known else self._state.get(key, self._now_ms)
+            self._changed[key] = value
+            if value is None:
+                self._added.pop(key, None)
+                self._gone.add(key)
+            elif there is None:
+                self._added[key] = None
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value, or None. Raises `Unsettled`."""
+        if key in self._changed:
+            return self._changed[key]
+        if any(key in run.keys for run in self._pending):
+            raise Unsettled
+        return self._state.get(key, self._now_ms)
+
+    def last(self) -> tuple[bytes, bytes] | None:
+        """The key that was added last, and its value. Raises `Unsettled` if only pending changes
+        may have added one."""
+        for key in reversed(self._added):
+            value = self._changed[key]
+            assert value is not None
+            return key, value
+        found = self._state.last(self._now_ms, besides=self._gone)
+        if found is None:
+            if self._pending:
+                raise Unsettled
+            return None
+        key, value = found
+        changed = self._changed.get(key)
+        return key, value if changed is None else changed
+
+    def keys(self) -> list[bytes]:
+        """All keys that may exist, including those that pending changes set."""
+        there = dict.fromkeys(self._state.keys(self._now_ms))
+        pending = {key: None for run in self._pending for key in run.keys}
+        return [*{**there, **pending, **dict.fromkeys(self._changed)}]
+
+
+Choose: TypeAlias = "Callable[[Outlook], tuple[Any, Changes | None]]"
+"""Returns the answer, and the changes or None."""
+
+
+class Decision(Changes):
+    """A change that is not evaluated yet. While it waits, it counts as one change of `size` bytes.
+    `answer` is set when the store evaluates it."""
+
+    __slots__ = ("answer", "choose", "size")
+
+    def __init__(self, state: MapState, choose: Choose, size: int = 0) -> None:
+        super().__init__(state, [], [])
+        self.choose, self.size = choose, size
+        self.answer: Any = None
+
+    def __len__(self) -> int:
+        return 1
+
+    def sizes(self) -> list[int]:
+        return [self.size]
+
+
+def pop(state: MapState, key: bytes) -> Decision:
+    """Delete the key; the answer is its value, or None."""
+
+    def choose(outlook: Outlook) -> tuple[bytes | None, Changes | None]:
+        value = outlook.get(key)
+        return value, None if value is None else Changes(state, [key], [None])
+
+    return Decision(state, choose, len(key))
+
+
+def set_default(default: Changes) -> Decision:
+    """Make this one change unless its key exists; the answer is the value afterwards."""
+    key, value = default.keys[0], default.values[0]
+
+    def choose(outlook: Outlook) -> tuple[bytes | None, Changes | None]:
+        present = outlook.get(key)
+        return (value, default) if present is None else (present, None)
+
+    return Decision(default.state, choose, sum(default.sizes()))
+
+
+def pop_last(state: MapState) -> Decision:
+    """Delete the key that was added last; the answer is key and value, or None."""
+
+    def choose(outlook: Outlook) -> tuple[tuple[bytes, bytes] | None, Changes | None]:
+        found = outlook.last()
+        return found, None if found is None else Changes(state, [found[0]], [None])
+
+    return Decision(state, choose)
+
+
+def clear(state: MapState, *, known_only: bool = False) -> Decision:
+    """Delete all keys. `known_only`: those that this store knows; its log may have others."""
+
+    def choose(outlook: Outlook) -> tuple[None, Changes | None]:
+        keys = outlook.keys()
+        if not keys:
+            return None, None
+        return None, Changes(state, keys, [None] * len(keys)) if known_only else Clear(state, keys)
+
+    return Decision(state, choose)
+
+
+def made(steps: Sequence[Changes], outlook_of: Callable[[MapState], Outlook]) -> list[Changes]:
+    """The steps, with each decision replaced by its changes. It sees all steps before it. Raises
+    `Unsettled`."""
+    outlooks: dict[MapState, Outlook] = {}
+    runs: list[Changes] = []
+    for step in steps:
+        outlook = outlooks.get(step.state)
+        if outlook is None:
+            outlook = outlooks[step.state] = outlook_of(step.state)
+        changes: Changes | None = step
+        if isinstance(step, Decision):
+            step.answer, changes = step.choose(outlook)
+        if changes is not None:
+            outlook.add(changes)
+            runs.append(changes)
+    return runs

@@ -1,0 +1,157 @@
+"""Reading a map while entries expire and other threads change it: every walk shows the map of one
+moment, key and value from one look."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, Protocol
+
+from imap_wal.embedded.changes import MapState
+
+
+class Home(Protocol):
+    """What a map asks of its store."""
+
+    def check_open(self) -> None:
+        """`Closed` if it was closed."""
+
+    def now_ms(self) -> int:
+        """The store's clock."""
+
+
+class MapReads(Mapping[Any, Any]):
+    """The reading half of a map. Each walk holds a list of keys, and of values where it gives them,
+    of the moment it began: 16 bytes an entry, and the values that were replaced since. `Closed`
+    after the store was closed."""
+
+    def __init__(self, home: Home, state: MapState) -> None:
+        self._home, self._state = home, state
+        self._copies: dict[int, _Copy] = {}
+
+    @property
+    def name(self) -> str:
+        return self._state.name
+
+    def __getitem__(self, key: Any) -> Any:
+        self._home.check_open()
+        state = self._state
+        value = _copied(self._copies, key) if self._copies else None
+        if value is None:
+            value = state.get(state.serializer.dump_key(key), self._home.now_ms())
+            if value is None:
+                raise KeyError(key)
+        return state.serializer.load(value)
+
+    def ttl(self, key: Any) -> float | None:
+        """Seconds that are left of a key's lifetime; None where it has no end. KeyError where there
+        is no such key."""
+        self._home.check_open()
+        now = self._home.now_ms()
+        expires = self._state.expiry(self._state.serializer.dump_key(key), now)
+        if expires is None:
+            raise KeyError(key)
+        return (expires - now) / 1000 if expires else None
+
+    def __contains__(self, key: object) -> bool:
+        self._home.check_open()
+        return self._state.get(self._state.serializer.dump_key(key), self._home.now_ms()) is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._home.check_open()
+        return map(self._state.serializer.load_key, self._state.keys(self._home.now_ms()))
+
+    def __len__(self) -> int:
+        self._home.check_open()
+        return self._state.size(self._home.now_ms())
+
+    def keys(self) -> KeysView[Any]:
+        """The keys of the map."""
+        return _Keys(self, _caller(2))
+
+    def items(self) -> ItemsView[Any, Any]:
+        """The entries of the map."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """The values of the map."""
+        return _Values(self)
+
+    def _pairs(self) -> tuple[list[bytes], list[bytes]]:
+        self._home.check_open()
+        return self._state.pairs(self._home.now_ms())
+
+
+_Place = tuple[int, int]
+"""Which call of a function runs, and which of its instructions."""
+
+
+def _caller(depth: int) -> _Place:
+    frame = sys._getframe(depth)
+    return id(frame), frame.f_lasti
+
+
+class _Copy:
+    """`dict(map)` under way. Python calls `keys()` and then `map[key]` for each key, without
+    anything that connects the calls. But all of them come from one instruction of one call, and use
+    the same key objects in the same order. So they are given the values at the moment of `keys()`:
+    an entry that expires or is deleted during the copy does not make it fail."""
+
+    __slots__ = ("at", "instruction", "keys", "values")
+
+    def __init__(self, instruction: int, keys: list[Any], values: list[bytes]) -> None:
+        self.instruction, self.keys, self.values = instruction, keys, values
+        self.at = 0
+
+
+def _copied(copies: dict[int, _Copy], key: Any) -> bytes | None:
+    """The value for a `dict(map)` under way; None for any other caller."""
+    call, instruction = _caller(3)
+    copy = copies.get(call)
+    if copy is None:
+        return None
+    value = None
+    if copy.instruction == instruction and copy.keys[copy.at] is key:
+        value = copy.values[copy.at]
+        copy.at += 1
+    if value is None or copy.at == len(copy.keys):
+        del copies[call]
+    return value
+
+
+class _Keys(KeysView[Any]):
+    _mapping: MapReads
+
+    def __init__(self, mapping: MapReads, asked: _Place) -> None:
+        super().__init__(mapping)
+        self._asked = asked
+
+    def __iter__(self) -> Iterator[Any]:
+        here = _caller(2)
+        if here != self._asked:
+            return iter(self._mapping)
+        data, values = self._mapping._pairs()
+        keys = list(map(self._mapping._state.serializer.load_key, data))
+        if keys:
+            self._mapping._copies[here[0]] = _Copy(here[1], keys, values)
+        return iter(keys)
+
+
+class _Items(ItemsView[Any, Any]):
+    _mapping: MapReads
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        keys, values = self._mapping._pairs()
+        serializer = self._mapping._state.serializer
+        return zip(map(serializer.load_key, keys), map(serializer.load, values), strict=True)
+
+
+class _Values(ValuesView[Any]):
+    _mapping: MapReads
+
+    def __iter__(self) -> Iterator[Any]:
+        _, values = self._mapping._pairs()
+        return map(self._mapping._state.serializer.load, values)
+
+    def __contains__(self, value: object) -> bool:
+        return any(each is value or each == value for each in self)

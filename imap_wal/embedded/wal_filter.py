@@ -1,0 +1,84 @@
+"""A function of the user's that sees every entry while a store is opened, before it counts: keep it, skip it, change it, or stop there.
+
+    snapshots ─▶ each node's log in its order (archives, segments) ─▶ wal_filter ─▶ newest of each key ─▶ memory
+
+Nothing on storage is changed: the next open sees the same entries again, unless the store was rewritten meanwhile. RocksDB's `WalFilter`, with its four answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from enum import Enum
+from typing import Final, TypeAlias
+
+from imap_wal.entry import DataEntry, is_clear
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import START
+from imap_wal.read.clears import Cleared
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.log_reader import LogReader
+from imap_wal.read.newest_index import Table
+from imap_wal.read.rivals import Noted
+from imap_wal.read.scan import read_piece
+from imap_wal.settings import RecoveryPolicy
+
+
+class Verdict(Enum):
+    """What a filter can answer besides an entry and None."""
+
+    STOP = "stop"
+
+
+STOP: Final = Verdict.STOP
+
+WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Verdict | None"]
+"""The entry itself keeps it, another DataEntry takes its place (its order stays), None skips it;
+STOP leaves out this entry and all that come after it. The `clear` of a map is one entry, whose key
+is None: it can be kept or skipped."""
+
+
+def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> dict[str, dict[bytes, DataEntry]]:
+    """The newest entry of every key that passed, by map and key; tombstones too. In memory: as much as the maps themselves. `InvalidSetting` for an answer that is none."""
+    newest: dict[str, Table] = {}
+    cleared = Cleared()
+    for node, entry in _entries(log, policy):
+        answer = wal_filter(entry)
+        if answer is None:
+            continue
+        if answer is STOP:
+            break
+        if not isinstance(answer, DataEntry):
+            raise InvalidSetting(f"wal_filter answered {answer!r}; it takes the entry, another DataEntry, None or STOP")
+        if is_clear(answer) is not is_clear(entry):
+            raise InvalidSetting(
+                "wal_filter changed whether an entry has a key; the entry that clears a map has none, and can only be kept or skipped"
+            )
+        answer = answer._replace(order=entry.order, deleted=answer.value is None)
+        if is_clear(answer):
+            cleared.take(node, [answer])
+            continue
+        newest.setdefault(answer.map, Table()).offer(answer.key, (*answer, node))
+    noted = Noted()
+    for name, table in newest.items():
+        keys = list(table.rows)
+        for index in cleared.hidden(name, keys, [table.rows[key][9] for key in keys]):
+            del table.rows[keys[index]]
+            table.rivals.pop(keys[index], None)
+        noted.note(found for key in table.rivals if (found := table.conflict(name, key)) is not None)
+    return {name: {key: DataEntry(*table.claim(row)[0]) for key, row in table.rows.items()} for name, table in newest.items()}
+
+
+def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
+    state = log.state()
+    state.demand(policy)
+    for piece in log.pieces(state, nodes=(), snapshots=True):
+        for changes in read_piece(log.store, piece):
+            yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
+    for node in sorted(state.nodes):
+        covered = state.covered(node)
+        reader = LogReader(log.store.url, namespace=log.namespace, cluster=log.cluster, node=node, storage=log.store, clock=log.clock)
+        with closing(reader):
+            for position, entry in reader.read():
+                if position > covered.get(entry.map, START):
+                    yield node, entry

@@ -1,0 +1,229 @@
+"""Keys and values as people want to read them: msgpack and raw bytes of embedded maps, Hazelcast's Data bytes through hazelcast-python-client.
+
+Compact values come back as dicts: their schemas are in the log. What nobody here can read (a Java class of the user's) comes back as `Opaque`, with its
+class and bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import pickletools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from itertools import chain
+from typing import Any, ClassVar
+from uuid import UUID
+
+import msgpack
+
+from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row, is_clear
+from imap_wal.schemas import Schema, sound_schemas
+from rewrite_cli.console import output as out
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Bytes that cannot be read here, and what the log says they are."""
+
+    label: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return f"<{self.label or 'bytes'}, {len(self.data)} bytes>"
+
+
+class Decoder:
+    """`metadata` is what the log holds of it (schemas); see `ClusterLog` and `LiveView.metadata`."""
+
+    def __init__(self, metadata: Iterable[tuple[Any, ...]] = ()) -> None:
+        self._data: Callable[[bytes], Any] | None = None
+        self._metadata: dict[tuple[Any, ...], None] = {}
+        self._named: set[str] = set()
+        self.add_metadata(metadata)
+
+    def add_metadata(self, metadata: Iterable[tuple[Any, ...]]) -> None:
+        """Schemas that came up while reading."""
+        before = len(self._metadata)
+        self._metadata.update((item, None) for item in metadata if item and item[0] == "schema")
+        if len(self._metadata) > before:
+            self._data = None
+
+    def key(self, row: Row) -> Any:
+        """None for a clear."""
+        return None if is_clear(row) else self._decode(row[KEY], row[KEY_CLASS], row[ORDER][1])
+
+    def value(self, row: Row) -> Any:
+        """None for a tombstone."""
+        data = row[VALUE]
+        return None if data is None else self._decode(data, row[VALUE_CLASS], row[ORDER][1])
+
+    def _decode(self, data: bytes, label: str, partition_version: int) -> Any:
+        try:
+            value: Any = None
+            if partition_version:  # only a member has partitions
+                value = self._of_member(data)
+            elif label == "msgpack":
+                value = msgpack.unpackb(data, strict_map_key=False)
+            if partition_version or label == "msgpack":
+                return value if _is_small(value, len(data)) else Opaque(label, data)
+        except ModuleNotFoundError:
+            raise  # hazelcast-python-client: the command line says which extra brings it
+        except Exception:  # noqa: BLE001  # a value of any kind may be broken in any way; the reader still gets the others
+            return Opaque(label, data)
+        return bytes(data) if label == "raw" else Opaque(label, data)
+
+    def _of_member(self, data: bytes) -> Any:
+        if self._data is None:
+            self._data = _data_reader(self._schemas())
+        return self._data(data)
+
+    def _schemas(self) -> Iterable[Schema]:
+        """The valid ones. Each of the others is reported once."""
+        sound, bad = sound_schemas(self._metadata)
+        for what in bad:
+            if what not in self._named:
+                self._named.add(what)
+                out.note(f"a schema in the log is not used, so values that need it are shown as bytes: {what}")
+        return sound.values()
+
+
+def _data_reader(schemas: Iterable[Schema]) -> Callable[[bytes], Any]:
+    from hazelcast.config import Config
+    from hazelcast.core import HazelcastJsonValue
+    from hazelcast.serialization.api import FieldKind
+    from hazelcast.serialization.compact import FieldDescriptor
+    from hazelcast.serialization.compact import Schema as ClientSchema
+    from hazelcast.serialization.data import Data
+    from hazelcast.serialization.serialization_const import PYTHON_TYPE_PICKLE
+    from hazelcast.serialization.service import SerializationServiceV1
+
+    service = SerializationServiceV1(Config())
+    service._registry._id_dict[PYTHON_TYPE_PICKLE] = _Pickle
+    compact = service.compact_stream_serializer
+    for schema in schemas:
+        compact.register_schema_to_id(ClientSchema(schema.type_name, [FieldDescriptor(name, FieldKind(kind)) for name, kind in schema.fields]))
+        compact._type_name_to_serializer[schema.type_name] = _AsDict()
+
+    def read(data: bytes) -> Any:
+        value = service.to_object(Data(bytes(data)))
+        return value.loads() if isinstance(value, HazelcastJsonValue) else value
+
+    return read
+
+
+_LEVELS_MAX = 100
+_SHOWN_BYTES_MIN = 1024 * 1024
+_SHOWN_FACTOR = 16
+
+
+def _is_small(value: Any, data_bytes: int) -> bool:
+    """Whether a value is about as large when printed as its bytes are. It may not be: a pickle can
+    contain one list many times, or in itself."""
+    left = _SHOWN_BYTES_MIN + _SHOWN_FACTOR * data_bytes
+    waiting = [(value, 1)]
+    while waiting:
+        each, level = waiting.pop()
+        inner: Iterable[Any] = ()
+        if isinstance(each, str | bytes | bytearray):
+            left -= len(each)
+        elif isinstance(each, int):
+            left -= each.bit_length() // 8
+        elif isinstance(each, dict):
+            inner = chain(each.keys(), each.values())
+        elif isinstance(each, list | tuple | set | frozenset):
+            inner = each
+        left -= 8
+        if left < 0 or level > _LEVELS_MAX:
+            return False
+        waiting += [(one, level + 1) for one in inner]
+    return True
+
+
+class _AsDict:
+    """Reads any Compact value field by field."""
+
+    def read(self, reader: Any) -> dict[str, Any]:
+        return {field.name: getattr(reader, f"read_{field.kind.name.lower()}")(field.name) for field in reader._schema.fields}
+
+
+class _Pickle(pickle.Unpickler):
+    """What a Python client pickled: dict, tuple, set, bytes. Objects of other classes stay `Opaque`: making one runs code, which whoever could write
+    to the map has chosen."""
+
+    HARMLESS: ClassVar = {("__builtin__", "set"), ("__builtin__", "frozenset"), ("__builtin__", "complex"), ("_codecs", "encode")}
+
+    def __init__(self, source: Any) -> None:
+        data = source.read_string().encode()
+        _refuse_shared_keys(data)
+        super().__init__(io.BytesIO(data))
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.HARMLESS:
+            raise pickle.UnpicklingError(f"an object of {module}.{name}")
+        return super().find_class(module, name)
+
+    @staticmethod
+    def read(source: Any) -> Any:
+        return _Pickle(source).load()
+
+
+_HASHABLE = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "REDUCE"}
+_PUTS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
+_GETS = {"GET", "BINGET", "LONG_BINGET"}
+
+
+def _refuse_shared_keys(data: bytes) -> None:
+    """UnpicklingError if a tuple or the like is used twice. If each of many levels holds the next
+    one twice, hashing or comparing takes exponential time. Keys and sets are hashed while the
+    value is unpickled, before it can be checked."""
+    hashable: set[int] = set()
+    before, puts = "", 0
+    for operation, argument, _ in pickletools.genops(data):
+        name = operation.name
+        if name in _PUTS:
+            number = puts if argument is None else int(argument)
+            puts += 1
+            if before in _HASHABLE:
+                hashable.add(number)
+            else:
+                hashable.discard(number)
+        elif name == "DUP" or (name in _GETS and int(argument or 0) in hashable):
+            raise pickle.UnpicklingError("a tuple or a set is used twice")
+        else:
+            before = name
+
+
+def plain(value: Any) -> Any:
+    """What JSON can carry: dates as ISO text, decimals as text, bytes as {"hex"}, opaque ones as {"class", "hex"}; keys of dicts as text."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Opaque():
+            return {"class": value.label, "hex": bytes(value.data).hex()}
+        case bytes() | bytearray() | memoryview():
+            return {"hex": bytes(value).hex()}
+        case datetime() | date() | time():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+        case dict():
+            return {key if isinstance(key, str) else json.dumps(plain(key), ensure_ascii=False): plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(item) for item in value]
+        case _:
+            return repr(value)
+
+
+def text(value: Any) -> str:
+    """On one line of a table."""
+    match value:
+        case str():
+            return value
+        case Opaque():
+            return str(value)
+        case _:
+            return json.dumps(plain(value), ensure_ascii=False)

@@ -1,0 +1,184 @@
+"""What stands under a URL, told from listings and manifests alone: quick, and harmless beside a running service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from imap_wal import layout
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, claim_manifests, cluster_manifests
+from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
+from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
+from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
+from storage_backends import SegmentStore, StoredFile
+
+ATTEMPTS = 8
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node's folder."""
+
+    name: str
+    folder: str
+    manifest_number: int
+    manifest: NodeManifest
+    wal: WalFolder
+    files: tuple[StoredFile, ...]
+    """Everything in the folder."""
+
+    @property
+    def forgotten(self) -> bool:
+        """No log is here: the last one was forgotten, to its end."""
+        return self.manifest.forgotten and self.manifest.empty
+
+    @property
+    def of_no_manifest(self) -> bool:
+        """Segments or archives are here, and no manifest says what they are."""
+        return not self.manifest_number and bool(self.segments or any(layout.parse_archive_path(file.path) for file in self.files))
+
+    @property
+    def segments(self) -> tuple[SegmentFile, ...]:
+        """All files whose name is a segment's, those that do not count too."""
+        wal = self.wal
+        return (*wal.archived, *wal.segments, *wal.copied, *wal.void)
+
+    @cached_property
+    def wal_bytes(self) -> int:
+        return sum(segment.bytes for segment in self.segments)
+
+    @cached_property
+    def archive_bytes(self) -> int:
+        return sum(archive.bytes for archive in self.manifest.archives)
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """One cluster's folder."""
+
+    namespace: str
+    cluster: str
+    folder: str
+    manifest_number: int
+    manifest: ClusterManifest
+    nodes: tuple[NodeView, ...]
+    claims_number: int = 0
+    """Number of the manifest of claims; 0 where there is none."""
+    claims: ClaimManifest = field(default_factory=ClaimManifest)
+    forgotten: tuple[NodeView, ...] = ()
+    """Folders of forgotten nodes: no log is in them, see `imap_wal.agent.forget_node`."""
+    opened: Mapping[str, int] = field(default_factory=dict)
+    """Log directory → the newest epoch that was opened."""
+    snapshot_files: int = 0
+    """How many files of snapshots are here, where no manifest of the cluster is."""
+
+    @property
+    def of_no_manifest(self) -> str:
+        """What is here although no manifest of the cluster is; "" where one is, or nothing else."""
+        if self.manifest_number:
+            return ""
+        logs = f"the logs of {', '.join(map(repr, self.logs))}" if self.logs else ""
+        snapshots = f"{self.snapshot_files} files of snapshots" if self.snapshot_files else ""
+        return " and ".join(filter(None, (logs, snapshots)))
+
+    @property
+    def logs(self) -> list[str]:
+        """Nodes of which a log is here that was registered once, as each is before its first entry:
+        an open that ended before that has left a manifest, and nothing is lost."""
+        return [
+            node.name
+            for node in self.nodes
+            if node.of_no_manifest or node.manifest.archives or node.manifest.cluster != NOTHING_SEEN or node.manifest.directory in self.opened
+        ]
+
+    @property
+    def claims_folder(self) -> str:
+        """Where the manifests of claims are."""
+        return f"{self.folder}/claims/manifest"
+
+    @property
+    def begun(self) -> int:
+        """The newest incarnation that a cluster lifetime began with; 0 where none did."""
+        return max((lifetime.incarnation for lifetime in self.manifest.lifetimes), default=0)
+
+    @property
+    def missing_nodes(self) -> list[str]:
+        """Nodes that ever wrote, and whose log is not there or another one stands under their name."""
+        present = {node.name: node.manifest.directory for node in self.nodes}
+        return sorted(name for name, directory in self.manifest.nodes.items() if present.get(name) != directory)
+
+    @property
+    def unreadable_nodes(self) -> list[str]:
+        """Those, and nodes whose segments are not here: their disk is not mounted, for example. A
+        restart refuses to continue without them."""
+        away = [node.name for node in self.nodes if not node.manifest.lives_in(node.wal.logs)]
+        return sorted({*self.missing_nodes, *away})
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())
+
+    def names(self, node: NodeView) -> tuple[str, str, str]:
+        """Whose log a node's is: namespace, cluster, node."""
+        return self.namespace, self.cluster, node.name
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.cluster}"
+
+
+def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()) -> list[ClusterView]:
+    """All clusters under a root, or those of the given names."""
+    found: list[ClusterView] = []
+    top = store.folders("")
+    if {"nodes", "manifest"} <= set(top) and not store.folders("manifest"):
+        return found  # the folder of one cluster
+    for namespace in top:
+        if namespaces and layout.decode(namespace) not in namespaces:
+            continue
+        for cluster in store.folders(namespace):
+            if clusters and layout.decode(cluster) not in clusters:
+                continue
+            if {"nodes", "manifest", "snapshot"} & set(store.folders(f"{namespace}/{cluster}")):
+                found.append(_cluster(store, layout.decode(namespace), layout.decode(cluster)))
+    return found
+
+
+def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
+    """The nodes first, the cluster's manifests after them, as `ClusterLog.state` looks at them. Again where something moved in between: a
+    manifest is older than the files beside it only if it still is at the last look."""
+    folder = layout.cluster_folder(namespace, cluster)
+    clock, randomness = SystemClock(), SystemRandomness()
+    for _ in range(ATTEMPTS):
+        found = [_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes")]
+        nodes = tuple(node for node in found if not node.forgotten)
+        forgotten = tuple(node for node in found if node.forgotten)
+        number, manifest = cluster_manifests(store, folder, clock, randomness).read()
+        claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
+        snapshots = 0 if number else sum(file.path.endswith(".parquet") for file in store.list(f"{folder}/snapshot"))
+        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten, opened_epochs(store, folder), snapshots)
+        if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in found):
+            break
+    return view
+
+
+def _moved(node: NodeView, view: ClusterView) -> bool:
+    """Whether node and cluster cannot have been as they were seen at one moment."""
+    last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
+    seen = view.manifest.seen(view.manifest_number)
+    older = mark_beyond(node.name, node.manifest, last, view.manifest) or older_epoch(node.manifest, view.opened)
+    return node.manifest.cluster.newer_than(seen) or bool(older)
+
+
+def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
+    folder = layout.node_folder(cluster, name)
+    manifests = node_manifests(store, folder, SystemClock(), SystemRandomness())
+    for _ in range(ATTEMPTS):
+        files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
+        number, manifest = manifests.read()
+        wal = sorted_out((file for file in files if file.path.startswith(f"{folder}/wal/")), manifest.archived, manifest.begins)
+        last = max((segment.number for segment in wal.segments), default=manifest.archived[1])
+        if max(manifest.newest, manifest.checkpoint.segment) <= last:
+            break  # else a segment was begun between the two, or is missing
+    return NodeView(name, folder, number, manifest, wal, files)

@@ -1,0 +1,103 @@
+"""What files and snapshots say that the manifests beside them do not know: then the manifests are
+older. They were put back from an older copy, or the newest ones were removed or are damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from imap_wal import layout
+from imap_wal.errors import LogError
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.evidence import Evidence, of_files
+from imap_wal.manifest.node import NodeManifest, Seen
+from imap_wal.manifest.older import foreign_wal, older_epoch
+from imap_wal.segment.reader import SegmentReader
+from storage_backends import NotFound, SegmentStore
+
+
+def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest, opened: Mapping[str, int] | None = None) -> Evidence:
+    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the
+    node."""
+    found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
+    # Of objects, the manifest learns only now and then which were made since it was opened.
+    there = [each.number for each in node.wal.segments]
+    last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
+    opened = opened or {}
+    found = replace(found, epoch=max(found.epoch, opened.get(manifest.directory, 0)), newer=found.newer or older_epoch(manifest, opened))
+    for name, snapshot in cluster.snapshots.items():
+        mark = snapshot.marks.get(node.name)
+        if mark is not None and mark.directory == manifest.directory:
+            found = replace(found, epoch=max(found.epoch, mark.position.epoch))
+            if mark.position.epoch > manifest.epoch or (manifest.newest and mark.position.segment > last):
+                newer = f"the snapshot of map {name!r} holds entries of this node up to {mark.position}"
+                found = replace(found, newer=found.newer or newer)
+    return found
+
+
+def of_cluster(view: ClusterView) -> tuple[Seen, str]:
+    """The most that a node has seen of its cluster's manifest, or that the claims show of it; and
+    why the one that is here is older, or ""."""
+    manifest = view.manifest
+    seen, newer = Seen(incarnation=view.claims.newest), ""
+    if view.claims.newest > manifest.incarnation:
+        newer = f"incarnation {view.claims.newest} was claimed, the last one given here is {manifest.incarnation}"
+    for node in (*view.nodes, *view.forgotten):
+        known = node.manifest.cluster
+        seen = seen.up_to(known)
+        if known.newer_than(manifest.seen(view.manifest_number)):
+            newer = newer or f"node {node.name!r} has seen {known}, here is {manifest.seen(view.manifest_number)}"
+    return seen, newer
+
+
+def of_claims(view: ClusterView) -> str:
+    """Why the manifest of claims is older than the cluster's, or ""."""
+    if view.begun > view.claims.newest:
+        return f"incarnation {view.begun} has begun, the last one claimed is {view.claims.newest}"
+    return ""
+
+
+def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[str, str]:
+    """Why a node's whole folder is another node's, which was copied or renamed, and what to do; two
+    empty texts where it is not. Either its log is registered for another node, or all its segments
+    say whose they are."""
+    directory = node.manifest.directory
+    owner = next((name for name, each in sorted(view.manifest.nodes.items()) if each == directory and directory), node.name)
+    home = layout.node_folder(view.folder, owner)
+    if view.manifest.nodes.get(node.name) == directory or home == node.folder:
+        homes = _homes(store, node)
+        if len(homes) != 1 or node.folder in homes or len(node.wal.segments) == 1:
+            return "", ""
+        ((home, owner),) = homes.items()
+    what = f"this folder holds the log of node {owner!r}, whose place is {home}: it was copied here or renamed"
+    known = home.startswith(f"{view.folder}/")  # else of another cluster, which is not looked at
+    there = any(other.folder == home for other in view.nodes)
+    advice = f"move it back to {home}" if known and not there else "move this folder away" if known else f"move it away, or back to {home}"
+    if node.name in view.manifest.nodes and known:
+        advice += f", and bring the log of node {node.name!r} back"
+    return what, advice
+
+
+def _homes(store: SegmentStore, node: NodeView) -> dict[str, str]:
+    """Node folder → node, by the headers of segments that can be read. The newest comes first: if
+    that is at home, the others are not read."""
+    found: dict[str, str] = {}
+    for segment in reversed(node.wal.segments):
+        try:
+            header = SegmentReader(store, segment.path).header
+        except (LogError, NotFound):
+            continue
+        folder = layout.Identity(header.namespace, header.cluster, header.node).node_folder
+        found[folder] = header.node
+        if folder == node.folder:
+            break
+    return found
+
+
+def misplaced_wal(node: NodeView) -> str:
+    """Why the segments beside a node's manifest are not its own, or ""."""
+    manifest = node.manifest
+    if manifest.lives_in(node.wal.logs):
+        return ""
+    return foreign_wal(node.folder, manifest, node.wal.logs)

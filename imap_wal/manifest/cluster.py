@@ -1,0 +1,375 @@
+"""Manifests: numbered JSON files; the highest number is the truth, and publishing is the exclusive create of the next one.
+
+Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins the compare-and-swap, and a node's (epoch, sessions,
+archives), written by the node's owner and by `prune`.
+
+A writer that slept may find its number free again because old ones were cleaned; so after every create it looks at the newest manifest. Cleaning stays
+below a floor that the newest one names: below it, the writer lost; above it, its number was free in its turn, and the newest was built on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.format import START, Position
+from imap_wal.manifest.document import Whole, _checked, _fields, _packed, _require, _unpacked, _without_defaults, whole
+from imap_wal.manifest.node import Pair, Seen, without_turn
+from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
+from storage_backends import SegmentStore
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionVersions:
+    """Partition → the highest pair that was in the logs at some moment. An owner that holds a lower
+    pair was replaced before that moment, and acknowledges nothing any more."""
+
+    pairs: Mapping[int, Pair] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Runs of partitions with one pair, as `first+count:incarnation.version`, with commas."""
+        runs: list[tuple[int, int, Pair]] = []
+        for partition, pair in sorted(self.pairs.items()):
+            if runs and runs[-1][0] + runs[-1][1] == partition and runs[-1][2] == pair:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1, pair)
+            else:
+                runs.append((partition, 1, pair))
+        return ",".join(f"{first}+{count}:{pair[0]}.{pair[1]}" for first, count, pair in runs)
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        pairs: dict[int, Pair] = {}
+        for run in filter(None, text.split(",")):
+            partitions, _, pair = run.partition(":")
+            first, count = map(int, partitions.split("+"))
+            incarnation, version = map(int, pair.split("."))
+            pairs |= dict.fromkeys(range(first, first + count), (incarnation, version))
+        return cls(pairs)
+
+    def raised(self, pairs: Iterable[tuple[int, Pair]]) -> Self:
+        """With these pairs, without turns, where they are higher."""
+        found = dict(self.pairs)
+        for partition, given in pairs:
+            pair = without_turn(given)
+            if found.get(partition, ()) < pair:
+                found[partition] = pair
+        return replace(self, pairs=found)
+
+
+NO_VERSIONS = PartitionVersions()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Low-water mark: of the log directory `directory`, positions at or below `position` are covered by a snapshot."""
+
+    directory: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a rewrite published for one map: `files` hold the newest change of every key up to `marks`. A map that was dropped has no files."""
+
+    generation: Whole
+    files: tuple[str, ...]
+    marks: Mapping[str, Mark]
+    live: int
+    tombstones: int
+    bytes: int
+    created_ms: int
+    dropped: int = 0
+    """Generation of the last drop of this map; a reader that merged before it must forget what it merged."""
+    checksums: tuple[int, ...] = ()
+    """CRC-32C of each whole file; empty: not known."""
+    until_ms: int = 0
+    """How the map stood at earlier times than this (Unix time) is no longer known: older changes of its keys are gone."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of each file; empty: not known."""
+    rows: tuple[int, ...] = ()
+    """How many rows each file has; empty: not known."""
+    versions: Whole = 0
+    """The table in `ClusterManifest.versions` that holds above `marks`; 0: none."""
+    last_expiry_ms: int = 0
+    """When the last row expires; 0: some row never does, or it is not known."""
+
+    def to_json(self, shared: str | None = None) -> dict[str, Any]:
+        """`shared`: the number of its marks, where several snapshots have the same."""
+        document = {**_fields(self), "marks": shared or _marks_json(self.marks)}
+        return _without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, Mark]] | None = None) -> Self:
+        """`shared`: marks that several snapshots have, by their number."""
+        given = data["marks"]
+        marks = (shared or {})[given] if isinstance(given, str) else _checked(given, dict[str, Mark])
+        return replace(_checked({**data, "marks": {}}, cls), marks=marks)
+
+
+def _marks_json(marks: Mapping[str, Mark]) -> dict[str, Any]:
+    return {node: _fields(mark) for node, mark in marks.items()}
+
+
+def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of
+    100 nodes have 100,000 marks, and one rewrite of all maps makes 100 distinct ones."""
+    # Those that one manifest or one rewrite gave are mostly one object: compared by content once.
+    distinct = {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}
+    content = {each: tuple(sorted(marks.items(), key=lambda item: item[0])) for each, marks in distinct.items()}
+    same: dict[tuple[Any, ...], int] = {}
+    first = {each: same.setdefault(key, each) for each, key in content.items()}
+    users = Counter(first[id(snapshot.marks)] for snapshot in snapshots.values())
+    numbers = {each: str(number) for number, each in enumerate((each for each, count in users.items() if count > 1), 1)}
+    found = {}
+    for name, snapshot in snapshots.items():
+        number = numbers.get(first[id(snapshot.marks)])
+        found[name] = snapshot.to_json(number)
+    return found, {number: _marks_json(distinct[each]) for each, number in numbers.items()}
+
+
+def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
+    """What `_with_marks_once` gave. ValueError, KeyError."""
+    shared = _checked(marks, dict[str, dict[str, Mark]])
+    return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in _checked(snapshots, dict[str, dict[str, Any]]).items()}
+
+
+def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[Mark, ...]]:
+    """Node → for each log directory that it had, the farthest mark of any snapshot."""
+    farthest: dict[tuple[str, str], Position] = {}
+    for marks in {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}.values():
+        for node, mark in marks.items():
+            log = (node, mark.directory)
+            farthest[log] = max(mark.position, farthest.get(log, START))
+    found: dict[str, tuple[Mark, ...]] = {}
+    for (node, directory), position in farthest.items():
+        found[node] = (*found.get(node, ()), Mark(directory, position))
+    return found
+
+
+class SnapshotTable(Mapping[str, Snapshot]):
+    """The snapshots of many maps, stored in a manifest as one string, as `ArchiveList` is: an open
+    and a claim copy it without parsing it. What they need of it is beside it, in `covered`."""
+
+    __slots__ = ("_covered", "_file", "_snapshots", "_text")
+
+    def __init__(
+        self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[Mark, ...]] | None = None, file: str = ""
+    ) -> None:
+        """Give the first, or the other three; what is not given is computed on first use:
+        `CorruptLog`, which names the manifest `file`. Safe in any thread."""
+        self._snapshots, self._text, self._covered, self._file = snapshots, text, covered, file
+
+    @property
+    def text(self) -> str:
+        if not self._text:
+            self._text = _packed(_with_marks_once(self.whole))
+        return self._text
+
+    @property
+    def whole(self) -> Mapping[str, Snapshot]:
+        if self._snapshots is None:
+            with whole(self._file):
+                self._snapshots = _from_json_with_marks(*_checked(_unpacked(self._text), tuple[Any, Any]))
+        return self._snapshots
+
+    @property
+    def covered(self) -> Mapping[str, tuple[Mark, ...]]:
+        """Node → for each log directory that it had, the farthest mark of any snapshot."""
+        if self._covered is None:
+            self._covered = _covered(self.whole)
+        return self._covered
+
+    def __getitem__(self, name: str) -> Snapshot:
+        return self.whole[name]
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SnapshotTable):
+            return self is other or self.whole == other.whole
+        return self.whole == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended before it. What an older
+    incarnation appended behind its cut is void."""
+
+    cluster_id: str
+    incarnation: Whole
+    cuts: Mapping[str, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterManifest:
+    """What all nodes of a cluster share."""
+
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
+
+    incarnation: Whole = 0
+    """The last incarnation given, to a cluster lifetime or an embedded open."""
+    claims: Mapping[str, Whole] = field(default_factory=dict)
+    """Of a log of version 1; today they have a manifest of their own, see `ClaimManifest`."""
+    lifetimes: tuple[Lifetime, ...] = ()
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
+    snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
+    """By map name."""
+    generation: Whole = 0
+    """The last snapshot generation given."""
+    orphan_floor: Whole = 0
+    """No snapshot of a generation below this is published any more; its files may be deleted."""
+    versions: Mapping[int, PartitionVersions] = field(default_factory=dict)
+    """Generation of the rewrite that made it → table. Above the marks of a snapshot that names a
+    table, an entry of a lower pair was never acknowledged: it is void."""
+    forgotten: tuple[str, ...] = ()
+    """Log directories of nodes that were forgotten: they are not taken in again."""
+    embedded: Whole = 0
+    """The last incarnation given to an embedded open."""
+    clears: bool = False
+    """A snapshot has, or had, clears."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
+            object.__setattr__(self, "snapshots", SnapshotTable(self.snapshots))
+
+    def to_json(self) -> dict[str, Any]:
+        versions = {str(number): table.encode() for number, table in self.versions.items()}
+        document = {
+            **_fields(self),
+            "lifetimes": [_fields(lifetime) for lifetime in self.lifetimes],
+            "versions": versions,
+        }
+        if isinstance(self.snapshots, SnapshotTable):
+            covered = {node: [_fields(mark) for mark in marks] for node, marks in self.snapshots.covered.items()}
+            document |= {"format": FORMAT_PACKED, "snapshots": self.snapshots.text, "covered": covered, "marks": {}}
+        else:
+            document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
+        if self.clears:
+            document["format"] = FORMAT_CLEARS
+        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears"))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        _require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
+        snapshots: Mapping[str, Snapshot]
+        if isinstance(data["snapshots"], str):
+            snapshots = SnapshotTable(None, data["snapshots"], _checked(data["covered"], dict[str, tuple[Mark, ...]]), file)
+        else:
+            snapshots = _from_json_with_marks(data["snapshots"], data.get("marks", {}))
+        versions = {number: PartitionVersions.decode(text) for number, text in _checked(data.get("versions", {}), dict[int, str]).items()}
+        return replace(_checked({**data, "snapshots": {}, "versions": {}}, cls), snapshots=snapshots, versions=versions)
+
+    def covered(self, node: str) -> tuple[Mark, ...]:
+        """For each log directory that the node had, the farthest mark of any snapshot."""
+        table = self.snapshots
+        return (table.covered if isinstance(table, SnapshotTable) else _covered(table)).get(node, ())
+
+    def seen(self, number: int) -> Seen:
+        """What a reader of this as manifest `number` has seen."""
+        return Seen(number, self.generation, self.incarnation)
+
+    def versions_of(self, name: str) -> PartitionVersions:
+        """The table that holds for a map above the marks of its snapshot; empty where none does."""
+        snapshot = self.snapshots.get(name)
+        return self.versions.get(snapshot.versions, NO_VERSIONS) if snapshot else NO_VERSIONS
+
+    def with_snapshot(self, name: str, snapshot: Snapshot) -> ClusterManifest:
+        return replace(self, snapshots={**self.snapshots, name: snapshot}, generation=max(self.generation, snapshot.generation))
+
+    def without_unused_tables(self) -> ClusterManifest:
+        """Without tables of partitions that no snapshot names."""
+        used = {snapshot.versions for snapshot in self.snapshots.values()}
+        return replace(self, versions={number: table for number, table in self.versions.items() if number in used})
+
+
+CLAIMS_KEPT = 1000
+"""Clusters that are remembered as followed by another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimManifest:
+    """Which Hazelcast cluster may write. It is checked between every sync and acknowledgement, so
+    it has a small manifest of its own. `claims`: cluster id → incarnation claimed for it. Once a
+    newer incarnation is here, agents acknowledge nothing for an older one. The cuts are read and
+    the lifetime is published after that, so no acknowledged change is above a cut.
+
+    The newest claim may be a view: then `members` are those that may write in it. The list is
+    always complete: a member that comes later is entered before its first change."""
+
+    claims: Mapping[str, Whole] = field(default_factory=dict)
+    permits: Whole = 0
+    """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none has."""
+    members: tuple[str, ...] = ()
+    """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
+    lost: tuple[str, ...] = ()
+    """Members that were lost before the newest claim, or before their first hello. They may not write
+    in it."""
+    forced: bool = False
+    """The newest claim is an operator's (`imap-wal claim --force`). The next cluster waits for no
+    node."""
+    tokens: tuple[str, ...] = ()
+    """SHA-256 of each token of this cluster. Agents claim only for who has one of them; (): for all
+    who may connect."""
+
+    @property
+    def newest(self) -> int:
+        """The last incarnation claimed; 0 where no cluster ever did."""
+        return max(self.claims.values(), default=0)
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the newest claim; "" if there is none."""
+        return max(self.claims, key=lambda each: self.claims[each], default="")
+
+    def with_claim(self, cluster_id: str, incarnation: int, members: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> ClaimManifest:
+        kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[-CLAIMS_KEPT:]
+        return ClaimManifest(dict(kept), self.permits or incarnation, members, lost, tokens=self.tokens)
+
+    def admits(self, member: str, view: int) -> bool:
+        """Whether this member of the newest claim's cluster may write, if its hello names this view."""
+        return not self.members or member in self.members or (view == self.newest and member not in self.lost)
+
+    def with_member(self, member: str) -> ClaimManifest:
+        """The same with this member in the list."""
+        return self if not self.members or member in self.members else replace(self, members=(*self.members, member))
+
+    def barring(self, lost: Collection[str]) -> ClaimManifest:
+        """The same with further lost members, none of which is in the list."""
+        return replace(self, lost=tuple(sorted({*self.lost, *lost})))
+
+    @property
+    def permitted(self) -> bool:
+        """Whether the newest claim has a permit."""
+        return 0 < self.permits <= self.newest
+
+    def to_json(self) -> dict[str, Any]:
+        return _without_defaults(_fields(self), ("permits", "members", "lost", "forced", "tokens"))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        _require(data, "claims")
+        return _checked(data, cls)
+
+
+def claim_manifests(
+    store: SegmentStore, cluster_folder: str, former: Mapping[str, int], clock: Clock, randomness: Randomness
+) -> ManifestLog[ClaimManifest]:
+    """`former`: the claims that the cluster's own manifest has, of a log of version 1."""
+    return ManifestLog(store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(former), clock, randomness)
+
+
+def cluster_manifests(store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[ClusterManifest]:
+    return ManifestLog(store, cluster_folder, ClusterManifest, ClusterManifest(), clock, randomness)

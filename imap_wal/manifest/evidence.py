@@ -1,0 +1,77 @@
+"""Finds names of a node's files that its manifest cannot know.
+
+Names carry epochs and positions. A manifest that knows less than they say is older than the files:
+it was put back from an older copy, or newer ones were removed. To continue from it would give
+epochs and names a second time. An open refuses it, `verify` reports it, `repair` takes the files
+in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from imap_wal import layout
+from imap_wal.manifest.node import NodeManifest
+from storage_backends import StoredFile
+
+_LOST = re.compile(r"/lost/(\d{8,})/")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`epoch`: the highest epoch that a file of the node names. `newer`: why the manifest is older
+    than the files; "" where it is not."""
+
+    epoch: int
+    newer: str = ""
+
+
+def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]) -> Evidence:
+    """`files`: all in a node's folder. `there`: (epoch, number) of its segments that are not
+    archived."""
+    highest, newer = 0, ""
+    segments, late = set(), {}
+    for file in files:
+        name = layout.parse_wal_path(file.path)
+        if name is not None and "/lost/" not in file.path:
+            segments.add(name)
+        epoch, archive = epoch_of(file.path), layout.parse_archive_path(file.path)
+        highest = max(highest, epoch)
+        # Only the permit of an epoch is created before its manifest is published.
+        if epoch > manifest.epoch + (layout.parse_writer_path(file.path) is not None):
+            newer = newer or f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
+        elif archive is not None and manifest.archived < archive.last[:2] not in there:
+            late[file.path] = archive
+    # An archive after the last archived position of the manifest is rare: only then is the list
+    # parsed.
+    for path in late.keys() - {archive.path for archive in manifest.archives} if late else ():
+        what = f"{path} holds entries up to {late[path].last} that the manifest does not know"
+        newer = newer or f"{what}; their segments are gone"
+    return Evidence(highest, newer or _another_beginning(manifest, segments))
+
+
+def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, int]]) -> str:
+    """Why the manifest is of another history of this log, with the same epochs: of a copy that was
+    opened, for example. "" where nothing says so."""
+    epoch, begins = manifest.begins
+    if manifest.archived[1] >= begins:  # its first segments may be archived and gone
+        return ""
+    first = min((number for each, number in segments if each == epoch), default=0)
+    if any(each < epoch and begins <= number < first for each, number in segments):
+        return f"epoch {epoch} began with segment {first}, the manifest says {begins}"
+    return ""
+
+
+def epoch_of(path: str) -> int:
+    """The highest epoch in a file's name; 0 where there is none."""
+    lost = _LOST.search(path)
+    if lost is not None:
+        return int(lost[1])
+    segment, archive = layout.parse_wal_path(path), layout.parse_archive_path(path)
+    if segment is not None:
+        return max(segment[0], layout.recovered_by(path))
+    if archive is not None:
+        return max(archive.epoch, archive.last.epoch)
+    return layout.parse_writer_path(path) or 0

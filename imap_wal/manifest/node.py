@@ -1,0 +1,242 @@
+"""TODO imap_wal.manifest.node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, TypeAlias, overload
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.entry import TURNS
+from imap_wal.format import START, Position
+from imap_wal.manifest.document import _NOT_OF_VERSION_1, Whole, _checked, _fields, _packed, _require, _unpacked, whole
+from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
+from storage_backends import SegmentStore
+
+# ---- a node's manifest ---------------------------------------------------------------------------------------------
+
+LOG = "log"
+SESSIONS_KEPT = 64
+"""Sessions whose last request a manifest carries on, beside those of the plug-ins it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How far a cluster's manifest was: its number, the last snapshot generation and the last
+    incarnation given."""
+
+    number: Whole = 0
+    generation: Whole = 0
+    incarnation: Whole = 0
+
+    def __str__(self) -> str:
+        return f"manifest {self.number} (generation {self.generation}, incarnation {self.incarnation})"
+
+    def up_to(self, other: Seen) -> Seen:
+        """The newer of both, field by field."""
+        return Seen(max(self.number, other.number), max(self.generation, other.generation), max(self.incarnation, other.incarnation))
+
+    def newer_than(self, other: Seen) -> bool:
+        """Whether this was seen of a cluster that `other` does not know yet."""
+        return self.up_to(other) != other
+
+
+NOTHING_SEEN = Seen()
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """One Parquet file made of sealed segments: the entries of one map from position `first` to `last`."""
+
+    map: str
+    path: str
+    first: Position
+    last: Position
+    records: int
+    tombstones: int
+    bytes: int
+    checksum: int = 0
+    """CRC-32C of the whole file; 0: not known."""
+
+    def to_json(self) -> dict[str, Any]:
+        return _fields(self)
+
+
+class ArchiveList(Sequence[Archive]):
+    """A long list of archives, stored in a manifest as one string: base64 of deflated JSON. An
+    open, a new session and a new segment copy it without parsing it, so they take the same time
+    with one archive and with ten thousand."""
+
+    __slots__ = ("_archives", "_file", "_text")
+
+    def __init__(self, archives: tuple[Archive, ...] | None, text: str = "", file: str = "") -> None:
+        """Give one of the first two; the other is computed on first use: `CorruptLog`, which names
+        the manifest `file`. Safe in any thread."""
+        self._archives, self._text, self._file = archives, text, file
+
+    @property
+    def text(self) -> str:
+        if not self._text:
+            self._text = _packed([archive.to_json() for archive in self.whole])
+        return self._text
+
+    @property
+    def whole(self) -> tuple[Archive, ...]:
+        if self._archives is None:
+            with whole(self._file):
+                self._archives = _checked(_unpacked(self._text), tuple[Archive, ...])
+        return self._archives
+
+    @overload
+    def __getitem__(self, index: int) -> Archive: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Archive, ...]: ...
+    def __getitem__(self, index: int | slice) -> Archive | tuple[Archive, ...]:
+        return self.whole[index]
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[Archive]:
+        return iter(self.whole)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ArchiveList):
+            return self is other or self.whole == other.whole
+        return self.whole == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeManifest:
+    """What the owner of a node's log knows. Which segments exist is told by listing `wal/`, those at or below `archived` apart, whose
+    entries are in `archives` and whose files are about to go."""
+
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
+
+    directory: str = ""
+    """UUID of this log directory; a new disk under an old node name has another."""
+    epoch: Whole = 0
+    session: Whole = 0
+    """The last session number given."""
+    plugins: Mapping[str, Whole] = field(default_factory=dict)
+    """Plug-in UUID and incarnation → session, of the last plug-in starts."""
+    requests: Mapping[Whole, Whole] = field(default_factory=dict)
+    """Session → last durable request, as it stood at `checkpoint`."""
+    checkpoint: Position = START
+    """Recovery scans from here."""
+    clean: bool = True
+    """The last writer closed the log; nothing is to be scanned behind `checkpoint`."""
+    archived: tuple[Whole, Whole] = (0, 0)
+    """(epoch, segment): segments up to this one are archived."""
+    archives: Sequence[Archive] = ()
+    metadata: tuple[tuple[str | int, ...], ...] = ()
+    """Metadata carried over from archived segments: schemas as ("schema", id, hex)."""
+    kind: str = ""
+    """LOG of a log made by `imap_wal.log.create`; "" of maps' logs."""
+    removed: Position = START
+    """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some. Reading in order is whole only above it."""
+    wal_id: str = ""
+    """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a
+    log of version 1 until its next open."""
+    newest: Whole = 0
+    """Number of the newest segment that was in `wal/` when this was published, or is archived. A
+    folder without it is incomplete."""
+    begins: tuple[Whole, Whole] = (0, 0)
+    """(epoch, segment): the first segment of that epoch, published before its writer creates one.
+    A segment of an earlier epoch with this number or a higher one was begun by a writer that had
+    been replaced, and is void, whether the present epoch has written a segment yet or not. If
+    this epoch is lower than `epoch`, the open that claimed `epoch` has not finished."""
+    permit: str = ""
+    """Nonce in the name of this epoch's permit (`layout.writer_path`)."""
+    forgotten: bool = False
+    """`imap-wal forget-node` is deleting this log: it cannot be opened again. Without `directory`: it
+    has ended, and a new log under the node's name continues after `epoch` and `archived`."""
+    embedded: bool = False
+    """The last open was that of a program, not of an agent: a cluster of Hazelcast members that
+    claims this log shuts the program out."""
+    former: Mapping[Whole, int] = field(default_factory=dict)
+    """Session of a plug-in in an older incarnation → its last request that counts."""
+    cluster: Seen = NOTHING_SEEN
+    """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
+    must not be used beside it."""
+    clears: bool = False
+    """An archive has, or had, clears."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
+            object.__setattr__(self, "archives", ArchiveList(self.archives))
+
+    def lives_in(self, logs: Collection[str]) -> bool:
+        """Whether a `wal/` folder of these logs is this log's; see `segments.WalFolder.logs`. A log
+        of version 1 has no id to tell."""
+        return not self.wal_id or self.wal_id in logs
+
+    @property
+    def empty(self) -> bool:
+        """No log is here: none ever was, or the last one was forgotten."""
+        return not self.directory and not self.kind
+
+    def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
+        """Those of sessions that can still send something again: of the last plug-in starts, and of
+        the last writers."""
+        known = set(self.plugins.values())
+        return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
+
+    def to_json(self) -> dict[str, Any]:
+        document = _fields(self)
+        if isinstance(self.archives, ArchiveList):
+            document |= {"format": FORMAT_PACKED, "archives": self.archives.text}
+        else:
+            document["archives"] = [archive.to_json() for archive in self.archives]
+        if self.clears:
+            document["format"] = FORMAT_CLEARS
+        document["cluster"] = _fields(self.cluster)
+        for name in ("requests", "former"):
+            document[name] = {str(session): request for session, request in document[name].items()}
+        for name in _NOT_OF_VERSION_1:
+            if getattr(self, name) == getattr(_NO_NODE, name):
+                del document[name]
+        return document
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        _require(data, "directory", "epoch", "session", "plugins", "requests", "checkpoint", "clean", "archived", "archives", "metadata")
+        archives = data["archives"]
+        packed = isinstance(archives, str)
+        # The list is a tuple in memory.
+        given = ArchiveList(None, archives, file) if packed else _checked(archives, tuple[Archive, ...])
+        found = replace(_checked({**data, "archives": ()}, cls), archives=given)
+        for item in found.metadata:
+            match item:
+                case ["schema", int(), str(content)]:
+                    bytes.fromhex(content)
+                case [str(name), *_] if name != "schema":
+                    pass
+                case _:
+                    raise ValueError("an item of metadata has another shape than its type")
+        return found
+
+
+_NO_NODE = NodeManifest()
+
+
+# ---- the cluster's manifest ----------------------------------------------------------------------------------------
+
+Pair: TypeAlias = tuple[int, int]
+"""(incarnation, partition version): the front of an entry's order."""
+
+
+def without_turn(pair: Pair) -> Pair:
+    """The pair of the version alone. A transaction has its turn from the partition's owner, and
+    another member logs it: so the owner's later turns may be in the logs before it."""
+    incarnation, version = pair
+    return incarnation, version - version % TURNS if version >= TURNS else version
+
+
+def node_manifests(store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[NodeManifest]:
+    return ManifestLog(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)

@@ -1,0 +1,169 @@
+"""TODO imap_wal.manifest.store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import msgspec
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
+from imap_wal.manifest.document import MANIFEST_ADVICE, Whole, _canonical, _checked, _checksum, _checksum_of_rest, whole, with_checksum
+from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
+
+FORMAT = 1
+FORMAT_PACKED = 2
+"""Format of a manifest with a packed list: see `ArchiveList` and `SnapshotTable`."""
+FORMAT_CLEARS = 3
+"""Archives or snapshots may have rows without a key (`imap_wal.read.clears`)."""
+PACKED_FROM = 256
+"""A list of this many archives, or of snapshots of this many maps, or more is packed."""
+KEEP = 64
+"""How many manifests stay for readers that are slow, and for people who look."""
+READ_ATTEMPTS = 100
+
+
+class Content(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        """The content of a manifest. ValueError if a field is missing or has not exactly its type.
+        Parts that are parsed later name `file` in their errors."""
+
+
+C = TypeVar("C", bound=Content)
+
+
+class ManifestLog(Generic[C]):
+    """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only
+    the manifest it read last, and that is asked for again when the listing shows another file."""
+
+    def __init__(self, store: SegmentStore, folder: str, kind: type[C], empty: C, clock: Clock, randomness: Randomness) -> None:
+        self.folder = f"{folder}/manifest"
+        self._store, self._kind, self._empty, self._clock, self._randomness = store, kind, empty, clock, randomness
+        self._known: tuple[StoredFile, C] | None = None
+        self._floor = 1
+        """Of the manifest that was read last."""
+
+    def read(self) -> tuple[int, C]:
+        """The newest manifest and its number; (0, the empty one) where there is none yet."""
+        for _ in range(READ_ATTEMPTS):
+            files = self._files()
+            if not files:
+                return 0, self._empty
+            number = max(files)
+            known = self._known
+            if known is not None and known[0] == files[number]:
+                return number, known[1]
+            try:
+                document, content = self._decode(number)
+            except NotFound:
+                continue  # cleaned between listing and reading: a newer one is there
+            self._floor = document.get("floor", 1)
+            if files[number].modified_ms:  # else two files of one name cannot be told apart
+                self._known = files[number], content
+            return number, content
+        raise NotFound("the newest manifest is listed here, but cannot be read; try again", self.folder)
+
+    def update(self, change: Callable[[C], C | None], attempts: int = 50, *, alone: bool = False) -> C:
+        """Publish `change(newest)` as the next manifest, again with the newer one whenever another writer was first. `change` may run several times; it returns
+        None (or an equal value) to leave things as they are, and raises to give up. `LostRace` after `attempts`. `alone`: see `publish`."""
+        for _ in range(attempts):
+            number, current = self.read()
+            wanted = change(current)
+            if wanted is None or (wanted == current and number > 0):
+                return current
+            if self.publish(number, wanted, alone=alone):
+                return wanted
+        raise LostRace(f"{self.folder}: other writers published first {attempts} times in a row; try again when they are done")
+
+    def publish(self, after: int, content: C, *, alone: bool = False) -> bool:
+        """Publish `content` as the successor of manifest `after`; False when another one has come
+        after that. For a caller that acted on manifest `after` and on nothing else. After a
+        StorageError it is not known whether it was published. `alone`: delete all former manifests;
+        whoever still publishes under one of their numbers loses."""
+        number = after + 1
+        nonce = self._randomness.token().hex()
+        # Never lower than before: else a number that was cleaned would count as free in its turn.
+        floor = number if alone else max(1, number - KEEP, min(self._floor, number))
+        body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
+        text = with_checksum(body)
+        try:
+            self._store.create(self._path(number), text)
+        except StorageError as error:
+            # Ours is there if our create succeeded and only its answer was lost, or was sent twice.
+            if not self._is_ours(number, nonce):
+                if isinstance(error, AlreadyExists):
+                    return False
+                raise
+        files = self._files()
+        while max(files, default=0) != number:
+            try:
+                # Above ours if we slept: then the number was free only because it had been cleaned.
+                return bool(files) and bool(self._decode(max(files))[0]["floor"] <= number)
+            except NotFound:
+                files = self._files()  # deleted since it was listed: there is a newer one
+        if files[number].modified_ms:
+            self._known = files[number], content
+        self._floor = floor
+        numbers = list(files)
+        for old in numbers:
+            if old < floor:
+                with suppress(StorageError):  # ours is published; the next one cleans up
+                    self._store.delete(self._path(old))
+        return True
+
+    def _is_ours(self, number: int, nonce: str) -> bool:
+        try:
+            return bool(self._decode(number)[0]["nonce"] == nonce)
+        except (NotFound, CorruptLog, UnsupportedVersion):
+            return False
+
+    def next_path(self, number: int) -> str:
+        """The file whose existence says that manifest `number` is no longer the newest."""
+        return self._path(number + 1)
+
+    def _files(self) -> dict[int, StoredFile]:
+        found = {}
+        for file in self._store.list(self.folder):
+            name = file.path.removeprefix(f"{self.folder}/")
+            if name.endswith(".json") and name[:-5].isdigit():
+                found[int(name[:-5])] = file
+        return found
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}/{number:010d}.json"
+
+    def _decode(self, number: int) -> tuple[dict[str, Any], C]:
+        path = self._path(number)
+        text = self._store.read(path)
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if not isinstance(data, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE) from error
+        checksum = data.pop("checksum", None)
+        if checksum != _checksum_of_rest(text) and checksum != _checksum(_canonical(data)):
+            raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
+        known = getattr(self._kind, "formats", (FORMAT,))
+        with whole(path):
+            format = _checked(data, _Head).format
+        if format not in known:
+            what = f"manifest format {format}; this imap-wal reads {' and '.join(map(str, known))}"
+            raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")
+        with whole(path):
+            return data, self._kind.from_json(data, path)
+
+
+class _Head(msgspec.Struct):
+    """What every manifest has. `format` is a text in one that must not be opened."""
+
+    format: int | str = FORMAT
+    number: Whole = 0
+    floor: Whole = 1
+    nonce: str = ""

@@ -1,0 +1,370 @@
+"""TODO imap_wal.parquet.file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from imap_wal.encryption import archive_key, archive_keys, keys_of
+from imap_wal.encryption_keys import NO_KEYS, PLAIN, Keys
+from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, PARTITION_COUNT, TIMESTAMP_MS, Row, clear_of
+from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting
+from imap_wal.format import Position
+from imap_wal.parquet.contents import open_checked
+from imap_wal.read.file_scan import PAYLOAD_BYTES_MAX
+from storage_backends import AlreadyExists, SegmentStore
+
+_ENTRY_FIELDS = [
+    pa.field("map", pa.string(), nullable=False),
+    pa.field("key", pa.binary(), nullable=False),
+    pa.field("key_class", pa.string(), nullable=False),
+    pa.field("value", pa.binary()),
+    pa.field("value_class", pa.string(), nullable=False),
+    pa.field("deleted", pa.bool_(), nullable=False),
+    pa.field("timestamp_ms", pa.int64(), nullable=False),
+    pa.field("expires_at_ms", pa.int64(), nullable=False),
+    pa.field("partition", pa.int64(), nullable=False),
+    pa.field("incarnation", pa.int64(), nullable=False),
+    pa.field("partition_version", pa.int64(), nullable=False),
+    pa.field("session", pa.int64(), nullable=False),
+    pa.field("request", pa.int64(), nullable=False),
+    pa.field("node", pa.string(), nullable=False),
+]
+_POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in ("epoch", "segment", "frame", "index")]
+
+SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
+ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
+
+GROUP_ROWS_MAX = 65_536
+GROUP_BYTES_MAX = 32 * 1024 * 1024
+"""A row group is about this much: what a reader or writer holds in memory of one file."""
+BATCH_BYTES = PAYLOAD_BYTES_MAX
+"""A batch that is read holds about this much, unpacked."""
+
+ROWS = b"imap-wal.rows"
+PATH = b"imap-wal.path"
+"""In an encrypted file: as what it was written."""
+PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
+DICTIONARIES = ["map", "key_class", "value_class", "node"]
+
+
+# ---- rows and columns ----------------------------------------------------------------------------------------------
+
+
+def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequence[Position] | None = None) -> Any:
+    """A `pyarrow.RecordBatch` of rows; with positions in ARCHIVE_SCHEMA, else in SNAPSHOT_SCHEMA."""
+    schema = SNAPSHOT_SCHEMA if positions is None else ARCHIVE_SCHEMA
+    fields: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) if rows else [()] * 10
+    columns: list[Sequence[Any]] = [*fields[:9]]
+    if None in columns[KEY]:
+        columns[KEY] = [key or b"" for key in columns[KEY]]
+    orders = fields[9]
+    columns += list(zip(*orders, strict=True)) if rows else [()] * 4
+    columns.append([nodes] * len(rows) if isinstance(nodes, str) else nodes)
+    if positions is not None:
+        columns += list(zip(*positions, strict=True)) if positions else [()] * 4
+    return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+
+
+def to_rows(batch: Any) -> list[Row]:
+    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order
+    of columns. In a file a clear has an empty key, and its `expires_at_ms` is above 0; that of a
+    tombstone is 0."""
+    column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
+    values = _bytes(column["value"])
+    orders = zip(*(_integers(column[name]) for name in ("incarnation", "partition_version", "session", "request")), strict=True)
+    keys = _bytes(column["key"])
+    rows = list(
+        zip(
+            _strings(column["map"]),
+            keys,
+            _strings(column["key_class"]),
+            values,
+            _strings(column["value_class"]),
+            column["deleted"].to_pylist(),
+            _integers(column["timestamp_ms"]),
+            _integers(column["expires_at_ms"]),
+            _integers(column["partition"]),
+            orders,
+            strict=True,
+        )
+    )
+    if b"" not in keys:
+        return rows
+    return [_as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row for row in rows]
+
+
+def _as_clear(row: Row) -> Row:
+    return clear_of(row[MAP], row[PARTITION], row[PARTITION_COUNT], row[TIMESTAMP_MS], row[ORDER])
+
+
+def to_positions(batch: Any) -> list[Position]:
+    """The positions of a record batch in ARCHIVE_SCHEMA."""
+    return list(map(Position, *(_integers(batch.column(batch.schema.get_field_index(name))) for name in ("epoch", "segment", "frame", "index"))))
+
+
+def nodes_of(batch: Any) -> list[str]:
+    """The node column of a record batch."""
+    return _strings(batch.column(batch.schema.get_field_index("node")))
+
+
+# Arrow's own to_pylist makes a scalar object per value first; reading its buffers is several times as fast.
+
+
+def _integers(array: Any) -> list[int]:
+    buffer = array.buffers()[1]
+    if buffer is None or array.null_count:
+        return list(array.to_pylist())
+    return memoryview(buffer).cast("q")[array.offset : array.offset + len(array)].tolist()
+
+
+def _bytes(array: Any) -> list[Any]:
+    _, offsets, data = array.buffers()
+    if not pa.types.is_binary(array.type) or offsets is None or data is None:
+        return list(array.to_pylist())
+    places = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1].tolist()
+    start = places[0]
+    content = data.slice(start, places[-1] - start).to_pybytes()
+    found: list[Any] = [content[a - start : b - start] for a, b in pairwise(places)]
+    if array.null_count:
+        for index, null in enumerate(array.is_null().to_pylist()):
+            if null:
+                found[index] = None
+    return found
+
+
+def _strings(array: Any) -> list[str]:
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    names = array.dictionary.to_pylist()
+    if len(names) == 1 and not array.null_count:
+        return [str(names[0])] * len(array)
+    return [names[index] for index in array.indices.to_pylist()]
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def batches(
+    store: SegmentStore,
+    path: str,
+    columns: list[str] | None = None,
+    rows_max: int = 8192,
+    *,
+    checksum: int = 0,
+    records: int = 0,
+) -> Iterator[Any]:
+    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the
+    whole file and `records` are what the manifest says of it; 0: it says nothing.
+
+    Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
+    with open_checked(store, path, checksum) as source:
+        try:
+            file = open_parquet(source, path, keys_of(store))
+            if file.schema not in stored_schemas():
+                raise CorruptLog(path, 0, f"this Parquet file has columns {file.schema.names}, or types, that are not ours", "restore it from a copy")
+            promised = (file.metadata.metadata or {}).get(ROWS)
+            found = 0
+            for group in range(file.num_row_groups):  # one after the other: a pass over all of them keeps in memory what it has read of the file
+                described = file.metadata.row_group(group)
+                rows = max(1, min(rows_max, BATCH_BYTES * described.num_rows // max(1, described.total_byte_size)))
+                for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                    validate(batch)
+                    found += len(batch)
+                    yield batch
+        except ImapWalError:
+            raise  # some of them are ValueErrors
+        except (pa.ArrowException, OSError, EOFError, ValueError, LookupError, TypeError) as error:  # what pyarrow makes of a damaged footer
+            raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
+        if promised != b"%d" % found:
+            told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+            raise CorruptLog(path, 0, f"this Parquet file promises {told} and holds {found} rows", "restore it from a copy")
+        if records and found != records:
+            what = f"this Parquet file holds {found} rows, the manifest says {records}"
+            raise CorruptLog(path, 0, what, "restore it from a copy")
+
+
+def open_parquet(source: BinaryIO, path: str, keys: Keys) -> Any:
+    """A `pyarrow.parquet.ParquetFile` of ours, opened with the key that it needs.
+    `EncryptionError`, `Forged`, and what pyarrow makes of a damaged file."""
+    return _opened(source, path, keys)[0]
+
+
+def written_otherwise(store: SegmentStore, path: str) -> bool:
+    """Whether a Parquet file was written with another key than the one that writes now, or without
+    one. `NotFound`, and what `open_parquet` raises."""
+    keys = keys_of(store)
+    if keys is NO_KEYS:
+        return False
+    with store.open_input(path) as source:
+        return _opened(source, path, keys)[1] != keys.ring.active
+
+
+def _opened(source: BinaryIO, path: str, keys: Keys) -> tuple[Any, str]:
+    """A Parquet file, and the id of its key."""
+    options = {"read_dictionary": DICTIONARIES, "page_checksum_verification": True}
+    source.seek(max(source.seek(0, os.SEEK_END) - len(PLAIN_MAGIC), 0))
+    magic = source.read(len(PLAIN_MAGIC))  # at the end of the file: where every reader looks
+    source.seek(0)
+    if magic != ENCRYPTED_MAGIC:
+        if magic == PLAIN_MAGIC:
+            keys.demand_plain(path)
+        return pq.ParquetFile(source, **options), PLAIN
+    for name, key in archive_keys(keys).items():
+        try:
+            file = pq.ParquetFile(source, decryption_properties=_encryption().create_decryption_properties(key), **options)
+        except OSError:  # another key, or a damaged footer: it does not tell
+            source.seek(0)
+            continue
+        written_as = (file.metadata.metadata or {}).get(PATH)
+        if written_as != path.encode():
+            shown = "" if written_as is None else written_as.decode(errors="replace")
+            raise Forged(path, 0, f"this file was written as {shown!r}: it was moved or exchanged", "bring the right file back from a copy")
+        return file, name
+    raise EncryptionError(path, "", f"it is encrypted, {keys.told}: its key is missing", keys.advice, is_missing=True)
+
+
+def _encryption() -> Any:
+    """pyarrow's module for it. `InvalidSetting` for a version that does not take keys directly."""
+    try:
+        import pyarrow.parquet.encryption as found
+
+        found.create_encryption_properties  # noqa: B018
+    except (ImportError, AttributeError) as error:
+        raise InvalidSetting("encrypted archives need another pyarrow: pip install 'imap-wal[encryption]'") from error
+    return found
+
+
+def validate(batch: Any) -> None:
+    """An ArrowException for a page that was read with another column's dictionary."""
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            column.validate(full=True)
+
+
+@cache
+def stored_schemas() -> tuple[Any, ...]:
+    """Our two schemas as Parquet has them."""
+    found = []
+    for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
+        with pa.BufferOutputStream() as sink:
+            # Not `schema.empty_table()`: that imports pandas if it is installed, which takes a
+            # second or two.
+            pq.write_table(pa.Table.from_batches([], schema=schema), sink, store_schema=False)
+            found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
+    return tuple(found)
+
+
+def prepare() -> None:
+    """Load the rest of the Parquet library now, not when the first file is read."""
+    import pyarrow.compute  # noqa: F401
+
+    stored_schemas()
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+class Published(NamedTuple):
+    """What the manifest keeps of a file: its size, and the CRC-32C of all its bytes."""
+
+    bytes: int
+    checksum: int
+
+
+def checksum(file: BinaryIO) -> int:
+    """CRC-32C of a file, from where it stands."""
+    found = 0
+    while data := file.read(1024 * 1024):
+        found = google_crc32c.extend(found, data)
+    return found
+
+
+class ParquetFile:
+    """A Parquet file being written on this machine, a row group at a time, and then published whole."""
+
+    def __init__(self, folder: Path, schema: Any, keys: Keys) -> None:
+        """`keys`: those of the store that it is for (`keys_of`)."""
+        self._schema = schema
+        ring = keys.ring
+        self._encrypted = ring.active != PLAIN
+        key = archive_key(ring.keys[ring.active]) if self._encrypted else b""
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
+            self.local = Path(file.name)
+        self._writer = pq.ParquetWriter(
+            self.local,
+            schema,
+            compression="zstd",
+            use_dictionary=DICTIONARIES,
+            write_statistics=["map", "timestamp_ms"],
+            store_schema=False,
+            write_page_checksum=True,
+            encryption_properties=_encryption().create_encryption_properties(key) if key else None,
+        )
+        self._batches: list[Any] = []
+        self._rows = 0
+        self.buffered = 0
+        self.records = 0
+        self.tombstones = 0
+
+    def write(self, batch: Any, tombstones: int) -> None:
+        """Add rows; they are on disk after `flush`."""
+        self._batches.append(batch)
+        self._rows += len(batch)
+        self.buffered += batch.nbytes
+        self.records += len(batch)
+        self.tombstones += tombstones
+        if self._rows >= GROUP_ROWS_MAX or self.buffered >= GROUP_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """End the row group."""
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema), row_group_size=GROUP_ROWS_MAX)
+        self._batches, self._rows, self.buffered = [], 0, 0
+
+    def publish(self, store: SegmentStore, path: str) -> Published:
+        """Close it and publish it under its name, which no other run chooses. `AlreadyExists` where
+        another file has it."""
+        if self._encrypted and self._writer.is_open:
+            self._writer.add_key_value_metadata({PATH: path.encode()})
+        self._close()
+        try:
+            store.create_from(path, str(self.local))
+        except AlreadyExists:
+            published = self.discard()
+            with store.open_input(path) as there:
+                if checksum(there) != published.checksum:
+                    raise
+            return published  # our own create, whose answer was lost
+        return self.discard()
+
+    def discard(self) -> Published:
+        """Close, and forget it."""
+        self._close()
+        with self.local.open("rb") as file:
+            published = Published(self.local.stat().st_size, checksum(file))
+        with suppress(OSError):  # its folder goes soon
+            self.local.unlink()
+        return published
+
+    def _close(self) -> None:
+        self.flush()
+        if self._writer.is_open:
+            self._writer.add_key_value_metadata({ROWS: b"%d" % self.records})
+        self._writer.close()
+
+
+def plain(batch: Any) -> Any:
+    """A record batch as it is written: without the dictionaries that reading keeps."""
+    return pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0] if len(batch) else batch

@@ -1,0 +1,178 @@
+"""What of a damaged Parquet file of ours can still be read. Its pages carry checksums: of each row group the rows before its first damaged page are whole."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from imap_wal import layout
+from imap_wal.encryption import keys_of
+from imap_wal.entry import DELETED, MAP, Row
+from imap_wal.errors import EncryptionError
+from imap_wal.format import Position
+from imap_wal.parquet.file import (
+    ARCHIVE_SCHEMA,
+    ROWS,
+    SNAPSHOT_SCHEMA,
+    ParquetFile,
+    Published,
+    nodes_of,
+    open_parquet,
+    stored_schemas,
+    to_batch,
+    to_positions,
+    to_rows,
+    validate,
+)
+from storage_backends import NotFound, SegmentStore
+
+_BATCH_ROWS = 1024
+
+
+class Damage(NamedTuple):
+    """A place where rows are lost. `rows`: how many, None where the file's own index cannot be read."""
+
+    rows: int | None
+    what: str
+
+
+class Rows(NamedTuple):
+    """Rows that are whole, in the file's order; `places` of an archive."""
+
+    rows: list[Row]
+    nodes: list[str]
+    places: list[Position] | None
+
+
+def readable(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Rows | Damage]:
+    """The rows that can be read, and between them the damages."""
+    schema = ARCHIVE_SCHEMA if archive else SNAPSHOT_SCHEMA
+    try:
+        source = store.open_input(path)
+    except NotFound:
+        yield Damage(None, "the manifest names this file, and it is not there")
+        return
+    with source:
+        try:
+            file = open_parquet(source, path, keys_of(store))
+            groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
+            ours = file.schema in stored_schemas()
+            sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
+        except EncryptionError as error:
+            # Of a damaged file the index may be what is damaged: it does not tell.
+            if not keys_of(store).ring.keys:
+                raise
+            yield Damage(None, error.what)
+            return
+        except Exception as error:  # noqa: BLE001  # damaged bytes make a parser fail in any way
+            yield Damage(None, f"its index cannot be read ({error})")
+            return
+        if not ours or set(file.schema_arrow.names) != set(schema.names):
+            yield Damage(None, "it has other columns, or types, than an imap-wal file has")
+            return
+        if promised != b"%d" % sum(sizes):
+            told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+            yield Damage(None, f"it promises {told}, and its index names {sum(sizes)} rows")
+        for group in range(groups):
+            done = 0
+            try:
+                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+                    validate(batch)
+                    found = Rows(to_rows(batch), nodes_of(batch), to_positions(batch) if archive else None)
+                    done += len(found.rows)
+                    yield found
+            except Exception as error:  # noqa: BLE001  # as above
+                yield Damage(sizes[group] - done, f"row group {group + 1} of {groups}: {error}")
+                continue
+            if done != sizes[group]:
+                yield Damage(max(sizes[group] - done, 0), f"row group {group + 1} of {groups}: it has {done} rows, its index says {sizes[group]}")
+
+
+class Salvaged(NamedTuple):
+    """The rows to keep of one file."""
+
+    records: int
+    tombstones: int
+    first: Position | None
+    last: Position | None
+    lost: int | None
+    """Rows that cannot be read; None: not told."""
+    what: str
+    end: Position | None
+    """Of an archive with damage: entries of this frame and later ones may be lost (None: from the file's first on)."""
+
+
+def survey_file(store: SegmentStore, path: str, *, archive: bool, below: Position | None = None) -> Salvaged:
+    """Count what can be kept. `below`: only entries at lower positions."""
+    records = tombstones = 0
+    lost: int | None = 0
+    first = last = seen = end = None
+    what = ""
+    for part in readable(store, path, archive=archive):
+        if isinstance(part, Damage):
+            lost = None if lost is None or part.rows is None else lost + part.rows
+            if not what:
+                what, end = part.what, None if seen is None else seen._replace(index=0)
+            continue
+        if part.places:
+            seen = part.places[-1]
+        kept = _below(part, below)
+        records += len(kept.rows)
+        tombstones += sum(row[DELETED] for row in kept.rows)
+        if kept.places:
+            first, last = first or kept.places[0], kept.places[-1]
+    return Salvaged(records, tombstones, first, last, lost, what, end)
+
+
+def rows_of(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Row]:
+    """All rows that can be read."""
+    for part in readable(store, path, archive=archive):
+        if isinstance(part, Rows):
+            yield from part.rows
+
+
+def map_of(store: SegmentStore, path: str, component: str, known: Iterable[str], *, archive: bool) -> str:
+    """The map of a Parquet file, by its folder or its content; "" if neither tells."""
+    if layout.is_hashed(component):
+        return layout.map_of(component, known) or next((row[MAP] for row in rows_of(store, path, archive=archive)), "")
+    return layout.decode(component)
+
+
+def rewrite_file(store: SegmentStore, path: str, target: SegmentStore, name: str, *, archive: bool, below: Position | None = None) -> Published:
+    """Write what can be kept to `target` as `name`."""
+    with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:
+        file = ParquetFile(Path(folder), ARCHIVE_SCHEMA if archive else SNAPSHOT_SCHEMA, keys_of(target))
+        for part in readable(store, path, archive=archive):
+            if isinstance(part, Damage):
+                continue
+            kept = _below(part, below)
+            if kept.rows:
+                file.write(to_batch(kept.rows, kept.nodes, kept.places), sum(row[DELETED] for row in kept.rows))
+        return file.publish(target, name)
+
+
+def copy_file(
+    store: SegmentStore, path: str, target: SegmentStore, chunk_bytes: int = 8 * 1024 * 1024, tell: Callable[[int], None] = lambda _: None
+) -> None:
+    """The same bytes under the same name, whole or not at all."""
+    size = store.size(path)
+    if size <= chunk_bytes:
+        target.create(path, store.read(path))
+        tell(size)
+        return
+    with tempfile.NamedTemporaryFile(prefix="imap-wal-repair-") as local:
+        with store.open_input(path) as source:
+            while data := source.read(chunk_bytes):
+                local.write(data)
+                tell(len(data))
+        local.flush()
+        target.create_from(path, local.name)
+
+
+def _below(part: Rows, below: Position | None) -> Rows:
+    if below is None or part.places is None or not part.places or part.places[-1] < below:
+        return part
+    kept = [index for index, place in enumerate(part.places) if place < below]
+    return Rows([part.rows[index] for index in kept], [part.nodes[index] for index in kept], [part.places[index] for index in kept])

@@ -1,0 +1,426 @@
+"""What a restore sees: all nodes' logs of one cluster, and their newest-first merge.
+
+    ClusterLog   plans which files are read (`pieces`), reads them (`changes`); everything that reads a log goes through it
+    LiveView     merges them once into a NewestIndex, then only what was appended since; serves keys and rows
+
+A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are read again and that pass begins anew; merging twice what was
+merged before changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from imap_wal import layout
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.entry import Row
+from imap_wal.errors import MissingNode, ShortLog
+from imap_wal.format import START, Position
+from imap_wal.manifest import missing
+from imap_wal.manifest.cluster import ClusterManifest, Snapshot, cluster_manifests
+from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
+from imap_wal.manifest.older import MISSING_ADVICE, current_cluster, foreign_wal, mark_beyond, older_epoch, older_manifest, opened_epochs
+from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Overtaken, Piece
+from imap_wal.read.scan import read_piece
+from imap_wal.segment.listing import SegmentFile, sorted_out
+from imap_wal.settings import RecoveryPolicy
+from storage_backends import NotFound, SegmentStore
+
+ATTEMPTS = 8
+"""How often a pass begins anew because files went while they were read."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node's log as it was when it was looked at. `segments` are those that are not archived,
+    in order, without gaps. `missing`: why its segments cannot be read here; "" where they can."""
+
+    name: str
+    folder: str
+    manifest: NodeManifest
+    segments: tuple[SegmentFile, ...]
+    missing: str = ""
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(epoch, number) of the last segment that is not archived; (0, 0) where there is none."""
+        return self.segments[-1].name if self.segments else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All logs of a cluster as they stood. `missing`: registered nodes whose log is not there, with why."""
+
+    manifest: ClusterManifest
+    nodes: Mapping[str, NodeState]
+    missing: Mapping[str, str]
+    number: int = 0
+    """Of the cluster's manifest."""
+
+    @property
+    def seen(self) -> Seen:
+        """What whoever acts on this state has seen of the cluster."""
+        return self.manifest.seen(self.number)
+
+    def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
+        """(incarnation, position) of each cluster lifetime: what an older incarnation has behind the position is void. A node that a lifetime does not
+        name had no log when it began."""
+        return tuple((lifetime.incarnation, lifetime.cuts.get(node, START)) for lifetime in self.manifest.lifetimes)
+
+    def covered(self, node: str) -> dict[str, Position]:
+        """Map → position at or below which a snapshot holds what this node wrote to it. Marks of another log directory do not count."""
+        directory = self.nodes[node].manifest.directory
+        marks = {name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()}
+        return {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == directory}
+
+    def overtaken(self) -> Overtaken:
+        """Map → partition → pair: what holds above the marks of that map's snapshot."""
+        tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
+        return {name: pairs for name, pairs in tables.items() if pairs}
+
+    def demand(self, policy: RecoveryPolicy) -> None:
+        """`MissingNode` unless all registered nodes are there, or the policy does without them."""
+        if self.missing and policy is RecoveryPolicy.FULL:
+            raise MissingNode("; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()), MISSING_ADVICE)
+
+
+class ClusterLog:
+    """All logs of one cluster, for reading. Holds no state but where to look; safe for many threads as far as the store is."""
+
+    def __init__(self, store: SegmentStore, namespace: str, cluster: str, clock: Clock | None = None, randomness: Randomness | None = None) -> None:
+        self.store, self.namespace, self.cluster = store, namespace, cluster
+        self.clock, self.randomness = clock or SystemClock(), randomness or SystemRandomness()
+        self.folder = layout.cluster_folder(namespace, cluster)
+        self.manifests = cluster_manifests(store, self.folder, self.clock, self.randomness)
+
+    def manifest(self) -> ClusterManifest:
+        """The cluster's manifest, as it is now."""
+        return self.manifests.read()[1]
+
+    def nodes(self) -> list[str]:
+        """Names of all registered nodes."""
+        return sorted(self.manifest().nodes)
+
+    def node_folder(self, node: str) -> str:
+        return layout.node_folder(self.folder, node)
+
+    def state(self) -> ClusterState:
+        """Look at all manifests and listings. `ShortLog` names a segment that is missing,
+        `CorruptLog` a cluster's manifest that is older than what a node has seen of it.
+
+        The nodes first, the cluster's manifest after them: whatever was removed from a node by the
+        time it was looked at is then in a snapshot that this manifest names. Each removal leaves in
+        its node's manifest which manifest of the cluster justified it; an older one, from a stale
+        listing, is not taken."""
+        evidence, where = "", self.manifests.folder
+        registered = self.manifest().nodes
+        for _ in range(ATTEMPTS):
+            found = {name: self.node(name) for name in sorted(registered)}
+            number, manifest = self.manifests.read()
+            if manifest.nodes != registered:
+                registered = manifest.nodes
+                continue
+            if not number:  # a log that is just being made, or one whose manifest is gone
+                current_cluster(self.store, self.folder, self.manifests, self.clock, self.randomness)
+            seen = manifest.seen(number)
+            ahead = [name for name, node in found.items() if node.manifest.cluster.newer_than(seen)]
+            if ahead:
+                evidence = f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
+                where = self.manifests.folder
+                continue
+            opened = opened_epochs(self.store, self.folder)
+            older = {node.folder: why for name, node in found.items() if (why := self._older(name, node, manifest, opened))}
+            if older:
+                folder, evidence = next(iter(older.items()))
+                where = f"{folder}/manifest"
+                continue  # or a rewrite has covered what was appended since the node was looked at, or an open has ended
+            missing = {name: why for name, directory in sorted(registered.items()) if (why := self._missing(found[name], directory))}
+            return ClusterState(manifest, {name: node for name, node in found.items() if name not in missing}, missing, number)
+        if evidence:
+            raise older_manifest(where, evidence)
+        raise NotFound("nodes joined or left this cluster each time it was looked at; try again", self.folder)
+
+    @staticmethod
+    def _older(name: str, node: NodeState, cluster: ClusterManifest, opened: Mapping[str, int]) -> str:
+        """Why a node's folder was put back from an older copy; "" where it was not."""
+        if node.missing or not node.manifest.directory:
+            return ""
+        return mark_beyond(name, node.manifest, node.last, cluster) or older_epoch(node.manifest, opened)
+
+    @staticmethod
+    def _missing(found: NodeState, directory: str) -> str:
+        if not found.manifest.directory:
+            return found.missing or f"there is no log in {found.folder}"
+        if found.manifest.directory != directory:
+            return f"in {found.folder} is log directory {found.manifest.directory}, registered was {directory}"
+        return found.missing
+
+    def node(self, name: str) -> NodeState:
+        """One node's log; an empty manifest where there is none."""
+        folder = self.node_folder(name)
+        manifests = node_manifests(self.store, folder, self.clock, self.randomness)
+        gap = ""
+        for _ in range(ATTEMPTS):
+            # Listing first: what is archived in between is then known to the manifest, and never seems to be missing.
+            listed = self.store.list(f"{folder}/wal")
+            number, manifest = manifests.read()
+            wal = sorted_out(listed, manifest.archived, manifest.begins)
+            if not number and wal.segments:
+                why = f"there are segments in {folder}/wal, and no manifest in {folder}/manifest (`imap-wal repair` makes one)"
+                return NodeState(name, folder, manifest, (), why)
+            if not manifest.lives_in(wal.logs):
+                return NodeState(name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs))
+            gap = self._gap(folder, manifest, wal.segments)
+            if not gap:
+                return NodeState(name, folder, manifest, wal.segments)
+        raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", missing.ADVICE)
+
+    @staticmethod
+    def _gap(folder: str, manifest: NodeManifest, segments: Sequence[SegmentFile]) -> str:
+        expected = manifest.archived[1] + 1
+        for segment in segments:
+            if segment.number != expected:
+                return f"{folder}/wal/*-{expected:08d}.wal"
+            expected += 1
+        if max(manifest.checkpoint.segment, manifest.newest) >= expected:
+            return f"{folder}/wal/*-{expected:08d}.wal"
+        return ""
+
+    def lost(self, error: NotFound) -> ShortLog | NotFound:
+        """What to raise where a file was not found and looking again did not help: `ShortLog` where
+        the manifests, read again, still name it; else the error itself."""
+        for name in self.nodes():
+            manifest = node_manifests(self.store, self.node_folder(name), self.clock, self.randomness).read()[1]
+            found = missing.archive(error.path, name, manifest)
+            if found is not None:
+                return found
+        return missing.snapshot_file(error.path, self.manifest()) or error
+
+    def pieces(
+        self,
+        state: ClusterState,
+        *,
+        since: Mapping[str, Position] | None = None,
+        until: Mapping[str, Position] | None = None,
+        maps: Collection[str] | None = None,
+        nodes: Collection[str] | None = None,
+        snapshots: bool = True,
+        covered: bool = False,
+    ) -> list[Piece]:
+        """The files to read, snapshots first, then node by node in log order. `covered=True` reads also what a snapshot covers, if it is still there."""
+        found: list[Piece] = []
+        if snapshots:
+            for name, snapshot in sorted(state.manifest.snapshots.items()):
+                if maps is None or name in maps:
+                    found += snapshot_pieces(name, snapshot)
+        for node in sorted(state.nodes):
+            if nodes is None or node in nodes:
+                found += self.node_pieces(
+                    state, node, since=(since or {}).get(node), until=None if until is None else until.get(node, START), maps=maps, covered=covered
+                )
+        return found
+
+    def node_pieces(
+        self,
+        state: ClusterState,
+        node: str,
+        *,
+        since: Position | None = None,
+        until: Position | None = None,
+        maps: Collection[str] | None = None,
+        covered: bool = False,
+    ) -> list[Piece]:
+        """`pieces` of one node."""
+        if until == START:
+            return []
+        log = state.nodes[node]
+        marks = {} if covered else state.covered(node)
+        cuts = state.cuts(node)
+        overtaken = {} if covered else state.overtaken()
+        found: list[Piece] = []
+        for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
+            below = max(since or START, marks.get(archive.map, START))
+            if archive.last <= below or (until is not None and archive.first > until) or (maps is not None and archive.map not in maps):
+                continue
+            found.append(
+                Piece(
+                    ARCHIVE, node, archive.path, archive.map, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
+                    bytes=archive.bytes, records=archive.records, checksum=archive.checksum, overtaken=overtaken,
+                )
+            )  # fmt: skip
+        all_covered = min((marks.get(name, START) for name in maps), default=END) if maps is not None else START
+        below = max(since or START, all_covered)
+        for index, segment in enumerate(log.segments):
+            here = (segment.epoch, segment.number)
+            if here < below[:2] or (until is not None and here > until[:2]):
+                continue
+            following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
+            found.append(
+                Piece(
+                    SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since, until=until,
+                    covered=marks, cuts=cuts, bytes=segment.bytes, checkpoint=log.manifest.checkpoint,
+                    newest=log.manifest.newest, overtaken=overtaken,
+                )
+            )  # fmt: skip
+        return found
+
+    def changes(
+        self,
+        since: Mapping[str, Position] | None = None,
+        maps: Collection[str] | None = None,
+        *,
+        until: Mapping[str, Position] | None = None,
+        nodes: Collection[str] | None = None,
+        policy: RecoveryPolicy = RecoveryPolicy.FULL,
+        positions: bool = False,
+        snapshots: bool = True,
+        covered: bool = False,
+        state: ClusterState | None = None,
+    ) -> Iterator[Changes]:
+        """All entries that count: snapshots, then each node's log above its low-water marks (and
+        above `since`), in its order. What was archived meanwhile is read from the archive.
+        `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a
+        file that the manifests name and that is not there. `MissingNode`, `LogError`."""
+        state = state or self.state()
+        state.demand(policy)
+        if snapshots:
+            for piece in self.pieces(state, maps=maps, nodes=(), snapshots=True):
+                try:
+                    for changes in read_piece(self.store, piece, maps):
+                        if nodes is None or changes.node in nodes:
+                            yield changes
+                except NotFound as error:
+                    raise self.lost(error) from error
+        for node in sorted(state.nodes):
+            if nodes is not None and node not in nodes:
+                continue
+            place, limit = (since or {}).get(node), None if until is None else until.get(node, START)
+            for attempt in range(ATTEMPTS):
+                now = state
+                if attempt:
+                    now = self.state()
+                    if now.manifest.snapshots != state.manifest.snapshots or node not in now.nodes:
+                        raise NotFound("the log was rewritten while it was read; begin again", self.folder)
+                pieces = self.node_pieces(now, node, since=place, until=limit, maps=maps, covered=covered)
+                segment = False
+                try:
+                    for piece in pieces:
+                        segment = piece.kind == SEGMENT
+                        for changes in read_piece(self.store, piece, maps, positions=positions):
+                            yield changes
+                            if segment:
+                                place = changes.last
+                    break
+                except NotFound as error:
+                    if not segment or attempt == ATTEMPTS - 1:
+                        raise self.lost(error) from error
+
+    def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
+        """`read_piece`, also during an archive run: when the file is deleted while it is read, the
+        rest is read from what replaced it. Entries may come twice and in any order; reading cannot
+        continue from `last` of such a batch. `NotFound` when they were removed because a newer
+        snapshot covers them, or after `attempts` in a row that read nothing."""
+        place = piece.since if piece.kind == SEGMENT else None
+        try:
+            for changes in read_piece(self.store, piece, maps):
+                yield changes
+                attempts = ATTEMPTS
+                if piece.kind == SEGMENT:
+                    place = changes.last
+            return
+        except NotFound as error:
+            if piece.kind == SNAPSHOT or not attempts:
+                raise self.lost(error) from error
+        for following in self._replaced(piece, place, maps):
+            yield from self.read_on(following, maps, attempts - 1)
+
+    def _replaced(self, piece: Piece, place: Position | None, maps: Collection[str] | None) -> list[Piece]:
+        """Where the entries of a piece above `place` are now, under the same rules."""
+        here = (piece.epoch, piece.number)
+        end = piece.last if piece.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
+        until = end if piece.until is None else min(end, piece.until)
+        node = self.node(piece.node)
+        manifest = self.manifest()  # after the node's: it covers whatever was removed from that
+        start = max(place or START, piece.since or START, piece.first._replace(index=-1))
+        if piece.kind == SEGMENT:
+            start = max(start, Position(*here, -1, 0))
+        for name, snapshot in manifest.snapshots.items():
+            mark = snapshot.marks.get(piece.node)
+            wanted = name == piece.map if piece.map else maps is None or name in maps
+            known = max(start, piece.covered.get(name, START))
+            if wanted and mark is not None and mark.position > known < node.manifest.removed:
+                what = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
+                raise NotFound(what, piece.path)
+        state = ClusterState(manifest, {piece.node: node}, {})
+        found = []
+        names = (piece.map,) if piece.map else maps
+        for each in self.node_pieces(state, piece.node, since=start, until=until, maps=names, covered=True):
+            same = each.kind == SEGMENT and (each.epoch, each.number) == here
+            if each.kind == SEGMENT and not same and piece.kind == SEGMENT:
+                continue
+            rules = replace(each, covered=piece.covered, cuts=piece.cuts, overtaken=piece.overtaken)
+            if same:  # what it was to be read with: only then is its end checked
+                rules = replace(rules, until=piece.until, since=place)
+            found.append(rules)
+        if not found and (piece.kind == ARCHIVE or here > node.manifest.archived):
+            raise NotFound("this file of the log is gone, and no other replaced it", piece.path)
+        return found
+
+    def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
+        """Position of the last entry of every node's log now. `since`: an earlier answer, to read less."""
+        return {node: self._end(node, (since or {}).get(node, START)) for node in sorted(self.state().nodes)}
+
+    def _end(self, node: str, known: Position) -> Position:
+        for _ in range(ATTEMPTS):
+            log = self.node(node)
+            end = max([known, log.manifest.checkpoint, *(archive.last for archive in log.manifest.archives)])
+            try:
+                for index in range(len(log.segments) - 1, -1, -1):  # the newest may hold no whole frame yet
+                    segment = log.segments[index]
+                    if (segment.epoch, segment.number) < end[:2]:
+                        break
+                    following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
+                    since = end if end[:2] == (segment.epoch, segment.number) else None
+                    piece = Piece(SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since)
+                    last = max((changes.last for changes in read_piece(self.store, piece, ())), default=START)
+                    if last > end:
+                        return last
+                return end
+            except NotFound:
+                continue
+        raise NotFound("the log changes too fast to find its end", self.node_folder(node))
+
+    def find(self, name: str, key: bytes) -> list[tuple[str, Position, Row]]:
+        """Every entry of one key that counts, with node and position (START: in a snapshot). Reads the whole log."""
+        found: list[tuple[str, Position, Row]] = []
+        for changes in self.changes(maps=(name,), policy=RecoveryPolicy.PARTIAL, positions=True):
+            places = changes.positions or [START] * len(changes.rows)
+            found += [(changes.node, place, row) for row, place in zip(changes.rows, places, strict=True) if row[1] == key]
+        return found
+
+
+def snapshot_pieces(name: str, snapshot: Snapshot) -> list[Piece]:
+    """The part files of a snapshot, with what the manifest says of each."""
+    count = len(snapshot.files)
+    sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
+    rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
+    return [
+        Piece(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
+        for path, size, records, checksum in zip(snapshot.files, sizes, rows, checksums, strict=True)
+    ]
+
+
+def pin_cuts(log: ClusterLog) -> dict[str, Position]:
+    """Where every node's log ends now; entries at or below that position are in. A registered node whose log is missing is cut behind everything: what it holds
+    counts if it comes back."""
+    state = log.state()
+    return {**log.ends(), **dict.fromkeys(state.missing, END)}
+
+
+def from_manifest(item: Metadata) -> Metadata:
+    """Metadata as a frame has it: a node's manifest keeps a schema's bytes in hex."""
+    return ("schema", item[1], bytes.fromhex(item[2])) if item[0] == "schema" and isinstance(item[2], str) else tuple(item)

@@ -1,0 +1,293 @@
+"""Reading one node's log in position order, while it is written: archives, then segments, then what comes.
+
+    look      the node's manifest and its listing: where does `wanted` stand, was it removed?
+    archives  a file a map, side by side in position ─▶ merged
+    segments  one window of a file at a time ─▶ records
+    at the end: is there a frame behind the last one? is there a segment behind this one? both are found without a manifest
+
+A file may be archived or removed between two reads: then the reader looks again from its position, and finds the rest in the archive, or `PositionGone`.
+Readers take no lock and leave no trace; there may be any number of them.
+
+A reader in another process takes every whole frame it finds for a part of the log. The newest one may be an instant from being acknowledged: it is lost if the power fails
+in that instant, or another writer takes over. A reader that a `Log` gave out (`Log.read`, `Log.tail`) sees acknowledged entries only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import msgpack
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.encryption import with_keys
+from imap_wal.entry import DataEntry, Row
+from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
+from imap_wal.format import FRAME_HEADER_BYTES, START, Position
+from imap_wal.manifest.node import LOG, Archive, NodeManifest
+from imap_wal.manifest.older import MISSING_ADVICE
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog, NodeState
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, Piece
+from imap_wal.read.scan import read_piece
+from imap_wal.segment.listing import SegmentFile, wal_folder
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.settings import check_seconds, check_source, location
+from storage_backends import NotFound, SegmentStore, StorageError, open_store
+
+MERGE_FILES_MAX = 16
+"""Archives that are merged at once; each holds a batch of rows in memory. More are merged in rounds, over temporary files."""
+
+_Placed: TypeAlias = tuple[Position, Row]
+
+
+class Record(NamedTuple):
+    """One entry and where it stands. `position.after()` is where to read on once it was taken care of."""
+
+    position: Position
+    entry: DataEntry
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a reader stands: all below `wanted` was yielded. `segment` is the one being read, from byte `offset` on (0: its front)."""
+
+    wanted: Position
+    directory: str = ""
+    segment: SegmentFile | None = None
+    offset: int = 0
+    cuts: tuple[tuple[int, Position], ...] = ()
+    begins: tuple[int, int] = (0, 0)
+
+
+class Bound:
+    """How far a reader may read, and what to wait for; this one: everything, and time."""
+
+    def limit(self) -> Position | None:
+        """Position of the last entry to be read; None for no limit."""
+        return None
+
+    def over(self) -> bool:
+        """Whether nothing will come any more."""
+        return False
+
+    def wait(self, limit: Position | None, seconds: float, stop: threading.Event) -> None:
+        """Until there may be something behind `limit`, or for so long, or until `stop`."""
+        stop.wait(seconds)
+
+
+class LogReader:
+    """Reads one log in order: one that `imap_wal.log.create` made, the log of embedded maps (cluster "embedded" and its node), or of an agent. Opens nothing until it
+    reads; safe for many threads; `close` lets go of connections."""
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        namespace: str = "default",
+        cluster: str = "log",
+        node: str = "log",
+        storage: SegmentStore | None = None,
+        wal_dir: str | os.PathLike[str] = "",
+        storage_options: Mapping[str, Any] | None = None,
+        encryption_keys: str = "",
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+        bound: Bound | None = None,
+    ) -> None:
+        self.url, self.namespace, self.cluster, self.node = location(url, options=storage_options), namespace, cluster, node
+        with storage_errors(self.url):
+            check_source(encryption_keys)
+            self._store = with_keys(storage or open_store(self.url, wal_dir=location(wal_dir, "wal_dir")), encryption_keys)
+        self._owns_store = storage is None
+        self._log = ClusterLog(self._store, namespace, cluster, clock, randomness)
+        self._bound = bound or Bound()
+        self._appends = self._store.capabilities.durable_append
+
+    def oldest(self) -> Position:
+        """The oldest position from which reading is whole."""
+        with storage_errors(self.url):
+            removed = self._known(self._log.node(self.node).manifest).removed
+        return removed.after() if removed > START else START
+
+    def read(self, start: Position | str | None = None) -> Iterator[Record]:
+        """All records at or above `start` (None: the oldest that is left) up to the log's end, in position order. `PositionGone`, `NoSuchLog`,
+        `LogError`, `StorageUnavailable`."""
+        with storage_errors(self.url):
+            yield from self._catch_up(_Place(self._start(start)))
+
+    def tail(self, start: Position | str | None = None, poll_s: float = 0.1, stop: threading.Event | None = None) -> Iterator[Record]:
+        """`read`, and then what is appended, for ever or until `stop` is set: over rotations, archives, and writers that take over. Looks every `poll_s` seconds; the tail of
+        a `Log` in this process is woken by every commit. After an error, `tail(position of the last record.after())` goes on."""
+        check_seconds(poll_s, "poll_s")
+        stop = stop or threading.Event()
+        place = _Place(self._start(start))
+        while not stop.is_set():
+            over, limit = self._bound.over(), self._bound.limit()
+            with storage_errors(self.url):
+                for record in self._catch_up(place):
+                    yield record
+                    if stop.is_set():
+                        return
+            if over:
+                return
+            self._bound.wait(limit, poll_s, stop)
+
+    def close(self) -> None:
+        """Let go of connections. Safe to call twice."""
+        if self._owns_store:
+            self._store.close()
+
+    def _start(self, start: Position | str | None) -> Position:
+        if start is None:
+            return self.oldest()
+        return Position.parse(start) if isinstance(start, str) else start
+
+    # ---- one pass: all that is there now ----
+
+    def _catch_up(self, place: _Place) -> Iterator[Record]:
+        """What stands at or above `place.wanted`; moves `place` along."""
+        attempts = 0
+        while True:
+            wanted, limit = place.wanted, self._bound.limit()
+            try:
+                segments = self._following(place)
+                if segments is None:
+                    state = self._look(place)
+                    yield from self._archived(place, state.manifest.archives)
+                    segments = [each for each in state.segments if (each.epoch, each.number) >= place.wanted[:2]]
+                for index, segment in enumerate(segments):
+                    if limit is not None and limit[:2] < (segment.epoch, segment.number):
+                        return  # nothing acknowledged is in it; and not all of the one before may be
+                    following = segments[index + 1].path if index + 1 < len(segments) else ""
+                    yield from self._segment(place, segment, following, limit)
+                return
+            except NotFound as error:
+                # Archived or removed while it was read: the manifest knows.
+                place.segment = None
+                attempts = attempts + 1 if place.wanted == wanted else 0
+                if attempts == ATTEMPTS:
+                    raise self._log.lost(error) from error
+
+    def _following(self, place: _Place) -> list[SegmentFile] | None:
+        """The segment being read and those behind it, by their listing alone; None when the manifest must say where to read on."""
+        current = place.segment
+        if current is None:
+            return None
+        wal = wal_folder(self._store, self._log.node_folder(self.node), begins=place.begins)
+        found = [each for each in wal.segments if each.number >= current.number]
+        if not found or [each.number for each in found] != list(range(current.number, current.number + len(found))):
+            return None
+        return found if (found[0].epoch, found[0].number) == (current.epoch, current.number) else None
+
+    def _look(self, place: _Place) -> NodeState:
+        state = self._log.node(self.node)
+        manifest = self._known(state.manifest)
+        if place.directory and manifest.directory != place.directory:
+            raise MissingNode(
+                f"in {state.folder} stands log directory {manifest.directory} by now, {place.directory} was being read: its log was replaced"
+            )
+        place.directory, place.begins = manifest.directory, manifest.begins
+        if state.missing:
+            raise MissingNode(state.missing, MISSING_ADVICE)
+        if START < manifest.removed >= place.wanted:
+            raise PositionGone(str(place.wanted), str(manifest.removed.after()))
+        if manifest.kind != LOG:  # a log that is only a log has no cluster lifetimes, and can do without the cluster's manifest
+            lifetimes = self._log.manifest().lifetimes
+            place.cuts = tuple((lifetime.incarnation, lifetime.cuts.get(self.node, START)) for lifetime in lifetimes)
+        return state
+
+    def _known(self, manifest: NodeManifest) -> NodeManifest:
+        if manifest.empty:
+            raise NoSuchLog(
+                f"{self.url} has no log of node {self.node!r} in cluster {self.cluster!r}, namespace {self.namespace!r}; `imap-wal ls` shows what is there"
+            )
+        return manifest
+
+    # ---- segments ----
+
+    def _segment(self, place: _Place, segment: SegmentFile, following: str, limit: Position | None) -> Iterator[Record]:
+        here = (segment.epoch, segment.number)
+        known = place.segment is not None and (place.segment.epoch, place.segment.number) == here
+        start = place.offset if known else self._offset(segment.path, place.wanted) if place.wanted[:2] == here else 0
+        place.segment, place.offset = segment, start
+        if known and start and (not self._appends or not self._store.read(segment.path, start, FRAME_HEADER_BYTES).strip(b"\0")):
+            return  # nothing behind what was read
+        until = None if limit is None else limit._replace(index=2**62)  # a frame is acknowledged whole
+        piece = Piece(
+            SEGMENT, self.node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, start=start, until=until,
+            cuts=place.cuts, bytes=segment.bytes,
+        )  # fmt: skip
+        for changes in read_piece(self._store, piece, positions=True):
+            for placed in zip(changes.positions or (), changes.rows, strict=True):
+                if placed[0] >= place.wanted:
+                    place.wanted = placed[0].after()
+                    yield _record(placed)
+            place.offset = changes.next_offset
+
+    def _offset(self, path: str, wanted: Position) -> int:
+        """Where to begin in a segment: at the frame that `wanted` names, or at the front if no frame stands there."""
+        if wanted.frame:
+            for frame in SegmentReader(self._store, path).whole_frames(wanted.frame, wanted.frame + 1):
+                return frame.offset
+        return 0
+
+    # ---- archives ----
+
+    def _archived(self, place: _Place, archives: Sequence[Archive]) -> Iterator[Record]:
+        waiting = sorted((archive for archive in archives if archive.last >= place.wanted), key=lambda archive: archive.first)
+        while waiting:
+            group = [waiting.pop(0)]
+            last = group[0].last
+            while waiting and waiting[0].first <= last:
+                group.append(waiting.pop(0))
+                last = max(last, group[-1].last)
+            for placed in self._merged([self._archive(place, archive) for archive in group]):
+                place.wanted = placed[0].after()
+                yield _record(placed)
+
+    def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
+        piece = Piece(
+            ARCHIVE, self.node, archive.path, archive.map, first=archive.first, last=archive.last, cuts=place.cuts,
+            bytes=archive.bytes, records=archive.records, checksum=archive.checksum,
+        )  # fmt: skip
+        wanted = place.wanted
+        for changes in read_piece(self._store, piece, positions=True):
+            if changes.last >= wanted:
+                yield from (placed for placed in zip(changes.positions or (), changes.rows, strict=True) if placed[0] >= wanted)
+
+    def _merged(self, sources: Sequence[Iterator[_Placed]]) -> Iterator[_Placed]:
+        """In position order. Positions are distinct: rows are never compared."""
+        with ExitStack() as stack:
+            while len(sources) > MERGE_FILES_MAX:
+                parts = [sources[at : at + MERGE_FILES_MAX] for at in range(0, len(sources), MERGE_FILES_MAX)]
+                sources = [_spilled(stack.enter_context(tempfile.TemporaryFile()), heapq.merge(*part)) for part in parts]
+            yield from heapq.merge(*sources)
+
+
+def _spilled(file: BinaryIO, placed: Iterator[_Placed]) -> Iterator[_Placed]:
+    pack = msgpack.Packer(use_bin_type=True).pack
+    file.writelines(map(pack, placed))
+    file.seek(0)
+    return ((Position(*place), row) for place, row in msgpack.Unpacker(file, use_list=False, raw=False, max_buffer_size=0))
+
+
+def _record(placed: _Placed) -> Record:
+    return Record(placed[0], DataEntry(*placed[1]))
+
+
+@contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """What a storage raises, as the error of ours."""
+    try:
+        yield
+    except StorageError as error:
+        raise StorageUnavailable(f"{what}: {error}") from error
+
+
+__all__ = ["START", "Bound", "LogReader", "Position", "Record", "storage_errors"]

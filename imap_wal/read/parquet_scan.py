@@ -1,0 +1,56 @@
+"""TODO imap_wal.read.parquet_scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+
+from imap_wal.entry import KEY, Row
+from imap_wal.format import START
+from imap_wal.parquet.file import ARCHIVE_SCHEMA, SNAPSHOT_SCHEMA, batches, nodes_of, to_positions, to_rows
+from imap_wal.read.file_scan import Changes, Piece
+from imap_wal.read.selection import void_below, without_overtaken
+from storage_backends import SegmentStore
+
+
+def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) -> Iterator[Changes]:
+    """What counts of an archive, in log order. `first` and `last` of the batches are those of the archive unless positions are read."""
+    below = max(piece.since or START, piece.covered.get(piece.map, START))
+    if piece.last <= below or (piece.until is not None and piece.first > piece.until):
+        return
+    void = void_below(piece.cuts, piece.first), void_below(piece.cuts, piece.last)
+    placed = positions or below >= piece.first or (piece.until is not None and piece.until < piece.last) or void[0] != void[1]
+    columns = [field.name for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA) if field.name != "node"]
+    for batch in batches(store, piece.path, columns, checksum=piece.checksum, records=piece.records):
+        rows = to_rows(batch)
+        clears = _has_clears(rows)
+        places = to_positions(batch) if placed else None
+        first, last = piece.first, piece.last
+        if places is not None:
+            first, last = places[0], places[-1]
+            kept = [
+                (row, place)
+                for row, place in zip(rows, places, strict=True)
+                if place > below and (piece.until is None or place <= piece.until) and row[9][0] >= void_below(piece.cuts, place)
+            ]
+            rows, places = [row for row, _ in kept], [place for _, place in kept]
+        elif void[0]:
+            rows = [row for row in rows if row[9][0] >= void[0]]
+        rows, places = without_overtaken(rows, places, piece.overtaken)
+        yield Changes(piece.node, rows, first, last, batch.nbytes, places if positions else None, clears=clears)
+
+
+def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
+    """The rows of a snapshot's file, apart by the node that wrote them."""
+    for batch in batches(store, piece.path, checksum=piece.checksum, records=piece.records):
+        rows, nodes = to_rows(batch), nodes_of(batch)
+        clears = _has_clears(rows)
+        found: dict[str, list[Row]] = {}
+        for row, node in zip(rows, nodes, strict=True):
+            found.setdefault(node, []).append(row)
+        for node, own in found.items():
+            yield Changes(node, own, START, START, batch.nbytes * len(own) // len(rows), clears=clears)
+
+
+def _has_clears(rows: Sequence[Row]) -> bool:
+    return None in map(itemgetter(KEY), rows)

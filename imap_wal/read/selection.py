@@ -1,0 +1,50 @@
+"""TODO imap_wal.read.selection."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import compress
+
+from imap_wal.entry import Row
+from imap_wal.format import Position
+from imap_wal.read.file_scan import Overtaken
+
+
+def void_below(cuts: tuple[tuple[int, Position], ...], position: Position) -> int:
+    """Entries at `position` of an incarnation below this are void (0: none)."""
+    return max((incarnation for incarnation, cut in cuts if cut < position), default=0)
+
+
+def select(
+    rows: list[Row], places: list[Position] | None, maps: Collection[str] | None, covered: Collection[str], incarnation: int
+) -> tuple[list[Row], list[Position] | None]:
+    """Without rows of other maps, of covered maps, of incarnations below `incarnation`."""
+    if places is not None and (maps is not None or covered or incarnation):
+        pairs = [
+            (row, place)
+            for row, place in zip(rows, places, strict=True)
+            if (maps is None or row[0] in maps) and row[0] not in covered and row[9][0] >= incarnation
+        ]
+        return [row for row, _ in pairs], [place for _, place in pairs]
+    if maps is not None:
+        rows = [row for row in rows if row[0] in maps]
+    if covered:
+        rows = [row for row in rows if row[0] not in covered]
+    if incarnation:
+        rows = [row for row in rows if row[9][0] >= incarnation]
+    return rows, places
+
+
+def without_overtaken(rows: list[Row], places: list[Position] | None, overtaken: Overtaken) -> tuple[list[Row], list[Position] | None]:
+    """Without entries of owners that had been replaced before a snapshot was made."""
+    if not overtaken or not rows:
+        return rows, places
+    tables = overtaken.get
+    nothing: Mapping[int, tuple[int, int]] = {}
+    # An order of four is compared with a pair: lower in the first two fields, or not lower at all.
+    kept = [not row[9] < tables(row[0], nothing).get(row[8], ()) for row in rows]
+    if all(kept):
+        return rows, places
+    if places is not None:
+        places = list(compress(places, kept))
+    return list(compress(rows, kept)), places

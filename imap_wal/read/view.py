@@ -1,0 +1,403 @@
+"""TODO imap_wal.read.view."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from imap_wal.entry import Row
+from imap_wal.errors import Closed, ImapWalError
+from imap_wal.format import FRAME_HEADER_BYTES, START, Position
+from imap_wal.manifest.older import mark_beyond
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog, ClusterState, T, from_manifest
+from imap_wal.read.file_scan import SEGMENT, Metadata, Piece
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.partitions import Partitions
+from imap_wal.read.rivals import Noted
+from imap_wal.read.scan import CutBack, read_piece
+from imap_wal.segment.listing import wal_folder
+from imap_wal.settings import Settings
+from storage_backends import NotFound, StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class MergeProgress:
+    """How far a merge is, in files and in bytes on storage."""
+
+    files: int
+    files_total: int
+    bytes: int
+    bytes_total: int
+    records: int
+
+    @property
+    def part(self) -> float:
+        """From 0 to 1, by bytes."""
+        return self.bytes / self.bytes_total if self.bytes_total else 1.0
+
+    def __str__(self) -> str:
+        return f"{self.part:.0%}, {self.files} of {self.files_total} files, {self.records:,} records"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStatistics:
+    """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count
+    keys now, `conflicts` those that several nodes claim with the same order (`imap_wal.read.rivals`)."""
+
+    records: int
+    bytes: int
+    live: int
+    tombstones: int
+    seconds: float
+    missing: Mapping[str, str]
+    conflicts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """How far a node's log was merged: the last position, and where its segment goes on."""
+
+    directory: str
+    position: Position = START
+    path: str = ""
+    next_offset: int = 0
+
+
+class LiveView:
+    """The newest change of every key over all nodes. Thread-safe. Nothing is read before the first `catch_up`."""
+
+    def __init__(self, log: ClusterLog, settings: Settings, progress: Callable[[MergeProgress], None] | None = None) -> None:
+        self._log, self._settings, self._progress = log, settings, progress
+        self._lock = threading.RLock()
+        self._index = self._new_index()
+        self._cursors: dict[str, _Cursor] = {}
+        self._generations: dict[str, int] = {}
+        self._lifetimes: tuple[object, ...] = ()
+        self._metadata: dict[Metadata, None] = {}
+        self._missing: Mapping[str, str] = {}
+        self._state: ClusterState | None = None
+        """What is merged; None when that is not known, or nothing is."""
+        self._noted = Noted()
+        self._records = self._bytes = 0
+        self._seconds = 0.0
+        self._closed = False
+        self.version = 0
+        """Grows whenever the index is built anew or a map is taken out of it: what iterates over it
+        since before that misses keys."""
+
+    def catch_up(self) -> None:
+        """Merge everything once; later, what was appended since. Cheap when nothing was. `MissingNode`, `LogError`, `StorageError`."""
+        with self._lock:
+            self._check_open()
+            news = None if self._state is None else self._news(self._state)
+            if news is not None and not news[1]:
+                return
+            start = self._log.clock.monotonic()
+            with no_garbage_collection():
+                for attempt in range(ATTEMPTS):
+                    self._state = None  # whatever fails from here on: next time everything is looked at
+                    state, nodes = news or (self._log.state(), None)
+                    try:
+                        self._merge(state, nodes)
+                    except NotFound as error:
+                        if attempt == ATTEMPTS - 1:
+                            raise self._log.lost(error) from error
+                        news = None
+                        continue
+                    except CutBack:
+                        # An open has cut off frames that were merged here: they were never
+                        # acknowledged.
+                        self._begin_anew()
+                        if attempt == ATTEMPTS - 1:
+                            raise
+                        news = None
+                        continue
+                    except (ImapWalError, StorageError):
+                        raise  # what was merged until then is whole, and how far is known
+                    except BaseException:
+                        self._begin_anew()  # what of the last batch is in the index is not known
+                        raise
+                    self._state = state
+                    break
+            self._seconds += self._log.clock.monotonic() - start
+
+    def maps(self) -> list[str]:
+        """Names of all maps that have a live key."""
+        with self._lock:
+            return [name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None]
+
+    def hash_keys(self, count: int) -> None:
+        """Hash keys for listings of some of `count` partitions. A later call hashes only new
+        keys."""
+        with self._lock:
+            self._check_open()
+            self._index.hash_keys(count)
+
+    def known(self, names: Sequence[str]) -> list[str]:
+        """Those of these maps that have anything in the log, even if only tombstones."""
+        with self._lock:
+            self._check_open()
+            return [name for name in names if name in self._index]
+
+    def keys(self, name: str, batch: int = 10_000, partitions: Partitions | None = None) -> Iterator[list[bytes]]:
+        """The live keys of a map, in no order, at most `batch` at a time. `partitions`: only those
+        in these partitions. No value is read."""
+        for states in self._each(self._index.keys(name, batch, partitions)):
+            now = self._log.clock.now_ms()
+            keys = [key for key, deleted, expires in states if not deleted and not 0 < expires <= now]
+            if keys:
+                yield keys
+
+    def rows(self, name: str, batch: int = 10_000) -> Iterator[list[Row]]:
+        """The live rows of a map, in no order, at most `batch` at a time and not many bytes
+        (`NewestIndex.page_bytes`)."""
+        for rows in self._each(self._index.batches(name, batch)):
+            alive = live(rows, self._log.clock.now_ms())
+            if alive:
+                yield alive
+
+    def _each(self, pages: Iterator[T]) -> Iterator[T]:
+        """Each page of a listing, taken with the lock held. The index may change between two of
+        them."""
+        while True:
+            with self._lock:
+                self._check_open()
+                page = next(pages, None)
+                self._noted.note(self._index.conflicts())
+            if page is None:
+                return
+            yield page
+
+    def load(self, name: str, keys: Sequence[bytes]) -> list[Row]:
+        """The live rows of those keys; absent, deleted and expired ones are left out."""
+        return self.load_some(name, keys, None)[0]
+
+    def load_some(self, name: str, keys: Sequence[bytes], bytes_max: int | None) -> tuple[list[Row], int]:
+        """`load` of the first keys, of as many as fit into `bytes_max`, at least one; and how many
+        keys that were."""
+        with self._lock:
+            self._check_open()
+            found = self._index.get(name, keys, bytes_max)
+            self._noted.note(self._index.conflicts())
+        return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
+
+    def metadata(self) -> list[Metadata]:
+        """All metadata of all nodes, each once, in the order they were read."""
+        with self._lock:
+            return list(self._metadata)
+
+    def ends(self) -> dict[str, Position]:
+        """How far each node's log was merged."""
+        with self._lock:
+            return {node: cursor.position for node, cursor in self._cursors.items()}
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Nodes that were left out (recovery policy partial), with why."""
+        return self._missing
+
+    @property
+    def statistics(self) -> RestoreStatistics:
+        with self._lock:
+            total = sum(self._index.counts().values())
+            now = self._log.clock.now_ms()
+            living = conflicts = 0
+            for name in self._index.maps():
+                for states in self._index.keys(name):
+                    living += sum(not deleted and not 0 < expires <= now for _, deleted, expires in states)
+                    for each in self._index.conflicts():
+                        conflicts += 1
+                        self._noted.note((each,))
+            return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing, conflicts)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this view was closed")
+
+    def interrupt(self) -> None:
+        """Have a merge under way end with `Closed` at its next batch; nothing is merged after this.
+        From any thread, at once."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Let go of memory and scratch. Safe to call twice."""
+        self.interrupt()
+        with self._lock:
+            self.version += 1
+            self._index.close()
+
+    # ---- with the lock held ----
+
+    def _new_index(self) -> NewestIndex:
+        return NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
+
+    def _news(self, state: ClusterState) -> tuple[ClusterState, Collection[str]] | None:
+        """What has come since `state` was merged, as far as it is in segments: the state now, and
+        the nodes that have more to read. None: everything is to be looked at. While nothing moves
+        this is a listing and a read for each node, and one listing for all."""
+        log, nodes, moved = self._log, dict(state.nodes), set()
+        for name, known in state.nodes.items():
+            manifest = known.manifest
+            wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
+            # Where no segment was known, one may have been written and archived since.
+            same = known.segments and [each.path for each in wal.segments] == [each.path for each in known.segments]
+            if not same or not manifest.lives_in(wal.logs):
+                found = log.node(name)
+                if found == known:
+                    continue
+                if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
+                    return None
+                if mark_beyond(name, found.manifest, found.last, state.manifest):
+                    return None
+                nodes[name] = found
+                moved.add(name)
+            elif known.segments and self._has_more(name, known.segments[-1].path):
+                moved.add(name)
+        for name in state.missing:
+            found = log.node(name)
+            if not found.missing and found.manifest.directory == state.manifest.nodes[name]:
+                return None  # it is back
+        # After the nodes, as in `ClusterLog.state`: what was removed from one of them is in a
+        # snapshot that is published by now.
+        newer = log.manifests.next_path(state.number)
+        if any(file.path >= newer for file in log.store.list(log.manifests.folder)):
+            return None
+        return replace(state, nodes=nodes), moved
+
+    def _has_more(self, node: str, newest: str) -> bool:
+        """Whether a node's newest segment has more than what was merged. A preallocated one does
+        not grow: look at the place of its next frame."""
+        cursor = self._cursors[node]
+        if cursor.path != newest:
+            return True
+        if not self._log.store.capabilities.durable_append:
+            return False  # an object never grows
+        try:
+            return bool(self._log.store.read(newest, cursor.next_offset, FRAME_HEADER_BYTES).strip(b"\0"))
+        except NotFound:
+            return True
+
+    def _merge(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
+        """Read what is not merged yet, of some nodes or of all."""
+        state.demand(self._settings.recovery_policy)
+        self._missing = state.missing
+        self._heed_lifetimes(state)
+        again = self._maps_to_read_again(state)
+        pieces: list[tuple[Piece, bool]] = []
+        if again:
+            self.version += 1
+            for name in again:
+                self._index.remove(name)
+                self._generations.pop(name, None)
+            until = {node: cursor.position for node, cursor in self._cursors.items()}
+            pieces += [(piece, False) for piece in self._log.pieces(state, maps=again, until=until)]
+        logs = {node: log for node, log in state.nodes.items() if nodes is None or node in nodes}
+        for node, log in logs.items():
+            cursor = self._cursors.get(node)
+            if cursor is None or cursor.directory != log.manifest.directory:
+                cursor = self._cursors[node] = _Cursor(log.manifest.directory)
+            for item in log.manifest.metadata:
+                self._metadata.setdefault(from_manifest(item))
+            for piece in self._log.node_pieces(state, node, since=cursor.position if cursor.position > START else None):
+                start = cursor.next_offset if piece.path == cursor.path else 0
+                pieces.append((replace(piece, start=start) if start else piece, True))
+        self._read(pieces, again)
+        for node, log in logs.items():
+            # Only when all of a node's archives are merged: they are a file a map, side by side in position.
+            end = max((archive.last for archive in log.manifest.archives), default=START)
+            if end > self._cursors[node].position:
+                self._cursors[node] = replace(self._cursors[node], position=end)
+        self._generations = {name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()}
+
+    def _read(self, pieces: list[tuple[Piece, bool]], again: Collection[str]) -> None:
+        total = sum(piece.bytes for piece, _ in pieces)
+        done = 0
+        for count, (piece, forward) in enumerate(pieces):
+            of_piece = 0
+            for changes in read_piece(self._log.store, piece, None if forward else again):
+                if self._closed:
+                    raise Closed("this view was closed while it merged the logs")
+                if changes.rows:
+                    self._index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
+                    self._records += len(changes.rows)
+                for item in changes.metadata:
+                    self._metadata.setdefault(item)
+                if forward and piece.kind == SEGMENT:
+                    cursor = self._cursors[piece.node]
+                    self._cursors[piece.node] = _Cursor(cursor.directory, changes.last, piece.path, changes.next_offset)
+                    self._bytes += changes.bytes
+                if self._progress is not None:
+                    of_piece = min(of_piece + changes.bytes, piece.bytes)
+                    self._progress(MergeProgress(count, len(pieces), done + of_piece, total, self._records))
+            if forward and piece.kind == SEGMENT and self._cursors[piece.node].path != piece.path:
+                # no frame in it yet: remember to look there
+                self._cursors[piece.node] = replace(self._cursors[piece.node], path=piece.path, next_offset=0)
+            if piece.kind != SEGMENT:
+                self._bytes += piece.bytes
+            done += piece.bytes
+            if self._progress is not None:
+                self._progress(MergeProgress(count + 1, len(pieces), done, total, self._records))
+
+    def _heed_lifetimes(self, state: ClusterState) -> None:
+        """A lifetime that began since may void what is already merged (its bytes came after the cut, before its manifest): then begin anew."""
+        known, lifetimes = self._lifetimes, state.manifest.lifetimes
+        new = [lifetime for lifetime in lifetimes if lifetime not in known]
+        if any(cursor.position > lifetime.cuts.get(node, START) for lifetime in new for node, cursor in self._cursors.items()):
+            self._begin_anew()
+        self._lifetimes = lifetimes
+
+    def _begin_anew(self) -> None:
+        """Forget all that was merged: the next merge reads everything."""
+        self.version += 1
+        self._state = None
+        self._cursors.clear()
+        self._generations.clear()
+        with suppress(OSError):  # its scratch files may be what failed
+            self._index.forget()
+
+    def _maps_to_read_again(self, state: ClusterState) -> list[str]:
+        """Maps whose new snapshot cannot be passed over: the map was dropped, or it covers what was not yet merged and may be pruned."""
+        found = []
+        for name, snapshot in state.manifest.snapshots.items():
+            known = self._generations.get(name, 0)
+            if snapshot.generation == known:
+                continue
+            ahead = any(
+                mark.position > cursor.position
+                for node, mark in snapshot.marks.items()
+                if (cursor := self._cursors.get(node, _Cursor(mark.directory))).directory == mark.directory
+            )
+            if known == 0 or snapshot.dropped > known or ahead:
+                found.append(name)
+        return found
+
+
+def live(rows: Sequence[Row], now_ms: int) -> list[Row]:
+    """Without tombstones and what has expired."""
+    return [row for row in rows if not row[5] and not 0 < row[7] <= now_ms]
+
+
+_collector_lock = threading.Lock()
+_collector_users = 0
+_collector_was_on = False
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """A merge makes millions of tuples and no cycles; the collector would walk them all again and again (measured: two thirds of the time)."""
+    global _collector_users, _collector_was_on
+    with _collector_lock:
+        if _collector_users == 0:
+            _collector_was_on = gc.isenabled()
+            gc.disable()
+        _collector_users += 1
+    try:
+        yield
+    finally:
+        with _collector_lock:
+            _collector_users -= 1
+            if _collector_users == 0 and _collector_was_on:
+                gc.enable()

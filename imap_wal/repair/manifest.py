@@ -1,0 +1,126 @@
+"""Manifests for a repaired copy where none is left: what names and headers of the files say.
+
+A segment's header names its log directory, the file beside the segments the folder's id, and file
+names the epochs and positions. What they cannot say (requests, schemas, sessions that wrote
+nothing, whether segments are missing at the end) the report says. Where they contradict each other
+or say too little, the repair is refused: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from imap_wal import format, layout
+from imap_wal.entry import KEY_CLASS, rows
+from imap_wal.errors import LogError
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.log import CLASS
+from imap_wal.manifest.node import LOG, NodeManifest
+from imap_wal.parquet import salvage
+from imap_wal.segment.listing import SegmentFile, sorted_out
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.write.node_log import holds_nothing
+from rewrite_cli.console.failures import Failed
+from storage_backends import SegmentStore
+
+BRING_BACK = "bring a manifest back from a copy"
+
+
+def with_made_manifests(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], new_id: str) -> ClusterView:
+    """The same cluster, in which each wanted node whose manifests are gone has one that fits its
+    files. Its number stays 0. `new_id`: for a log that no file names. `Failed` where the files do
+    not say whose they are."""
+    made = []
+    for number, node in enumerate(view.nodes):
+        makes = wants_node(node.name) and not node.manifest_number
+        made.append(_made(store, view, node, f"{new_id}-{number}") if makes else node)
+    return replace(view, nodes=tuple(node for node in made if node is not None))
+
+
+def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -> NodeView | None:
+    """None: no log is here. It was forgotten, or an open did not come far enough to write."""
+    if not node.of_no_manifest:
+        return None
+    gone = f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest, and"
+    if not node.wal.segments and not node.wal.logs:
+        raise Failed(f"{gone} no segment is in {node.folder}/wal: its disk is not mounted here, or wal_dir is on another machine; {BRING_BACK}")
+    if len(node.wal.logs) > 1:
+        raise Failed(f"{gone} {node.folder}/wal holds segments of several logs ({', '.join(sorted(node.wal.logs))}); move those of the others away")
+    node = _without_former(store, node)
+    directory = _directory(store, view, node, gone) or new_id
+    if directory in view.manifest.forgotten:
+        return None
+    manifest = NodeManifest(directory=directory, wal_id="".join(node.wal.logs), kind=_kind(store, view, node, gone))
+    return replace(node, manifest=manifest)
+
+
+def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
+    """Without the empty segments at the front that are of another log than the last one: a storage
+    that cannot append keeps them of a log that was forgotten (`imap_wal.agent.forget_node`)."""
+    segments = node.wal.segments
+    last = _log(store, segments[-1]) if segments else ""
+    former = set()
+    for segment in segments:
+        if not last or _log(store, segment) in ("", last) or not holds_nothing(store, segment.path):
+            break
+        former.add(segment.path)
+    if not former:
+        return node
+    files = tuple(file for file in node.files if file.path not in former)
+    return replace(node, files=files, wal=sorted_out(file for file in files if file.path.startswith(f"{node.folder}/wal/")))
+
+
+def _log(store: SegmentStore, segment: SegmentFile) -> str:
+    """The log directory that a segment names; "" where its header is damaged."""
+    try:
+        return SegmentReader(store, segment.path).header.directory
+    except LogError:
+        return ""
+
+
+def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:
+    """The log directory that the segments name, or else the cluster; "" where neither does."""
+    found = {}
+    for segment in node.wal.segments:
+        try:
+            header = SegmentReader(store, segment.path).header
+        except LogError:
+            continue  # damaged: the others tell
+        if (header.namespace, header.cluster, header.node) != view.names(node):
+            whose = f"{header.namespace}/{header.cluster}, node {header.node!r}"
+            raise Failed(f"{gone} {segment.path} is of {whose}: this folder was copied or renamed; move it away, or {BRING_BACK}")
+        found[header.directory] = segment.path
+    if len(found) > 1:
+        (one, first), (other, second), *_ = sorted(found.items())
+        raise Failed(f"{gone} {first} is of log {one}, {second} of log {other}; move the segments of the other one away, or {BRING_BACK}")
+    registered = view.manifest.nodes.get(node.name, "")
+    if found and registered and registered not in found:
+        raise Failed(f"{gone} its segments are of log {next(iter(found))}, registered is {registered}; move them away, or {BRING_BACK}")
+    return registered or next(iter(found), "")
+
+
+def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:
+    """Whether these are maps, or a log of records: a cluster holds one of both. Only entries of
+    records and of raw maps look the same."""
+    kinds = {each.manifest.kind for each in (*view.nodes, *view.forgotten) if each.manifest_number and not each.manifest.empty}
+    if kinds:
+        return kinds.pop()
+    if view.claims_number or any(name != CLASS for name in _classes(store, node)):
+        return ""
+    what = f"its entries can be of raw maps or of {LOG}s of records (imap_wal.log), which their files do not say"
+    raise Failed(f"{gone} {what}; {BRING_BACK}")
+
+
+def _classes(store: SegmentStore, node: NodeView) -> Iterator[str]:
+    """The key class of each entry that can be read."""
+    for segment in node.wal.segments:
+        try:
+            for frame in SegmentReader(store, segment.path).frames():
+                if frame.kind in format.OF_ENTRIES:
+                    yield from (row[KEY_CLASS] for row in rows(frame.payload))
+        except LogError:
+            continue
+    for file in node.files:
+        if layout.parse_archive_path(file.path) is not None:
+            yield from (row[KEY_CLASS] for row in salvage.rows_of(store, file.path, archive=True))

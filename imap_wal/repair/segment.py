@@ -1,0 +1,211 @@
+"""What the segments of a node's log are, before a repair decides what becomes of them; and headers, changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import google_crc32c
+import msgpack
+
+from imap_wal import format
+from imap_wal.format import START, Frame, Position, SegmentHeader
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.repair.report import Extent
+from imap_wal.segment import verdict
+from imap_wal.segment.listing import SegmentFile
+from imap_wal.segment.salvage import Place, Scan, last_lost, scan_segment
+from imap_wal.segment.verdict import goes_on
+from rewrite_cli.console.failures import Failed
+from storage_backends import SegmentStore
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment of the log: its whole frames in sum, and what is wrong with it."""
+
+    path: str
+    epoch: int
+    number: int
+    size: int = 0
+    status: str = "clean"
+    what: str = ""
+    header: SegmentHeader | None = None
+    end: int = 0
+    checksum: int = 0
+    """Of the last frame, 0 where there is none."""
+    goes_on_from: int | None = None
+    """See `SegmentReader.goes_on_from`."""
+    frames: int = 0
+    records: int = 0
+    bytes: int = 0
+    first: Position | None = None
+    last: Position | None = None
+    scan: Scan | None = None
+    end_missing: Position | None = None
+    """The file ends at a frame's border, and the log went on: up to here, or (START) nobody knows to where."""
+    torn: bool = False
+    """Damaged above all that was synced, and nothing whole behind: a tail."""
+
+    @property
+    def damaged(self) -> bool:
+        return self.status != "clean" and not self.torn
+
+    @property
+    def lost(self) -> bool:
+        """Whether anything that was in it cannot be read."""
+        scan = self.scan
+        return self.status == "missing" or self.end_missing is not None or scan is None or bool(scan.gaps) or scan.seed is None
+
+    def count(self, frames: Iterable[Place]) -> None:
+        """Take note of whole frames, in order."""
+        for place in frames:
+            self.frames += 1
+            self.records += place.entries
+            self.bytes += place.end - place.offset
+            self.first = self.first or Position(self.epoch, self.number, place.offset, 0)
+            self.last = Position(self.epoch, self.number, place.offset, max(place.count - 1, 0))
+            self.checksum, self.end = place.checksum, place.end
+
+    def gaps(self) -> Extent | None:
+        """What can be told of the damaged frames."""
+        gaps = self.scan.gaps if self.scan is not None else []
+        if not gaps:
+            return None
+        told = all(gap.records is not None for gap in gaps)
+        return Extent(
+            str(Position(self.epoch, self.number, gaps[0].start, 0)),
+            text(last_lost(self.epoch, self.number, gaps[-1])),
+            sum(gap.frames or 0 for gap in gaps) if told else None,
+            sum(gap.records or 0 for gap in gaps) if told else None,
+            sum(gap.end - gap.start for gap in gaps),
+        )
+
+    def everything(self, kept: list[Place] | None = None) -> Extent | None:
+        """All that the copy will not have of a segment: what can be told of its gaps, and the whole frames that are not kept."""
+        kept = kept or []
+        scan, start = self.scan, str(Position(self.epoch, self.number, 0, 0))
+        if self.status == "missing":
+            return Extent(start)
+        gaps = self.gaps()
+        frames: int | None = self.frames - len(kept)
+        records: int | None = self.records - sum(frame.entries for frame in kept)
+        size = self.bytes - sum(frame.end - frame.offset for frame in kept)
+        if scan is None and self.status == "corrupt" and self.end_missing is None:  # another segment under this name
+            return Extent(start, None, None, None, self.size)
+        if gaps is None and not frames:
+            return None
+        first, last = self.first, self.last
+        if gaps is not None:
+            frames = None if frames is None or gaps.frames is None else frames + gaps.frames
+            records = None if records is None or gaps.records is None else records + gaps.records
+            size += gaps.bytes or 0
+            first = Position.parse(gaps.first) if gaps.first and (kept or first is None or gaps.first < str(first)) else first
+            if gaps.last:
+                last = max(last or START, Position.parse(gaps.last))
+            elif last is not None and scan is not None and last.frame < scan.gaps[-1].start:
+                last = None  # the last one lies in a gap that does not tell
+        return Extent(text(first), text(last), frames, records, size)
+
+
+def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, str], manifest: NodeManifest, *, newest: bool) -> Segment:
+    """Read all of a segment. `names`: the namespace, cluster and node it belongs to. `UnsupportedVersion`."""
+    found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
+    places: list[Place] = []
+
+    def visit(frame: Frame) -> None:
+        entries = frame.count if frame.kind in format.OF_ENTRIES else 0
+        places.append(Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
+
+    place = verdict.Place(segment.path, segment.epoch, segment.number, not newest, manifest.checkpoint, manifest.newest)
+    said, reader = verdict.judge(store, place, visit)
+    if said.status == verdict.UNSUPPORTED:
+        raise said.error()
+    found.what = said.what
+    found.status = "clean" if said.status == verdict.CLEAN else "torn-tail" if said.is_tail else "corrupt"
+    found.torn = said.is_tail and not said.frames_after
+    if said.status == verdict.FOREIGN:
+        return found
+    if reader is not None:
+        found.header, found.end, found.goes_on_from = reader.header, reader.first, reader.goes_on_from
+    if said.status == verdict.SHORT and said.end:
+        found.end_missing = manifest.checkpoint
+    elif said.status != verdict.CLEAN:
+        found.scan = scan_segment(store, segment.path, names)
+        places = found.scan.frames
+    found.count(places)
+    return found
+
+
+def find_missing_ends(found: Mapping[int, Segment]) -> None:
+    """A file that ends at a frame's border looks whole. The next segment's header knows better."""
+    before: Segment | None = None
+    for number in sorted(found):
+        segment = found[number]
+        said = segment.header.previous_checksum if segment.header is not None else 0
+        if number - 1 not in found:
+            before = None
+        if before is not None and before.status == "clean" and not goes_on(before.goes_on_from, said):
+            before.end_missing = START
+            before.status, before.what = "corrupt", "the end of this segment is missing: the next segment continues from a later frame"
+        if segment.goes_on_from is not None or segment.status != "clean":
+            before = segment
+
+
+def text(position: Position | None) -> str | None:
+    """For a report."""
+    return None if position is None else str(position)
+
+
+# ---- single entries --------------------------------------------------------------------------------------------------
+
+
+def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
+    """The bytes of each entry of a frame. `Failed` if it does not have so many as it should."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(payload)
+    ends = [0]
+    try:
+        for _ in range(frame.count):
+            unpacker.skip()
+            ends.append(unpacker.tell())
+    except (ValueError, msgpack.UnpackException) as error:
+        what = f"the frame at byte {frame.offset} does not hold the {frame.count} entries that it promises ({error})"
+        raise Failed(f"{path}: {what}, so none of them can be dropped; bring the file back from a copy") from error
+    return [payload[start:end] for start, end in pairwise(ends)]
+
+
+def dropped(scan: Scan, data: bytes, frame: Place, drops: Collection[Position], path: str) -> dict[int, bytes]:
+    """Index → bytes of the entries of a frame of the segment `data` that are among `drops`."""
+    indexes = {each.index for each in drops if each.frame == frame.offset}
+    pieces = pieces_of(scan.payload(data, frame), frame, path) if indexes else []
+    return {index: pieces[index] for index in indexes}
+
+
+# ---- headers, changed in place ---------------------------------------------------------------------------------------
+
+
+def renamed(head: bytes, segment_id: bytes) -> bytes:
+    """The header with another segment id."""
+    return _sealed(head[:15] + segment_id + head[31:])
+
+
+def cleared(head: bytes) -> bytes:
+    """The header without the checksum of the segment before it, as long as it was: frames stay where they are."""
+    end = format.header_bytes_needed(head)
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(head[12 : end - 4])
+    fields = unpacker.read_array_header()
+    assert fields > 6
+    for _ in range(6):
+        unpacker.skip()
+    start = 12 + unpacker.tell()
+    unpacker.skip()
+    stop = 12 + unpacker.tell()
+    mark = {1: b"\0", 2: b"\xcc\0", 3: b"\xcd\0\0", 5: b"\xce\0\0\0\0"}[stop - start]
+    return _sealed(head[:start] + mark + head[stop:end])
+
+
+def _sealed(head: bytes) -> bytes:
+    return head[:-4] + int(google_crc32c.value(head[:-4])).to_bytes(4, "little")

@@ -1,0 +1,117 @@
+"""Taking files out of a node's log: whole archives and sealed segments, oldest first.
+
+The manifest first, then the files: who reads meanwhile finds a file gone, reads the manifest again, and finds that its place was removed. A crash in between leaves
+files that no manifest names; the owner's next archive run, or the next removal, deletes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from imap_wal.disposal import dispose, reachable
+from imap_wal.errors import LostRace
+from imap_wal.format import START, Position
+from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
+from imap_wal.manifest.store import ManifestLog
+from imap_wal.read.cluster import NodeState
+from imap_wal.read.file_scan import END, SEGMENT, Piece
+from imap_wal.retention.archive import Summary, carried, delete_segments, summarize
+from storage_backends import NotFound, SegmentStore
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Which files go. `summaries` are those of `segments`, in the same order."""
+
+    archives: tuple[Archive, ...] = ()
+    segments: tuple[Piece, ...] = ()
+    summaries: tuple[Summary, ...] = ()
+
+    @property
+    def maps(self) -> set[str]:
+        """The maps whose entries go."""
+        found = {archive.map for archive in self.archives}
+        return found.union(*(summary.maps for summary in self.summaries))
+
+    @property
+    def bytes(self) -> int:
+        """What they take on storage."""
+        return sum(archive.bytes for archive in self.archives) + sum(segment.bytes for segment in self.segments)
+
+
+def plan_removal(
+    store: SegmentStore,
+    node: NodeState,
+    *,
+    upto: Position = END,
+    covered: Mapping[str, Position] | None = None,
+    writing: int = 2**62,
+    linked: bool = True,
+) -> Removal:
+    """The files of which every entry is at or below `upto` and, unless `covered` is None, at or below its map's position there. `writing`: number of the first
+    segment that is not sealed. Without `linked`, nothing behind a symbolic link: it would only leave the manifest, and stay on storage."""
+    archives, stay = [archive for archive in node.manifest.archives if archive.last <= upto], set[str]()
+    if not linked:
+        paths = [*(archive.path for archive in archives), *(segment.path for segment in node.segments)]
+        stay = set(paths).difference(reachable(store, paths))
+
+    def goes(name: str, last: Position) -> bool:
+        return last <= upto and (covered is None or last <= covered.get(name, START))
+
+    segments: list[Piece] = []
+    summaries: list[Summary] = []
+    for index, segment in enumerate(node.segments):
+        if segment.number >= writing or (segment.epoch, segment.number) > upto[:2] or segment.path in stay:
+            break
+        following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
+        piece = Piece(SEGMENT, node.name, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, bytes=segment.bytes)
+        try:
+            summary = summarize(store, piece)
+        except NotFound:
+            break  # its owner archived it this moment
+        if not all(goes(name, last) for name, last in summary.maps.items()):
+            break
+        segments.append(piece)
+        summaries.append(summary)
+    gone = tuple(archive for archive in archives if archive.path not in stay and goes(archive.map, archive.last))
+    return Removal(gone, tuple(segments), tuple(summaries))
+
+
+def plan_covered(store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int) -> Removal:
+    """The files of which every entry is at or below its map's position in `covered`, and that can be
+    deleted: none behind a link."""
+    return plan_removal(store, node, upto=max(covered.values(), default=START), covered=covered, writing=writing, linked=False)
+
+
+def without(manifest: NodeManifest, archives: Collection[Archive], segments: Sequence[Piece], summaries: Sequence[Summary]) -> NodeManifest:
+    """The manifest after these files went, with what must outlive them."""
+    gone = {archive.path for archive in archives}
+    # The last *entry* that goes, not the last frame: who has read it has read everything, and may read on.
+    lasts = [archive.last for archive in archives] + [place for summary in summaries for place in summary.maps.values()]
+    left = replace(
+        manifest,
+        archives=tuple(archive for archive in manifest.archives if archive.path not in gone),
+        removed=max([manifest.removed, *lasts]),
+    )
+    if segments and manifest.archived < (segments[-1].epoch, segments[-1].number):
+        left = carried(left, (segments[-1].epoch, segments[-1].number), summaries)
+    return left
+
+
+def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeManifest], removal: Removal, justified: Seen = NOTHING_SEEN) -> set[str]:
+    """Do it, and return the paths that are gone. `justified`: the manifest of the cluster whose snapshots cover what is removed; an
+    older one is not to be read beside this node from then on. `LostRace` when another log directory
+    is there by now."""
+    if not removal.archives and not removal.segments:
+        return set()
+
+    def change(manifest: NodeManifest) -> NodeManifest:
+        if manifest.directory != node.manifest.directory:
+            raise LostRace(f"another log directory appeared under node {node.name!r}; look again what may be removed")
+        left = without(manifest, removal.archives, removal.segments, removal.summaries)
+        return replace(left, cluster=left.cluster.up_to(justified))
+
+    manifests.update(change)
+    gone = dispose(store, [archive.path for archive in removal.archives], f"{node.folder}/archive")
+    return gone | delete_segments(store, node.folder, node.manifest.epoch, [segment.path for segment in removal.segments])

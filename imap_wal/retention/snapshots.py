@@ -1,0 +1,137 @@
+"""Snapshot files: whether those that a manifest names are whole, and which ones may be deleted.
+
+A snapshot replaces the log below its marks. So before anything that it covers is removed, its files
+are read and compared with the manifest (`demand_whole`).
+
+Which snapshot files may be deleted (`remove_former`), judged by one manifest:
+
+    named by it                                            kept
+    of a generation at or below that of its map's snapshot deleted: replaced, or never named
+    of a generation below `orphan_floor`                   deleted: its rewrite cannot publish it
+    anything else                                          kept: a rewrite may be under way
+
+A rewrite that died leaves files above the floor. Their age is only a hint that it is dead. So the
+floor is first raised above their generation, by compare-and-swap. A rewrite that was only slow
+finds that floor in its own compare-and-swap, and publishes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from itertools import zip_longest
+from weakref import WeakKeyDictionary
+
+from imap_wal import layout
+from imap_wal.disposal import dispose, reachable
+from imap_wal.errors import CorruptLog
+from imap_wal.manifest.cluster import ClusterManifest, Snapshot
+from imap_wal.parquet.contents import check_contents
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.storage_clock import storage_now
+from storage_backends import NotFound, StoredFile
+
+ORPHAN_MS = 24 * 3_600_000
+"""Unpublished files of a rewrite are taken for those of a dead one when the newest of them is older
+by the storage's clock. If that is too early, the rewrite loses its work, but no data is lost."""
+
+_whole: WeakKeyDictionary[ClusterLog, dict[str, tuple[int, tuple[str, ...]]]] = WeakKeyDictionary()
+"""Map → generation and files of its snapshot that were read through this ClusterLog and found
+whole. They never change, so only their presence and size are looked at again."""
+
+
+def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
+    """`CorruptLog` names a file of these maps' snapshots that is missing or has changed. Where a
+    snapshot was replaced since `manifest` was read, the newer one counts: it covers as much."""
+    seen = _whole.setdefault(log, {})
+    for name in sorted(set(maps)):
+        snapshot = manifest.snapshots.get(name)
+        while snapshot is not None:
+            value = (snapshot.generation, snapshot.files)
+            missing = _missing(log, snapshot, seen.get(name) == value)
+            if not missing:
+                seen[name] = value
+                break
+            newer = log.manifest().snapshots.get(name)
+            if newer is None or (newer.generation, newer.files) == value:
+                raise CorruptLog(
+                    missing,
+                    0,
+                    f"the manifest names this file of the snapshot of map {name!r}, and it is not there",
+                    "nothing that the snapshot covers was removed; bring the file back from a copy",
+                )
+            snapshot = newer
+
+
+def _missing(log: ClusterLog, snapshot: Snapshot, known: bool) -> str:
+    """The first file that is not there, "" where all are whole. `known`: their bytes were read."""
+    for path, size, checksum in files_of(snapshot):
+        try:
+            check_contents(log.store, path, 0 if known else checksum, size)
+        except NotFound:
+            return path
+    return ""
+
+
+def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
+    """Path, size and checksum of each file; 0 where the manifest does not say."""
+    for path, size, checksum in zip_longest(snapshot.files, snapshot.sizes, snapshot.checksums, fillvalue=0):
+        yield str(path), int(size), int(checksum)
+
+
+def remove_former(log: ClusterLog, *, dry_run: bool = False, check: bool = True) -> tuple[StoredFile, ...]:
+    """Delete the snapshot files that are not needed, and return those that are gone. Any number of processes may
+    do so at the same time. A dry run without `check` does not read the snapshots that stay."""
+    listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
+    files = [listed[path] for path in reachable(log.store, listed)]
+    manifest = log.manifest()
+    dead = _dead(log, manifest, files, dry_run)
+    if dead:
+        raised = 1 + max(dead)
+
+        def change(now: ClusterManifest) -> ClusterManifest:
+            # The floor is never above the generation of the next rewrite: a file may have any
+            # number in its name.
+            floor, generation = max(now.orphan_floor, raised), max(now.generation, raised - 1)
+            return replace(now, orphan_floor=floor, generation=generation)
+
+        manifest = change(manifest) if dry_run else log.manifests.update(change)
+    gone = tuple(file for file in files if _goes(file, manifest))
+    if check or not dry_run:
+        demand_whole(log, manifest, (name for file in gone if (name := layout.map_of(_place(file.path)[0], manifest.snapshots))))
+    if dry_run:
+        return gone
+    deleted = dispose(log.store, [file.path for file in gone], f"{log.folder}/snapshot")
+    return tuple(file for file in gone if file.path in deleted)
+
+
+def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
+    component, generation = _place(file.path)
+    name = layout.map_of(component, manifest.snapshots)
+    snapshot = manifest.snapshots.get(name)
+    if not generation or (snapshot is not None and file.path in snapshot.files):
+        return False
+    replaced = snapshot is not None and generation <= snapshot.generation
+    return replaced or generation < manifest.orphan_floor
+
+
+def _dead(log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool) -> set[int]:
+    """Generations above the floor that no manifest names and that have had no new file for long."""
+    named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
+    newest: dict[int, int] = {}
+    for file in files:
+        generation = _place(file.path)[1]
+        if file.path not in named and not _goes(file, manifest) and generation:
+            # A storage without modification times: nothing is taken for dead.
+            modified_ms = file.modified_ms or 2**62
+            newest[generation] = max(newest.get(generation, 0), modified_ms)
+    if not newest or min(newest.values()) == 2**62:
+        return set()
+    now_ms = max(file.modified_ms for file in files) if dry_run else storage_now(log.store, log.folder, log.randomness)
+    return {number for number, modified_ms in newest.items() if modified_ms < now_ms - ORPHAN_MS}
+
+
+def _place(path: str) -> tuple[str, int]:
+    """The map's path component and generation of a snapshot file; ("", 0) for any other file."""
+    *_, name, generation, _ = ("", "", "", *path.split("/"))
+    return (name, int(generation)) if generation.isdigit() else ("", 0)

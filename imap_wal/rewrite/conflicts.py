@@ -1,0 +1,244 @@
+"""Conflicts of order: two nodes hold a change of one key with the same (incarnation, partition
+version), and nothing newer (`imap_wal.read.rivals`). This comes from the two halves of a split network,
+or from a copied node directory.
+
+    find      which partitions have a pair that two nodes claim ─▶ of those, the keys in conflict
+    decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
+    aside     the claims that lost, kept as Parquet beside the log
+
+Until an operator decides, every reader takes the same claim, and a rewrite keeps all claims.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from imap_wal import layout
+from imap_wal.encryption_keys import Keys
+from imap_wal.entry import KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import Position
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.node import Pair
+from imap_wal.parquet.file import SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.file_scan import Changes
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.rivals import Claim, Conflict
+from imap_wal.read.scan import read_piece
+from imap_wal.settings import RecoveryPolicy, Settings
+from storage_backends import NotFound
+
+NEWEST = "newest"
+SHOWN_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Which claim wins: that of `node` where it has one; else, unless `alone`, the one with the
+    latest timestamp. The same claims always have the same winner."""
+
+    node: str = ""
+    alone: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Resolution:
+        """`newest` or `node=NAME`. `InvalidSetting`."""
+        kind, _, node = text.partition("=")
+        if text == NEWEST:
+            return cls()
+        if kind == "node" and node:
+            return cls(node)
+        raise InvalidSetting(f"--resolve is {text!r}; it takes newest or node=NAME")
+
+    def winner(self, claims: Sequence[Claim]) -> Claim | None:
+        """None if this resolution does not decide it."""
+        if self.alone and all(node != self.node for _, node in claims):
+            return None
+
+        def rank(claim: Claim) -> tuple[bool, int, tuple[int, int, int, int], str]:
+            row, node = claim
+            return node == self.node, row[TIMESTAMP_MS], row[ORDER], node
+
+        return max(claims, key=rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """(map, key) → the pair in conflict, and the node whose claim counts."""
+
+    winners: Mapping[tuple[str, bytes], tuple[Pair, str]] = field(default_factory=dict)
+
+    def counting(self, node: str, rows: list[Row]) -> list[Row]:
+        """The rows of a node without claims that lost."""
+        if not self.winners:
+            return rows
+        winner = self.winners.get
+        undecided: tuple[Pair, str] = ((-1, -1), "")
+        return [row for row in rows for pair, who in [winner((row[MAP], row[KEY]), undecided)] if who == node or pair != row[ORDER][:2]]
+
+
+UNDECIDED = Decisions()
+
+
+def find(
+    log: ClusterLog,
+    *,
+    maps: Collection[str] | None = None,
+    state: ClusterState | None = None,
+    until: Mapping[str, Position] | None = None,
+    settings: Settings | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[Conflict]:
+    """All conflicts, map by map in key order. Reads the log once, and once more when two nodes
+    claim a partition's version. `check` is called for every batch, and may raise."""
+    settings = settings or Settings()
+    state = state or log.state()
+    if len(writers(state.manifest)) < 2:
+        return
+    until = log.ends() if until is None else until
+    claimed = _claimed_twice(log, maps, state, until, check)
+    if not claimed:
+        return
+    index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
+    try:
+        for changes in _changes(log, maps, state, until, check):
+            rows = [row for row in changes.rows if row[PARTITION] in claimed]
+            if rows:
+                index.add(changes.node, rows, clears=changes.clears)
+        for name in index.maps():
+            for _, _, conflicts in index.batches_with_rivals(name):
+                check()
+                yield from conflicts.values()
+    finally:
+        index.close()
+
+
+def found(
+    log: ClusterLog,
+    *,
+    maps: Collection[str] | None = None,
+    check: Callable[[], None] = lambda: None,
+    resolution: Resolution | None = None,
+) -> list[str]:
+    """The conflicts for people, with files and positions: the first `SHOWN_MAX`, and how many more.
+    Without those that `resolution` decides."""
+    conflicts: list[Conflict] = []
+    more = 0
+    for conflict in find(log, maps=maps, check=check):
+        if resolution is not None and resolution.winner(conflict.claims) is not None:
+            continue
+        if len(conflicts) < SHOWN_MAX:
+            conflicts.append(conflict)
+        else:
+            more += 1
+    if not conflicts:
+        return []
+    wanted = {(claim[1], each.map, each.key): claim[0][ORDER] for each in conflicts for claim in each.claims}
+    places: dict[tuple[str, str, bytes], str] = {}
+    maps = {each.map for each in conflicts}
+    for piece in log.pieces(log.state(), maps=maps):
+        with suppress(NotFound):  # archived meanwhile: its place is not said
+            for changes in read_piece(log.store, piece, maps, positions=True):
+                check()
+                for index, row in enumerate(changes.rows):
+                    key = (changes.node, row[MAP], row[KEY])
+                    if wanted.get(key) == row[ORDER]:
+                        places[key] = piece.path + (f" at {changes.positions[index]}" if changes.positions else "")
+    said = [conflict.text(places) for conflict in conflicts]
+    return [*said, f"and {more} more keys"] if more else said
+
+
+def decide(conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside | None = None) -> Decisions:
+    """Decide each, and put the claims that lost aside."""
+    winners: dict[tuple[str, bytes], tuple[Pair, str]] = {}
+    for conflict in conflicts:
+        winner = resolution.winner(conflict.claims)
+        if winner is None:
+            continue
+        winners[conflict.map, conflict.key] = (conflict.pair, winner[1])
+        if aside is not None:
+            lost = [claim for claim in conflict.claims if claim is not winner]
+            aside.add(conflict.map, lost)
+    return Decisions(winners)
+
+
+class Aside:
+    """Claims that lost, as one Parquet file a map: `{cluster}/set-aside/{map}/…`, in the columns of
+    a snapshot. A context manager; `publish` shows the files."""
+
+    def __init__(self, encryption: Keys, scratch: Path | None = None) -> None:
+        """`encryption`: the keys that the files are written with."""
+        self._encryption = encryption
+        self._folder = tempfile.TemporaryDirectory(prefix="imap-wal-aside-", dir=scratch, ignore_cleanup_errors=True)
+        self._files: dict[str, ParquetFile] = {}
+        self.keys: Counter[str] = Counter()
+        """Map → keys that were decided."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def add(self, name: str, claims: Sequence[Claim]) -> None:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = ParquetFile(Path(self._folder.name), SNAPSHOT_SCHEMA, self._encryption)
+        rows = [row for row, _ in claims]
+        file.write(to_batch(rows, [node for _, node in claims]), sum(row[5] for row in rows))
+        self.keys[name] += 1
+
+    def publish(self, log: ClusterLog, generation: int) -> dict[str, str]:
+        """Map → path of its file."""
+        paths = {}
+        for name, file in self._files.items():
+            token = log.randomness.name()
+            paths[name] = f"{folder(log.folder)}/{layout.map_component(name)}/{generation:08d}-{token}.parquet"
+            file.publish(log.store, paths[name])
+        return paths
+
+
+def folder(cluster_folder: str) -> str:
+    """Where claims that lost are kept."""
+    return f"{cluster_folder}/set-aside"
+
+
+def writers(manifest: ClusterManifest) -> set[str]:
+    """Nodes whose entries may be here; also of those that were forgotten, in snapshots."""
+    return manifest.nodes.keys() | {node for snapshot in manifest.snapshots.values() for node in snapshot.marks}
+
+
+def _changes(
+    log: ClusterLog,
+    maps: Collection[str] | None,
+    state: ClusterState,
+    until: Mapping[str, Position],
+    check: Callable[[], None],
+) -> Iterator[Changes]:
+    for changes in log.changes(maps=maps, until=until, policy=RecoveryPolicy.PARTIAL, state=state):
+        check()
+        yield changes
+
+
+def _claimed_twice(
+    log: ClusterLog,
+    maps: Collection[str] | None,
+    state: ClusterState,
+    until: Mapping[str, Position],
+    check: Callable[[], None],
+) -> set[int]:
+    """Partitions of which two nodes claim the same pair."""
+    owners: dict[tuple[int, int, int], str] = {}
+    found: set[int] = set()
+    for changes in _changes(log, maps, state, until, check):
+        for place in {(row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in changes.rows}:
+            if owners.setdefault(place, changes.node) != changes.node:
+                found.add(place[0])
+    return found

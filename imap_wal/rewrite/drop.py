@@ -1,0 +1,62 @@
+"""TODO imap_wal.rewrite.drop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from imap_wal.errors import LogError
+from imap_wal.format import START, Position
+from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
+from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.rewrite.plan import ATTEMPTS, _known_versions, _raise, is_of_members
+from imap_wal.rewrite.publish import _with_table
+from imap_wal.rewrite.report import DropReport
+from imap_wal.settings import RecoveryPolicy
+from storage_backends import NotFound
+
+
+def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> DropReport:
+    """Drop a map: all entries that the logs hold of it now. Later changes count, unless their owner
+    had been replaced before. `prune` frees the space."""
+    for attempt in range(ATTEMPTS):
+        before = log.manifest()
+        ends = log.ends()
+        state = log.state()
+        state.demand(policy)
+        try:
+            table = _versions_of(log, state, name, ends, before)
+            break
+        except NotFound:  # a prune after another rewrite has deleted a file
+            if attempt == ATTEMPTS - 1:
+                raise
+    generation = 0
+
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        nonlocal generation
+        former = manifest.snapshots.get(name)
+        covered = dict(former.marks) if former is not None else {}
+        for node, found in state.nodes.items():
+            covered[node] = Mark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
+        generation = manifest.generation + 1
+        now_ms = log.clock.now_ms()
+        number, versions = _with_table(manifest, generation, table.raised(manifest.versions_of(name).pairs.items()))
+        snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms, versions=number)
+        return replace(manifest.with_snapshot(name, snapshot), versions=versions).without_unused_tables()
+
+    log.manifests.update(change)
+    return DropReport(name, generation, ends)
+
+
+def _versions_of(log: ClusterLog, state: ClusterState, name: str, ends: Mapping[str, Position], before: ClusterManifest) -> PartitionVersions:
+    """The partition versions that apply above `ends`. `before` was read before `ends`. A damaged or
+    missing file is skipped: it may be the reason why the map is dropped."""
+    if state.missing or not is_of_members(state.manifest):
+        return NO_VERSIONS
+    pairs: dict[int, tuple[int, int]] = {}
+    for piece in log.pieces(state, until=ends, maps=(name,)):
+        with suppress(LogError):
+            for changes in log.read_on(piece, (name,)):
+                _raise(pairs, changes.rows)
+    return _known_versions(before).raised(pairs.items())

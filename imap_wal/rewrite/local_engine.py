@@ -1,0 +1,163 @@
+"""The rewrite engine of one machine: one pass over the logs into a bounded NewestIndex, then sorted part files.
+
+Logs first, snapshots after: of a map that nobody touched since its snapshot, the snapshot is not even read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.encryption import keys_of
+from imap_wal.entry import Row, is_clear, subject
+from imap_wal.errors import StorageUnavailable
+from imap_wal.parquet.file import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.file_scan import SEGMENT
+from imap_wal.read.newest_index import NewestIndex, in_pages
+from imap_wal.read.rivals import Claim, Conflict, Noted
+from imap_wal.read.scan import read_piece
+from imap_wal.read.view import MergeProgress, no_garbage_collection
+from imap_wal.rewrite.plan import GONE, Job, Merged, Part, Result, Subject, Tally, worth_reading
+from imap_wal.rewrite.publish import latest_expiry
+from imap_wal.settings import Settings
+from storage_backends import SegmentStore
+
+NO_CONFLICTS: Mapping[bytes, Conflict] = {}
+PART_ROWS_MAX = 1_000_000
+PART_BYTES_MAX = 256 * 1024 * 1024
+"""A part file ends at this many rows or bytes of keys and values."""
+
+
+class LocalEngine:
+    """See the module. Memory: `settings.restore_memory_bytes` for the index and some 100 MB beside it; the rest goes to `settings.scratch`."""
+
+    name = "local"
+
+    def __init__(self, settings: Settings | None = None, progress: Callable[[MergeProgress], None] | None = None) -> None:
+        self._settings = settings or Settings()
+        self._progress = progress
+
+    def run(self, job: Job, log: ClusterLog) -> Result:
+        index = NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
+        try:
+            with no_garbage_collection():
+                return self._run(job, log, index)
+        except OSError as error:  # of this machine: those of the store are StorageErrors
+            room = self._settings.scratch or tempfile.gettempdir()
+            raise StorageUnavailable(f"rewriting needs room for Parquet files in {room}: {error}; nothing was published") from error
+        finally:
+            index.close()
+
+    def _run(self, job: Job, log: ClusterLog, index: NewestIndex) -> Result:
+        tally, counting = Tally(job), job.decisions.counting
+        pieces = log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
+        total, done, records = sum(piece.bytes for piece in pieces), 0, 0
+        for count, piece in enumerate(pieces):
+            for changes in log.read_on(piece, job.maps):
+                if changes.rows:
+                    tally.add(changes, count_bytes=piece.kind == SEGMENT)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes, clears=changes.clears)
+                    records += len(changes.rows)
+            done += piece.bytes
+            if self._progress is not None:
+                self._progress(MergeProgress(count + 1, len(pieces), done, total, records))
+        merged: list[Merged] = []
+        noted = Noted()
+        touched = set(tally.maps)
+        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
+            if not job.wants(name):
+                continue
+            if name not in touched and not worth_reading(job, snapshot, log.store):
+                merged.append(Merged(name, 0, 0, (), unchanged=True))
+                continue
+            for piece in snapshot_pieces(name, snapshot):
+                for changes in read_piece(log.store, piece):
+                    tally.add(changes, count_bytes=False, settled=True)
+                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes, clears=changes.clears)
+            touched.add(name)
+        for name in sorted(touched):
+            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True) as folder:
+                writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
+                writer.add_clears(index.clears(name), tally.late)
+                for rows, nodes, conflicts in index.batches_with_rivals(name):
+                    noted.note(conflicts.values())
+                    writer.add(rows, nodes, tally.late, conflicts)
+                parts = writer.close()
+            totals = tally.maps.get(name)
+            merged.append(Merged(name, totals.records if totals else 0, totals.bytes if totals else 0, parts))
+        return Result(tuple(merged), tuple(tally.pairs.items()))
+
+
+class PartWriter:
+    """Writes the rows of one map that are kept, in key order, as part files. In a dry run it only
+    measures their size. `partition`: the range of keys. Every file has a name of its own, so
+    another attempt at the same work cannot replace it. No file is replaced or deleted here."""
+
+    def __init__(self, store: SegmentStore, job: Job, name: str, folder: Path, partition: int = 0, randomness: Randomness | None = None) -> None:
+        self._store, self._job, self._name, self._folder, self._partition = store, job, name, folder, partition
+        self._randomness = randomness or SystemRandomness()
+        self._file: ParquetFile | None = None
+        self._rows = self._bytes = self._conflicts = 0
+        self._clears = False
+        self._expiry_ms: list[int] = []
+        self._parts: list[Part] = []
+
+    def add_clears(self, claims: Sequence[Claim], late: set[Subject]) -> None:
+        """The newest clears, before all rows."""
+        if claims:
+            self.add([row for row, _ in claims], [node for _, node in claims], late)
+
+    def add(self, rows: list[Row], nodes: list[str], late: set[Subject], conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS) -> None:
+        """The newest rows of the next keys, and who wrote them. Of keys in `conflicts`, all claims
+        are kept."""
+        fate = self._job.rule.fate
+        claims = list(zip(rows, nodes, strict=True))
+        dead = [row[5] or row[7] for row in rows]
+        if any(dead):
+            claims = [
+                (row, node)
+                for (row, node), maybe in zip(claims, dead, strict=True)
+                if not maybe or row[1] in conflicts or fate(row, node, bool(late) and subject(row) in late) != GONE
+            ]
+        if conflicts:
+            claims = [each for row, node in claims for each in (conflicts[row[1]].claims if row[1] in conflicts else ((row, node),))]
+            self._conflicts += len(conflicts)
+        losers = {id(row) for each in conflicts.values() for row, _ in each.claims[1:]}
+        # By bytes, whatever the caller holds: a column of a batch ends at 2 GiB.
+        for page in in_pages(claims, [len(row[1] or b"") + len(row[3] or b"") for row, _ in claims], GROUP_BYTES_MAX):
+            self._write([row for row, _ in page], [node for _, node in page], losers)
+
+    def _write(self, rows: list[Row], nodes: list[str], losers: set[int]) -> None:
+        if self._file is None:
+            self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA, keys_of(self._store))
+        batch = to_batch(rows, nodes)
+        self._file.write(batch, sum(row[5] or id(row) in losers for row in rows) if losers else sum(row[5] for row in rows))
+        self._rows += len(rows)
+        self._bytes += batch.nbytes
+        clears = is_clear(rows[0])  # they come first
+        self._clears |= clears
+        self._expiry_ms = [latest_expiry((*self._expiry_ms, *(0 if clears and is_clear(row) else row[7] for row in rows)))]
+        if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
+            self._finish()
+
+    def close(self) -> tuple[Part, ...]:
+        """Publish the last part; returns all."""
+        self._finish()
+        return tuple(self._parts)
+
+    def _finish(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        number = len(self._parts)
+        path = self._job.part_path(self._name, self._partition, number, self._randomness.name())
+        size, checksum = file.discard() if self._job.dry_run else file.publish(self._store, path)
+        expiry = latest_expiry(self._expiry_ms)
+        live = file.records - file.tombstones
+        self._parts.append(Part(path, live, file.tombstones, size, checksum, self._partition, number, expiry, self._conflicts, self._clears))
+        self._rows = self._bytes = self._conflicts = 0
+        self._clears = False
+        self._expiry_ms = []

@@ -1,0 +1,164 @@
+"""TODO imap_wal.rewrite.publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from imap_wal.disposal import dispose
+from imap_wal.errors import LostRace, ShortLog
+from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
+from imap_wal.parquet.file import batches
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite import conflicts
+from imap_wal.rewrite.plan import Job, Merged, Result
+from imap_wal.rewrite.report import MapRewrite
+from storage_backends import NotFound, StorageError
+
+
+def confirm(log: ClusterLog, job: Job, result: Result) -> None:
+    """Read every new file once more: all are there, with the bytes and the rows they were written
+    with. `CorruptLog`, `ShortLog`; `LostRace` when a prune has given this rewrite up."""
+    for item in result.maps:
+        for part in item.parts:
+            try:
+                for _ in batches(log.store, part.path, ["deleted"], checksum=part.checksum, records=part.rows):
+                    pass
+            except NotFound as error:
+                manifest = log.manifest()
+                demand_floor(manifest, job)
+                demand_former(manifest, job, [item.map])
+                what = "this new file of the snapshot is missing before it was published"
+                raise ShortLog(part.path, 0, what, "nothing was published; run the rewrite again") from error
+
+
+def demand_floor(manifest: ClusterManifest, job: Job) -> None:
+    """`LostRace` when files of this generation may be deleted by now."""
+    if job.generation < manifest.orphan_floor:
+        raise LostRace(
+            f"a prune took this rewrite (generation {job.generation}) for dead, and may have deleted its files; nothing was published, run it again"
+        )
+
+
+def demand_former(manifest: ClusterManifest, job: Job, maps: Iterable[str]) -> None:
+    """`LostRace` when a map has another snapshot by now than when this rewrite began."""
+    for name in maps:
+        if manifest.snapshots.get(name) != job.state.manifest.snapshots.get(name):
+            raise LostRace(f"map {name!r} was rewritten or dropped by another process while this rewrite read; run it again")
+
+
+def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
+    """Show the new snapshots, all or none. `LostRace`."""
+    before = job.state.manifest
+    made = {item.map: _snapshot(log, job, item) for item in result.maps}
+    table = job.versions.raised(result.pairs) if job.versions is not None else NO_VERSIONS
+
+    def change(manifest: ClusterManifest) -> ClusterManifest:
+        number, versions = _with_table(manifest, job.generation, table)
+        snapshots = {
+            name: replace(each, versions=number) if each.generation == job.generation and table.pairs else each for name, each in made.items()
+        }
+        if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
+            return manifest  # ours is there already: only the answer was lost
+        demand_floor(manifest, job)
+        if any(each not in before.lifetimes for each in manifest.lifetimes):  # a prune may remove older ones
+            raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
+        if manifest.nodes != before.nodes:
+            raise LostRace("nodes joined or left the log while this rewrite read; run it again")
+        demand_former(manifest, job, snapshots)
+        left = {**manifest.snapshots, **snapshots}
+        clears = manifest.clears or any(part.clears for item in result.maps for part in item.parts)
+        return replace(manifest, snapshots=left, versions=versions, clears=clears).without_unused_tables()
+
+    return log.manifests.update(change)
+
+
+def _with_table(manifest: ClusterManifest, generation: int, table: PartitionVersions) -> tuple[int, dict[int, PartitionVersions]]:
+    """The number of a table (0 if it is empty), and all tables; equal ones are kept once."""
+    versions = dict(manifest.versions)
+    if not table.pairs:
+        return 0, versions
+    for number, known in versions.items():
+        if known == table:
+            return number, versions
+    return generation, {**versions, generation: table}
+
+
+def discard(log: ClusterLog, job: Job) -> None:
+    """Delete what a rewrite wrote that was certainly not published; what cannot be deleted now, prune takes as orphans."""
+    if job.generation:
+        with suppress(StorageError):
+            named = {path for snapshot in log.manifest().snapshots.values() for path in snapshot.files}
+            for file in log.store.list(f"{job.folder}/snapshot"):
+                if file.path.split("/")[-2] == f"{job.generation:08d}" and file.path not in named:
+                    dispose(log.store, [file.path], f"{job.folder}/snapshot")
+            for file in log.store.list(conflicts.folder(job.folder)):
+                if file.path.split("/")[-1].startswith(f"{job.generation:08d}-"):
+                    log.store.delete(file.path)
+
+
+def marks(job: Job, name: str) -> dict[str, Mark]:
+    """What the new snapshot of a map covers: of a node that was not read, what the former one covered."""
+    former = job.state.manifest.snapshots.get(name)
+    found = dict(former.marks) if former is not None else {}
+    for node, position in job.until.items():
+        directory = job.state.nodes[node].manifest.directory
+        known = found.get(node)
+        if known is None or known.directory != directory or known.position < position:
+            found[node] = Mark(directory, position)
+    return found
+
+
+def _snapshot(log: ClusterLog, job: Job, item: Merged) -> Snapshot:
+    former = job.state.manifest.snapshots.get(item.map)
+    if item.unchanged and former is not None:
+        return replace(former, marks=marks(job, item.map))
+    return Snapshot(
+        generation=job.generation,
+        files=tuple(part.path for part in item.parts),
+        marks=marks(job, item.map),
+        live=sum(part.live for part in item.parts),
+        tombstones=sum(part.tombstones for part in item.parts),
+        bytes=sum(part.bytes for part in item.parts),
+        checksums=tuple(part.checksum for part in item.parts),
+        created_ms=log.clock.now_ms(),
+        dropped=former.dropped if former is not None else 0,
+        until_ms=job.rule.now_ms,
+        sizes=tuple(part.bytes for part in item.parts),
+        rows=tuple(part.rows for part in item.parts),
+        versions=former.versions if former is not None else 0,
+        last_expiry_ms=latest_expiry(part.last_expiry_ms for part in item.parts),
+    )
+
+
+def latest_expiry(expiries: Iterable[int]) -> int:
+    """When the last of them is over; 0: one never is, or there is none."""
+    found = list(expiries)
+    return max(found) if found and all(found) else 0
+
+
+def _report(job: Job, item: Merged) -> MapRewrite:
+    former = job.state.manifest.snapshots.get(item.map)
+    covered = marks(job, item.map)
+    archived = sum(
+        archive.bytes
+        for node in job.state.nodes.values()
+        for archive in node.manifest.archives
+        if archive.map == item.map and node.name in covered and archive.last <= covered[node.name].position
+    )
+    before = item.read_bytes + archived + (former.bytes if former is not None else 0)
+    if item.unchanged and former is not None:
+        return MapRewrite(
+            item.map, former.live + former.tombstones, former.live, former.tombstones, before, former.bytes, former.generation, former.files, True
+        )
+    return MapRewrite(
+        item.map,
+        item.records,
+        sum(part.live for part in item.parts),
+        sum(part.tombstones for part in item.parts),
+        before,
+        sum(part.bytes for part in item.parts),
+        job.generation,
+        tuple(part.path for part in item.parts),
+    )

@@ -1,0 +1,109 @@
+"""TODO imap_wal.rewrite.run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from imap_wal.encryption import keys_of
+from imap_wal.errors import InvalidSetting, LostRace, ShortLog
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite import conflicts
+from imap_wal.rewrite.conflicts import Resolution
+from imap_wal.rewrite.plan import ATTEMPTS, Engine, Job, prepare
+from imap_wal.rewrite.publish import _report, confirm, discard, publish
+from imap_wal.rewrite.report import RewriteReport, memory_max_bytes
+from imap_wal.settings import RecoveryPolicy
+from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
+from storage_backends import NotFound
+
+
+def rewrite(
+    log: ClusterLog,
+    engine: Engine,
+    *,
+    maps: Collection[str] | None = None,
+    as_of_ms: int | None = None,
+    policy: RecoveryPolicy = RecoveryPolicy.FULL,
+    dry_run: bool = False,
+    skew_ms_max: int = SKEW_MS_MAX,
+    resolve: Resolution | None = None,
+) -> RewriteReport:
+    """Prepare, merge, publish. A running service may write at the same time. `LostRace`:
+    nothing was published, run it again. `InvalidSetting` when this machine's clock differs from the
+    storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it, the new
+    snapshot keeps all claims."""
+    start = log.clock.monotonic()
+    skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
+    for attempt in range(ATTEMPTS):
+        job = prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run, skew_ms_max=skew_ms_max)
+        aside = _Aside({}, {})
+        try:
+            if resolve is not None:
+                job, aside = _decide(log, job, resolve)
+            result = engine.run(job, log)
+            if not dry_run:
+                confirm(log, job, result)
+        except NotFound as error:
+            discard(log, job)
+            if attempt == ATTEMPTS - 1:
+                lost = log.lost(error)
+                if isinstance(lost, ShortLog):
+                    raise lost from error
+                raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
+            continue
+        except BaseException:
+            discard(log, job)
+            raise
+        break
+    if not dry_run:
+        try:
+            publish(log, job, result)
+        except LostRace:
+            discard(log, job)
+            raise
+        # After any other error nobody knows whether the manifest names the new files: they stay. If it does not, prune takes them as orphans one day.
+    merged = result.maps
+    changed = tuple(
+        replace(
+            _report(job, item),
+            conflicts=aside.keys.get(item.map, 0),
+            undecided=sum(part.conflicts for part in item.parts),
+            set_aside=aside.paths.get(item.map, ""),
+        )
+        for item in sorted(merged, key=lambda item: item.map)
+    )
+    return RewriteReport(
+        namespace=job.namespace,
+        cluster=job.cluster,
+        engine=engine.name,
+        maps=changed,
+        covered=job.until,
+        missing=job.state.missing,
+        records_read=sum(item.records for item in merged),
+        seconds=log.clock.monotonic() - start,
+        memory_max_bytes=memory_max_bytes(),
+        dry_run=dry_run,
+        clock_skew_ms=skew_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """By map: how many keys were decided, and the file of the claims that lost."""
+
+    keys: Mapping[str, int]
+    paths: Mapping[str, str]
+
+
+def _decide(log: ClusterLog, job: Job, resolve: Resolution) -> tuple[Job, _Aside]:
+    """Find the conflicts and decide them; of a dry run, nothing is written."""
+    nodes = conflicts.writers(job.state.manifest)
+    if resolve.node and resolve.node not in nodes:
+        known = ", ".join(sorted(nodes))
+        raise InvalidSetting(f"--resolve names node {resolve.node!r}; there is {known}")
+    with conflicts.Aside(keys_of(log.store)) as aside:
+        found = conflicts.find(log, maps=job.maps, state=job.state, until=job.until)
+        decisions = conflicts.decide(found, resolve, aside)
+        paths = {} if job.dry_run else aside.publish(log, job.generation)
+        return replace(job, decisions=decisions), _Aside(dict(aside.keys), paths)

@@ -1,0 +1,1 @@
+"""TODO imap_wal/segment."""

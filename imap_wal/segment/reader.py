@@ -1,0 +1,194 @@
+"""One segment on storage: a writer that appends frames, and a reader that yields them and says why it stopped.
+
+The reader keeps at most one window of the file (or one frame, if that is larger) in memory, and may be used on a segment that is being written: it stops at
+the last whole frame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from imap_wal import format, layout
+from imap_wal.encryption import SegmentCipher, cipher_of, keys_of
+from imap_wal.errors import Forged, UnsupportedVersion
+from imap_wal.format import Frame, NoFrame, SegmentHeader
+from imap_wal.segment.frame_search import FrameSearch
+from storage_backends import SegmentStore
+
+WINDOW_BYTES = 4 * 1024 * 1024
+READERS = 8
+"""Files that are read at the same time, where each read is a request over a network."""
+FIRST_WINDOW_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """How a segment ends. `status`: "clean", "torn-tail" (damage above all that was synced), "corrupt" (damage below it).
+
+    `end` is the offset after the last whole frame; `size` the file's; `frames_after` counts valid frames beyond the damage (a tail can have such too: a power
+    loss keeps any part of what was not synced), `records_after` their entries, `last_after` is the offset of the last.
+    """
+
+    status: str
+    end: int
+    size: int
+    frames_after: int = 0
+    records_after: int = 0
+    last_after: int = 0
+
+
+class SegmentReader:
+    """Reads a segment front to back. Construction reads the header: `ShortLog`, `CorruptLog`,
+    `UnsupportedVersion`. Only `frames` and `check_keys` need keys."""
+
+    def __init__(self, store: SegmentStore, path: str) -> None:
+        self._store = store
+        self.path = path
+        start = store.read(path, 0, 4096)
+        needed = format.header_bytes_needed(start)
+        if needed > len(start):
+            start = store.read(path, 0, needed)
+        self.header, self.first = format.decode_header(start, path)
+        self._head = start[: self.first]
+        self._seed = self.header.checksum_seed
+        self.end = self.first
+        """Offset after the last whole frame that was read."""
+        self.checksum = 0
+        self.synced = 0
+        """The highest last-synced offset that a frame carried."""
+
+    def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
+        """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends
+        without an error at the first place that is no frame; `tail` then tells why. A frame of a
+        type this version does not know raises UnsupportedVersion: it is never skipped. So does one
+        that was forged, `Forged`; `EncryptionError` where the keys do not fit."""
+        if not self.header.key_id and keys_of(self._store).ring.allows_plain:
+            return self.whole_frames(start, stop)
+        return self._opened(start, stop)
+
+    def _opened(self, start: int | None, stop: int | None) -> Iterator[Frame]:
+        cipher: SegmentCipher | None = None
+        for frame in self.whole_frames(start, stop):
+            # Only now: a segment without frames has nothing to be opened.
+            cipher = cipher or cipher_of(self._store, self.header, self._head, self.path)
+            assert cipher is not None  # `cipher_of` has refused what is not encrypted
+            try:
+                opened = cipher.open(frame, self.path)
+            except Forged:
+                self.end = frame.offset
+                raise
+            yield opened
+
+    def check_keys(self) -> None:
+        """`EncryptionError` if `frames` could not read this segment, or somebody without the key
+        made its header; also of one that has no frames: it could hide that there were some."""
+        cipher_of(self._store, self.header, self._head, self.path)
+
+    def whole_frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
+        """`frames`, as they are on storage: the payload of an encrypted one is not opened."""
+        offset = self.first if start is None else max(start, self.first)
+        self.end = offset
+        window, base = b"", offset
+        # Who goes on from a place mostly finds little behind it, and then preallocated zeros.
+        size = WINDOW_BYTES if start is None else FIRST_WINDOW_BYTES
+        while stop is None or offset < stop:
+            frame = format.decode_frame(self._seed, window, offset - base, offset)
+            if isinstance(frame, NoFrame):
+                if frame.reason not in ("short", "end"):
+                    return
+                wanted = max(size, frame.needed)
+                size = min(4 * size, WINDOW_BYTES)
+                held = len(window) - (offset - base)
+                window, base = self._store.read(self.path, offset, wanted), offset
+                if len(window) <= held or len(window) < frame.needed:
+                    return
+                continue
+            if frame.kind not in format.TYPES:
+                what, advice = f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it"
+                raise UnsupportedVersion(self.path, offset, what, advice)
+            offset = self.end = frame.end
+            self.checksum = frame.checksum
+            self.synced = max(self.synced, frame.synced)
+            yield frame
+
+    @property
+    def goes_on_from(self) -> int | None:
+        """What the next segment's header says of the last frame before it: the CRC of this segment's
+        last frame, or, where it has none, what its own header says of the one before. 0 or
+        `NOTHING_BEFORE`: there is no frame before. None: not known; no header says it, or reading began behind the first frame."""
+        if self.checksum or self.end > self.first:
+            return self.checksum or None
+        return self.header.previous_checksum or (0 if self.header.number == 1 else None)
+
+    def tail(self) -> Tail:
+        """What stands behind the last frame that `frames` yielded."""
+        size = self._store.size(self.path)
+        if size <= self.end:
+            return Tail("clean", self.end, size)
+        if not self._written(size):
+            return Tail("clean", self.end, size)
+        data = self._store.read(self.path, self.end, size - self.end)
+        found = list(FrameSearch(self._seed, data, self.end).after(self.end + 1))
+        synced = max([self.synced, *(frame.synced for frame in found)])
+        records = sum(frame.count for frame in found if frame.kind in format.OF_ENTRIES)
+        last_after = found[-1].offset if found else 0
+        return Tail("corrupt" if synced > self.end else "torn-tail", self.end, size, len(found), records, last_after)
+
+    def _written(self, size: int) -> bool:
+        """Whether anything but zeros (a preallocated rest) follows the last whole frame."""
+        for start in range(self.end, size, WINDOW_BYTES):
+            if self._store.read(self.path, start, min(WINDOW_BYTES, size - start)).strip(b"\0"):
+                return True
+        return False
+
+
+class Held:
+    """A store of which one file is in memory: all that is asked about that file takes one
+    request."""
+
+    def __init__(self, store: SegmentStore, path: str) -> None:
+        self.capabilities = store.capabilities
+        self.encryption_keys = keys_of(store)
+        self._data = store.read(path)
+
+    def size(self, path: str) -> int:
+        return len(self._data)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._data[offset:] if length is None else self._data[offset : offset + length]
+
+
+def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
+    """Each file whole, in this order, several of them being read at the same time. An error is
+    raised when its file is next."""
+    if READERS < 2:
+        yield from (Held(store, path) for path in paths)
+        return
+    waiting: deque[Future[Held]] = deque()
+    with ThreadPoolExecutor(READERS, "imap-wal-reader") as pool:
+        try:
+            for path in paths:
+                waiting.append(pool.submit(Held, store, path))
+                if len(waiting) == READERS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for each in waiting:
+                each.cancel()
+
+
+def unborn(store: SegmentStore, path: str) -> bool:
+    """Whether a crash left nothing of a segment but the front of its header, and zeros: no frame was ever in it."""
+    namespace, cluster, _, node = (layout.decode(part) for part in path.split("/")[:4])
+    # The header's length field may be what is damaged; but a header of these names is never longer, even if all its numbers were.
+    number, token = 2**32 - 1, b"\0" * 16
+    longest = SegmentHeader(token, namespace, cluster, node, number, number, number, 2**63, "-" * 36)
+    start = store.read(path, 0, format.PREFIX_BYTES)
+    if format.says_encrypted(start):
+        longest = longest._replace(key_id="-" * format.KEY_ID_MAX, key_check=token)
+    start = start[: len(format.MAGIC)].rstrip(b"\0")
+    return format.MAGIC.startswith(start) and not store.read(path, len(longest.encode())).strip(b"\0")

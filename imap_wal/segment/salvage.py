@@ -1,0 +1,224 @@
+"""What of a damaged segment can still be read: its whole frames, and the gaps between them.
+
+A frame verifies only with the segment's id and at its own offset, so frames behind a gap are found by trying every place that may be one. Where the segment's header is what
+was damaged, the seed of the frames' CRCs is found again: from the id, if that is whole, else from two frames. A CRC is linear, so one frame gives the only seed that fits it,
+and another that fits the same one is no accident.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import google_crc32c
+
+from imap_wal import entry, format
+from imap_wal.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
+from imap_wal.errors import EncryptionError, Forged, LogError, UnsupportedVersion
+from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, NoFrame, Position, SegmentHeader
+from imap_wal.segment.frame_search import FrameSearch, shifted
+from storage_backends import SegmentStore
+
+_ID_AT, _ID_BYTES = 15, 16
+"""Of a header: behind the twelve bytes, the array's mark, and the two bytes that begin the id."""
+_ENTRY_BYTES_MIN = 11
+_TRIED_FRAMES = 8
+
+
+class Place(NamedTuple):
+    """A whole frame, without its content."""
+
+    offset: int
+    end: int
+    kind: int
+    entries: int
+    """0 unless it holds entries."""
+    count: int  # type: ignore[assignment]  # the field's word, as in Frame
+    checksum: int
+
+
+class Gap(NamedTuple):
+    """Bytes that are no whole frame. `frames`, `records`, `last` (offset and index of the last entry) are what the damaged frames' own headers say; None where those cannot
+    be trusted, because they do not lead to the gap's end."""
+
+    start: int
+    end: int
+    frames: int | None = None
+    records: int | None = None
+    last: tuple[int, int] | None = None
+
+
+class Scan(NamedTuple):
+    """`header` is None where it is damaged; `seed` is None where nothing can be read without it. `first` is where frames begin. `raw` is the header as it stands."""
+
+    header: SegmentHeader | None
+    raw: bytes
+    seed: int | None
+    first: int
+    frames: list[Place]
+    gaps: list[Gap]
+    size: int
+    cipher: SegmentCipher | None = None
+    """What opens the frames; None: they are not encrypted."""
+
+    def payload(self, data: bytes, place: Place) -> bytes:
+        """The msgpack stream of a frame of the segment `data`."""
+        start = place.offset + FRAME_HEADER_BYTES + SYNCED_BYTES
+        if self.cipher is None:
+            return data[start : place.end]
+        synced = int.from_bytes(data[start - SYNCED_BYTES : start], "little")
+        sealed = Frame(place.offset, place.end, place.kind, place.count, synced, place.checksum, data[start : place.end])
+        return self.cipher.open(sealed, "").payload
+
+    @property
+    def records(self) -> int:
+        return sum(place.entries for place in self.frames)
+
+
+def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) -> Scan:
+    """Read a segment as far as it can be read. `names`: the namespace, cluster and node it belongs
+    to. `UnsupportedVersion`, also for a frame of an unknown type. `EncryptionError`. A frame that was forged is a gap."""
+    data = store.read(path)
+    header: SegmentHeader | None = None
+    seed: int | None = None
+    try:
+        header, first = format.decode_header(data, path)
+        seed = header.checksum_seed
+    except UnsupportedVersion:
+        raise
+    except LogError:
+        first = min(format.header_bytes_needed(data), len(data))
+        found = _find_seed(data, names)
+        if found is not None:
+            seed, first = found
+    cipher: SegmentCipher | None = None
+    if header is not None and header.key_id:
+        cipher = cipher_of(store, header, data[:first], path)
+    elif header is None and seed is not None:
+        cipher = _find_cipher(store, path, data, seed, first)
+    elif header is not None:
+        keys_of(store).demand_plain(path)
+    frames: list[Place] = []
+    gaps: list[Gap] = []
+    written = len(data.rstrip(b"\0"))
+    offset = first
+    search = FrameSearch(seed or 0, data)
+    while seed is not None and offset < len(data):
+        frame = format.decode_frame(seed, data, offset, offset)
+        if isinstance(frame, Frame) and not _forged(cipher, frame):
+            if frame.kind not in format.TYPES:
+                raise UnsupportedVersion(path, offset, f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it")
+            entries = frame.count if frame.kind in format.OF_ENTRIES else 0
+            frames.append(Place(offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
+            offset = frame.end
+            continue
+        if offset >= written:
+            break
+        following = next(search.after(offset + 1), None)
+        gaps.append(_gap(data, offset, written if following is None else following.offset))
+        if following is None:
+            break
+        offset = following.offset
+    if seed is None:  # an empty file too: it had a header once
+        gaps.append(Gap(0, written))
+    return Scan(header, data[:first], seed, first, frames, gaps, len(data), cipher)
+
+
+def _forged(cipher: SegmentCipher | None, frame: Frame) -> bool:
+    if cipher is not None:
+        try:
+            cipher.open(frame, "")
+        except Forged:
+            return True
+    return False
+
+
+def _find_cipher(store: SegmentStore, path: str, data: bytes, seed: int, first: int) -> SegmentCipher | None:
+    """For a segment whose header is damaged: what opens its first whole frame."""
+    frame = format.decode_frame(seed, data, first, first)
+    if not isinstance(frame, Frame):
+        frame = next(FrameSearch(seed, data).after(first), NoFrame("end"))
+    if not isinstance(frame, Frame):
+        return None
+    found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], frame, path)
+    if found is None and format.says_encrypted(data):
+        what = f"its header is damaged, it is encrypted, {keys_of(store).told}: its key is missing, or the segment's id is damaged too"
+        raise EncryptionError(path, "", what, keys_of(store).advice)
+    if found is None:
+        keys_of(store).demand_plain(path)
+    return found
+
+
+def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:
+    """Position of the last entry in a gap, where it can be told."""
+    return None if gap.last is None else Position(epoch, number, *gap.last)
+
+
+def _gap(data: bytes, start: int, end: int) -> Gap:
+    records = 0
+    for frames, (offset, kind, count, end_of_frame) in enumerate(_chain(data, start), 1):
+        if end_of_frame > end or (
+            kind in format.OF_ENTRIES and not _believable(data[offset + FRAME_HEADER_BYTES + SYNCED_BYTES : end_of_frame], count)
+        ):
+            break
+        records += count if kind in format.OF_ENTRIES else 0
+        if end_of_frame == end:
+            return Gap(start, end, frames, records, (offset, max(count - 1, 0)))
+    return Gap(start, end)
+
+
+def _believable(payload: bytes, count: int) -> bool:
+    """Whether a damaged frame's own count may be right: the damage is in the payload, or the payload has as many entries."""
+    try:
+        return len(entry.values(payload)) == count
+    except Exception:  # noqa: BLE001  # damaged bytes make a parser fail in any way
+        return True
+
+
+def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
+    """(offset, type, count, end) of frames one behind the other, as their headers say and as far as they can be believed."""
+    while offset + FRAME_HEADER_BYTES + SYNCED_BYTES <= len(data):
+        length, _, type_count = FRAME_HEADER.unpack_from(data, offset)
+        kind, count = type_count & 0xFF, type_count >> 8
+        least = SYNCED_BYTES + (count * _ENTRY_BYTES_MIN if kind in format.OF_ENTRIES else 0)
+        end = offset + FRAME_HEADER_BYTES + length
+        if kind not in format.TYPES or length < least or end > len(data):
+            return
+        yield offset, kind, count, end
+        offset = end
+
+
+# ---- the seed of a segment whose header is damaged -------------------------------------------------------------------
+
+
+def _find_seed(data: bytes, names: tuple[str, str, str]) -> tuple[int, int] | None:
+    """(seed, where frames begin)."""
+    longest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**63, "-" * 36).encode())
+    shortest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 1, 1, 0, 0, "").encode())
+    if format.says_encrypted(data):
+        longest += format.KEY_ID_MAX + format.KEY_CHECK_BYTES + 4  # and what msgpack puts before both
+    said = format.header_bytes_needed(data)
+    by_id = int(google_crc32c.value(data[_ID_AT : _ID_AT + _ID_BYTES]))
+    for first in dict.fromkeys((said, *range(shortest, longest + 1))):
+        solved: Counter[int] = Counter()
+        for tried, (offset, _, _, end) in enumerate(_chain(data, first)):
+            if isinstance(format.decode_frame(by_id, data, offset, offset), Frame):
+                return by_id, first
+            if tried >= _TRIED_FRAMES:
+                break
+            seed = _solve(data, offset, end)
+            solved[seed] += 1
+            if solved[seed] == 2:
+                return seed, first
+    if next(FrameSearch(by_id, data).after(shortest), None) is not None:  # the first frames are damaged too
+        return by_id, said if shortest <= said <= longest else shortest
+    return None
+
+
+def _solve(data: bytes, offset: int, end: int) -> int:
+    """The one seed with which the frame at `offset` verifies, if its bytes are whole."""
+    length, checksum, type_count = FRAME_HEADER.unpack_from(data, offset)
+    before = format.frame_seed(0, offset, length, type_count)
+    rest = int(google_crc32c.extend(before, data[offset + FRAME_HEADER_BYTES : end]))
+    return shifted(checksum ^ rest, -(format.SEED_BYTES + length))

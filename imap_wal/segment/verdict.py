@@ -1,0 +1,238 @@
+"""The verdict on a segment: whole, the tail of a crash, or damage. Open, live readers, archive,
+`verify` and `repair` all ask here, so all of them give the same verdict on the same bytes.
+
+What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or
+one that the manifest knows)? Does the checkpoint name a frame in it? What does the next segment's
+header say of its last frame?
+
+| status      | what is found                                                                      |
+|-------------|------------------------------------------------------------------------------------|
+| clean       | whole frames, then nothing or zeros                                                |
+| torn-tail   | no frame here; no frame says that this place was synced; nothing follows, and the  |
+|             | checkpoint is below                                                                |
+| unborn      | the front of a header and zeros; nothing follows, and the manifest knows none yet  |
+| corrupt     | any other place that is no frame; any other header that is not whole; at a         |
+|             | recovery, a frame whose checksum is right and whose content is not entries         |
+| short       | the file ends between two frames (or inside its header), and the log went on       |
+| foreign     | a segment of another log, or with another number, under this name                  |
+| unsupported | a newer format version, or a frame of an unknown type                              |
+| forged      | an encrypted frame whose checksum is right, and which was not sealed for this      |
+|             | place                                                                              |
+
+Keys that are missing or wrong are no verdict, but an `EncryptionError`: nothing follows from it.
+
+What each makes of it. "Log error" is `CorruptLog` or `ShortLog`; the number is an exit code.
+
+| status      | absolute | torn-tail     | point-in-time | live view, archive | verify         | repair            |
+|-------------|----------|---------------|---------------|--------------------|----------------|-------------------|
+| clean       | opens    | opens         | opens         | reads all          | clean, 0       | copied            |
+| torn-tail   | refuses  | cuts          | cuts          | reads to there     | torn-tail, 0   | trimmed           |
+| … with      | refuses  | cuts, puts    | cuts, puts    | reads to there,    | torn-tail, 0   | salvage keeps     |
+| whole       |          | aside         | aside         | warns              |                | them, p.-i.-t.    |
+| frames after|          |               |               |                    |                | does not          |
+| unborn      | refuses  | deletes       | deletes       | reads nothing      | torn-tail, 0   | left out          |
+| corrupt     | refuses  | refuses       | gives up from | log error          | corrupt, 3     | what is whole     |
+|             |          |               | there         |                    |                |                   |
+| short       | refuses  | refuses       | as corrupt    | log error          | corrupt, 3     | what is whole     |
+| foreign     | refuses  | refuses       | as corrupt    | log error          | corrupt, 3     | emptied           |
+| unsupported | refuses  | refuses       | refuses       | UnsupportedVersion | unsupported, 3 | refuses           |
+| forged      | refuses  | refuses       | as corrupt    | Forged             | corrupt, 3     | what is whole     |
+
+A torn-tail open scans from the checkpoint on; damage below it is found by the restore after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from imap_wal import layout
+from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, Forged, LogError, ShortLog, UnsupportedVersion
+from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
+from imap_wal.segment.reader import SegmentReader, unborn
+from storage_backends import NotFound, SegmentStore
+
+CLEAN, TORN, UNBORN, CORRUPT = "clean", "torn-tail", "unborn", "corrupt"
+SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a segment is in its log. `followed`: a later segment counts. `checkpoint`, `newest`:
+    the node manifest's; a segment is entered there once its header is safe, and before its first
+    frame."""
+
+    path: str
+    epoch: int
+    number: int
+    followed: bool = False
+    checkpoint: Position = START
+    newest: int = 0
+
+    @property
+    def known(self) -> int:
+        """Number of the newest segment that the manifest knows."""
+        return max(self.newest, self.checkpoint.segment)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`end` is where the whole frames end, and the damage begins; 0 where the header is not whole.
+    `size` is the file's. `frames_after` counts whole frames after the damage, `records_after` their
+    entries, `last_after` is the offset of the last one (0 where the header is damaged)."""
+
+    status: str
+    place: Place
+    end: int
+    size: int = 0
+    what: str = ""
+    frames_after: int = 0
+    records_after: int = 0
+    last_after: int = 0
+    advice: str = SEGMENT_ADVICE
+
+    @property
+    def is_tail(self) -> bool:
+        """Nothing that was synced is lost: it is cut at the next open."""
+        return self.status in (TORN, UNBORN)
+
+    @property
+    def is_damage(self) -> bool:
+        return self.status != CLEAN and not self.is_tail
+
+    @property
+    def lost(self) -> Position:
+        """The first position that cannot be read."""
+        return Position(self.place.epoch, self.place.number, self.end, 0)
+
+    def error(self, more: str = "") -> LogError:
+        """The error to raise where this verdict stops the caller. `more` is put after the first
+        lost position."""
+        kinds: dict[str, type[LogError]] = {SHORT: ShortLog, UNSUPPORTED: UnsupportedVersion, FORGED: Forged}
+        changed = ": bytes in the middle of the log have changed" if self.status == CORRUPT else ""
+        what = f"{self.what}{changed}; first lost position {self.lost}{more and f', {more}'}"
+        if self.status == UNSUPPORTED:
+            what = self.what  # nothing is lost
+        return kinds.get(self.status, CorruptLog)(self.place.path, self.end, what, self.advice)
+
+
+def judge(
+    store: SegmentStore,
+    place: Place,
+    visit: Callable[[Frame], object],
+    said: Callable[[], int] = lambda: 0,
+    *,
+    opened: bool = True,
+) -> tuple[Verdict, SegmentReader | None]:
+    """Read a segment front to back, and give the verdict on it. `visit` is called with every whole
+    frame before the damage. `said`: see `at_end`. `opened=False`: encrypted frames are not opened,
+    so no keys are needed, and none is found to be forged. The reader is None where there is no
+    header. `EncryptionError`."""
+    reader = begin(store, place)
+    if isinstance(reader, Verdict):
+        return reader, None
+    if opened:
+        reader.check_keys()
+    try:
+        for frame in reader.frames() if opened else reader.whole_frames():
+            visit(frame)
+    except UnsupportedVersion as error:
+        return _unsupported(place, error), reader
+    except Forged as error:
+        return forged(place, error, store.size(place.path)), reader
+    return at_end(reader, place, said), reader
+
+
+def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader | Verdict:
+    """A reader of the segment, or the verdict where its header does not let it be read. The header
+    is read again if it was perhaps being written. `NotFound`."""
+    try:
+        reader = SegmentReader(store, place.path)
+    except UnsupportedVersion as error:
+        return _unsupported(place, error)
+    except LogError as error:
+        size = store.size(place.path)
+        if not _followed(place) and place.known < place.number:
+            if unborn(store, place.path):
+                what = "the file ends inside its header: a crash before its first commit"
+                return Verdict(UNBORN, place, 0, size, what)
+            if attempts > 1:
+                return begin(store, place, attempts - 1)
+        status = SHORT if isinstance(error, ShortLog) else CORRUPT
+        return Verdict(status, place, 0, size, error.what)
+    header = reader.header
+    if layout.home(header) != layout.original_path(place.path):
+        what = (
+            f"this is segment {header.epoch}-{header.number} of node {header.node!r} of {header.namespace}/"
+            f"{header.cluster}, under another name: it was copied here or renamed"
+        )
+        advice = "move it back to its place and name, and restore the file that belongs here from a copy"
+        return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
+    return reader
+
+
+def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda: 0) -> Verdict:
+    """The verdict where `reader` has read all whole frames. `said` returns the checksum that the
+    next segment has of this one's last frame (0: none is known); it is called only where that
+    decides."""
+    tail = reader.tail()
+    after = tail.frames_after, tail.records_after, tail.last_after
+    named = (place.epoch, place.number) == place.checkpoint[:2] and tail.end <= place.checkpoint.frame
+    if tail.status == "corrupt" or (tail.status == "torn-tail" and (_followed(place) or named)):
+        what = f"a damaged frame ({tail.frames_after} whole frames after it)"
+        if named:
+            what = f"the frame that the manifest names as the last good one is damaged or cut: {what}"
+        return Verdict(CORRUPT, place, tail.end, tail.size, what, *after)
+    if named:
+        what = "the frame that the manifest names as the last good one is missing"
+        return Verdict(SHORT, place, tail.end, tail.size, what)
+    if tail.status == "torn-tail":
+        what = "an incomplete last commit: a crash, nothing acknowledged is lost"
+        if tail.frames_after:
+            what = f"damage above the last synced position, with {tail.frames_after} whole frames after it: a power loss"
+        return Verdict(TORN, place, tail.end, tail.size, what, *after)
+    known = reader.goes_on_from
+    if place.followed and known is not None and not goes_on(known, said()):
+        return cut_end(place, tail.end, tail.size)
+    return Verdict(CLEAN, place, tail.end, tail.size)
+
+
+def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
+    """The verdict on a segment whose successor continues from another frame than its last."""
+    what = "the next segment continues from a later frame: the end of this one is missing, or it was exchanged"
+    return Verdict(SHORT, place, end, size or end, what)
+
+
+def goes_on(known: int | None, said: int) -> bool:
+    """Whether a segment whose header says `said` of the frame before it can follow a frame with the
+    checksum `known`; 0 or `NOTHING_BEFORE`: no frame is before it, None: not known."""
+    return known is None or said in (0, NOTHING_BEFORE, known)
+
+
+def said_by(store: SegmentStore, later: Iterable[str]) -> int:
+    """What the segments that follow say of the last frame before them; 0 where they say nothing.
+    One without frames may not know it; then the next one tells."""
+    for path in later:
+        try:
+            reader = SegmentReader(store, path)
+            if layout.home(reader.header) != layout.original_path(path):
+                return 0
+            if reader.header.previous_checksum or next(reader.whole_frames(), None) is not None:
+                return reader.header.previous_checksum
+        except (LogError, NotFound):
+            return 0  # the verdict on that segment tells
+    return 0
+
+
+def _followed(place: Place) -> bool:
+    return place.followed or place.known > place.number
+
+
+def forged(place: Place, error: Forged, size: int) -> Verdict:
+    """The verdict where an encrypted frame does not open with the right key."""
+    return Verdict(FORGED, place, error.offset, size, error.what, advice=error.advice)
+
+
+def _unsupported(place: Place, error: LogError) -> Verdict:
+    advice = "upgrade imap-wal: a newer version wrote it; the file was not touched"
+    return Verdict(UNSUPPORTED, place, error.offset, 0, error.what, advice=advice)

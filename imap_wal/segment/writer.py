@@ -1,0 +1,76 @@
+"""TODO imap_wal.segment.writer."""
+
+from __future__ import annotations
+
+from imap_wal import format
+from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.encryption import sealed
+from imap_wal.format import SegmentHeader
+from storage_backends import SegmentStore
+
+
+class SegmentWriter:
+    """Appends frames to a new segment. Not thread-safe: the committer owns it.
+
+    After any error of `append` or `sync` the segment is poisoned: the caller must not use it again but to `close` it.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        path: str,
+        header: SegmentHeader,
+        preallocate_bytes: int = 0,
+        randomness: Randomness | None = None,
+    ) -> None:
+        self.path = path
+        self.header, self._cipher = sealed(store, header, randomness or SystemRandomness())
+        self._seed = header.checksum_seed
+        self._appender = store.open_append(path, preallocate_bytes)
+        self.checksum = 0
+        """CRC of the last frame; the next segment's header carries it on."""
+        self.synced = 0
+        self.records = 0
+        self._sealed = False
+        try:
+            # Safe before the first frame is written: a segment whose header is not whole then holds nothing else, see `unborn`.
+            self._appender.append(self.header.encode())
+            self.sync()
+        except BaseException:
+            self._appender.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._appender.size
+
+    def append(self, kind: int, count: int, payload: list[bytes]) -> int:
+        """Write one frame at the end; returns its offset. Not yet safe: see `sync`."""
+        offset = self._appender.size
+        if self._cipher is not None:
+            payload = self._cipher.seal(offset, kind, count, self.synced, payload)
+        chunks, _, checksum = format.encode_frame(self._seed, offset, kind, count, self.synced, payload)
+        self._appender.append(*chunks)
+        self.checksum = checksum
+        self.records += count if kind in format.OF_ENTRIES else 0
+        return offset
+
+    def sync(self) -> None:
+        """Return when all frames are safe on storage."""
+        self._appender.sync()
+        self.synced = self._appender.size
+
+    def rewind(self, size: int) -> None:
+        """After a failed `append`: cut what it may have left behind. An error means that nobody knows."""
+        self._appender.truncate(size)
+
+    def seal(self) -> None:
+        """Give back preallocated space, sync, close. May be called again after an interrupt."""
+        if not self._sealed:
+            self._appender.truncate(self._appender.size)
+            self._sealed = True
+        self.close()
+
+    def close(self) -> None:
+        self._appender.close()

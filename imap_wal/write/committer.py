@@ -1,0 +1,456 @@
+"""Group commit: what is ready in the ring becomes one frame, one sync, and then all its batches are acknowledged.
+
+There is no committer thread. Whoever waits for a batch tries the commit lock: the one who gets it leads, and commits for everybody; the others sleep until their
+batch is done, or until a leader that leaves wakes one of them to lead. One caller alone thus pays no hand-off between threads.
+
+A failed write or sync poisons the committer: nothing more is acknowledged, and the sync is never tried again on that file.
+
+The thread that leads may be interrupted at any line (Ctrl-C). What it was doing is in `_Commit`,
+and the next leader ends it: what was not written whole is cut off and written again; what was is
+synced and acknowledged. Where that cannot be known, the committer is poisoned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from imap_wal.clock import Clock
+from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
+from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
+from imap_wal.settings import Durability, Settings
+from imap_wal.write.node_log import Mark, NodeLog
+from imap_wal.write.ring import RingBuffer
+from storage_backends import StorageError
+
+LOOK_AGAIN_S = 0.5
+"""A thread that waits for a leader checks this often whether there is one: an interrupted leader
+may have woken none."""
+
+
+CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
+"""Where each commit is an object, the checkpoint follows after so many, or after so long."""
+
+
+class Batch:
+    """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in
+    pieces, `apply` what to do when it is acknowledged (before any caller returns), in log order.
+    `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the
+    caller's: what the payload says."""
+
+    __slots__ = ("apply", "awaited", "content", "count", "done", "error", "kind", "payload", "position", "request", "session", "size", "sleeper")
+
+    def __init__(
+        self,
+        payload: list[bytes],
+        count: int,
+        apply: Callable[[], None] | None = None,
+        kind: int = ENTRIES,
+        session: int = 0,
+        request: int = 0,
+        content: object = None,
+    ) -> None:
+        self.payload, self.count, self.apply, self.kind, self.session, self.request = payload, count, apply, kind, session, request
+        self.content = content
+        self.size = sum(map(len, payload))
+        self.done = False
+        self.awaited = False
+        """A thread sleeps on it, or is about to look whether it must."""
+        self.error: ImapWalError | None = None
+        self.position: Position | None = None
+        self.sleeper: threading.Lock | None = None
+
+    def wake(self) -> None:
+        """Let the thread that sleeps on this batch go on, if there is one. Safe to call twice."""
+        sleeper = self.sleeper
+        if sleeper is not None and sleeper.locked():
+            try:
+                sleeper.release()
+            except RuntimeError:
+                pass  # another thread woke it between the two lines
+
+    def result(self) -> Position:
+        """The position of the first entry, or the error."""
+        if self.error is not None:
+            raise self.error
+        assert self.position is not None
+        return self.position
+
+
+@dataclass(frozen=True, slots=True)
+class CommitStatistics:
+    """A snapshot, since the log was opened."""
+
+    commits: int
+    records: int
+    bytes: int
+    syncs: int
+    sync_seconds: float
+    rotations: int
+
+
+class _Commit:
+    """A commit under way: `batches`, the ring's sequence after them, where the log was before. What
+    is `written` is in the log whole, what is `safe` may be acknowledged."""
+
+    __slots__ = ("batches", "end", "mark", "safe", "written")
+
+    def __init__(self, batches: list[Batch], end: int, mark: Mark) -> None:
+        self.batches, self.end, self.mark = batches, end, mark
+        self.written = self.safe = False
+
+
+class Committer:
+    """Owns the node's log and the ring's committing consumer. `on_commit` is called with the log after each commit, so it must be quick; `before_ack` with the
+    batches of a commit, between sync and acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
+
+    def __init__(
+        self,
+        ring: RingBuffer[Batch],
+        log: NodeLog,
+        settings: Settings,
+        clock: Clock,
+        on_commit: Callable[[NodeLog], None] | None = None,
+        before_ack: Callable[[Sequence[Batch]], None] | None = None,
+    ) -> None:
+        self.ring, self.log = ring, log
+        self._settings, self._clock = settings, clock
+        self._on_commit, self._before_ack = on_commit, before_ack
+        self._consumer = ring.consumer()
+        self._lock = threading.Lock()
+        self._failure: ImapWalError | None = None
+        self._under_way: _Commit | None = None
+        self._rotating = False
+        self._unsynced_since: float | None = None
+        self._commits = self._records = self._syncs = self._rotations = 0
+        self._sync_seconds = 0.0
+        self._checkpointed, self._checkpointed_at = 0, clock.monotonic()
+        """How many commits the checkpoint covers, and since when."""
+        self._syncs_each = settings.durability is Durability.ALWAYS or (
+            not log.store.capabilities.durable_append and settings.durability is not Durability.INTERVAL
+        )
+
+    @property
+    def failure(self) -> ImapWalError | None:
+        """Why nothing more can be appended; None while all is well."""
+        return self._failure
+
+    def submit(self, batch: Batch) -> None:
+        """Put the batch in the ring; when it is full, commit until there is room. `TooLarge` where
+        no frame could hold it."""
+        if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
+            raise TooLarge(f"{batch.count} changes of {batch.size} bytes at once; a commit takes at most {COUNT_MAX} and less than 2 GiB")
+        batch.sleeper = threading.Lock()
+        batch.sleeper.acquire()
+        while not self.ring.try_publish(batch, batch.size):
+            self.commit_ready()
+
+    def wait(self, batch: Batch) -> None:
+        """Return when the batch is done: somebody committed it, or this thread does."""
+        batch.awaited = True
+        try:
+            while not batch.done:
+                if not self._lock.locked():
+                    self._lead(self._commit_ready)
+                else:
+                    assert batch.sleeper is not None
+                    batch.sleeper.acquire(timeout=LOOK_AGAIN_S)
+        finally:
+            if not batch.done:  # an interrupt: perhaps it was this thread's turn to lead
+                batch.awaited = False
+                self._wake_next()
+
+    def _lead(self, work: Callable[[], None]) -> None:
+        try:
+            with self._lock:  # a plain lock: no interrupt gets between it and its block
+                work()
+        finally:
+            self._wake_next()
+
+    def _wake_next(self) -> None:
+        """Threads that published after a leader's last look found the commit lock taken and sleep:
+        one of them leads now."""
+        for batch in self._consumer.take() if self._consumer.ready() else ():
+            if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
+                batch.wake()
+                return
+
+    def commit_ready(self) -> None:
+        """Commit all that is in the ring now."""
+        self._lead(self._commit_ready)
+
+    def sync(self) -> None:
+        """Durability barrier: all that was acknowledged before is safe when this returns, whatever the durability."""
+
+        def work() -> None:
+            self._commit_ready()
+            if self._failure is None:
+                self._guarded_sync()
+            if self._failure is not None:
+                raise self._failure
+
+        self._lead(work)
+
+    def checkpoint_if_due(self) -> None:
+        """Have a recovery begin not far back: it reads every object after the checkpoint. `Fenced`,
+        `LostRace`, StorageError: the checkpoint stays where it is, and nothing is lost."""
+        now, new = self._clock.monotonic(), self._commits - self._checkpointed
+        if not new or (new < CHECKPOINT_COMMITS and now - self._checkpointed_at < CHECKPOINT_S):
+            return
+        safe: tuple[int, Position, dict[int, int]] | None = None
+
+        def work() -> None:
+            nonlocal safe
+            if self._failure is None and self._under_way is None and self._unsynced_since is None:
+                safe = self._commits, self.log.end, dict(self.log.requests)
+
+        self._lead(work)
+        if safe is not None:
+            commits, end, requests = safe
+            self.log.move_checkpoint(end, requests)
+            self._checkpointed, self._checkpointed_at = commits, now
+
+    def sync_if_due(self) -> None:
+        """`interval`: sync when the oldest unsynced byte is about to be too old (the keeper comes by four times an interval)."""
+        since = self._unsynced_since
+        if since is None or (self._clock.monotonic() - since) * 1000 < 0.75 * self._settings.sync_interval_ms:
+            return
+
+        def work() -> None:
+            if self._failure is None:
+                self._guarded_sync()
+
+        self._lead(work)
+
+    def rotate(self) -> None:
+        """Seal the current segment now."""
+
+        def work() -> None:
+            self._commit_ready()
+            self._rotate()
+            if self._failure is not None:
+                raise self._failure
+
+        self._lead(work)
+
+    def rotate_if_due(self) -> None:
+        """Seal the current segment if it is older than it may be."""
+        limit = self._settings.rotate_interval_s
+        if not limit or self.log.age_s < limit:
+            return
+
+        def work() -> None:
+            self._commit_ready()
+            if self.log.age_s >= limit:
+                self._rotate()
+
+        self._lead(work)
+
+    def renew_lease(self) -> None:
+        """Hold on to the node where the storage's lock is a lease; losing it ends all acknowledgements. A StorageError: it could not be renewed this time."""
+        if self.log.leased and self._failure is None:
+            try:
+                self.log.renew()
+            except Fenced as error:
+                lost = error
+
+                def work() -> None:
+                    self._failure = lost
+
+                self._lead(work)
+
+    def close(self, clean: bool = True) -> None:
+        """Commit what is left, then close the log; `clean` says so in it. Safe to call again after
+        an interrupt."""
+
+        def work() -> None:
+            if clean:
+                self._commit_ready()
+            try:
+                if self._failure is None:
+                    self._failure = NotAppended("this store was closed")
+                    self.log.close(clean)
+                else:
+                    self.log.close(clean=False)
+            finally:
+                self._commit_ready()  # those that came late get the error
+
+        self._lead(work)
+
+    @property
+    def statistics(self) -> CommitStatistics:
+        return CommitStatistics(self._commits, self._records, self.log.bytes_written, self._syncs, self._sync_seconds, self._rotations)
+
+    # ---- with the lock held ----
+
+    def _commit_ready(self) -> None:
+        if self._under_way is not None or self._rotating:
+            self._take_up()
+        while self._consumer.ready() and (batches := self._consumer.take(self._settings.commit_bytes_max)):
+            self._under_way = commit = _Commit(batches, self._consumer.sequence + len(batches), self.log.mark())
+            self._conclude(commit)
+            if self._failure is None:
+                if self.log.full:
+                    self._rotate()
+                if self._on_commit is not None:
+                    self._on_commit(self.log)
+
+    def _take_up(self) -> None:
+        """An interrupt stopped the previous leader during a commit: finish what it began."""
+        if self._rotating:
+            self._rotate()
+        commit = self._under_way
+        if commit is None:
+            return
+        if not commit.written and self._failure is None:
+            if self.log.rewind(commit.mark):
+                self._under_way = None  # its batches are still in the ring
+                return
+            self._failure = NotAppended(
+                f"a write to the log of node {self.log.identity.node!r} was interrupted, and it is not known what was written; nothing more is acknowledged until the log "
+                "is opened again"
+            )
+        if not commit.safe and self._failure is not None:
+            for batch in commit.batches:
+                batch.error = batch.error or _caused(OutcomeUnknown, f"the change may be in the log: {self._failure}", self._failure)
+        self._conclude(commit)
+
+    def _conclude(self, commit: _Commit) -> None:
+        """Finish the commit from whatever step it has reached: into the log, into memory, out of
+        the ring."""
+        batches = commit.batches
+        if self._failure is None and not commit.safe:
+            self._commit(commit)
+        elif not commit.safe:
+            for batch in batches:
+                batch.error = batch.error or _refusal(self._failure)
+        applies = not self._settings.acknowledges_early
+        for batch in batches:
+            if batch.error is None and applies and batch.apply is not None and not batch.done:
+                batch.apply()
+            batch.done = True
+            batch.wake()
+        self._consumer.advance(commit.end - self._consumer.sequence)
+        self._under_way = None
+
+    def _commit(self, commit: _Commit) -> None:
+        batches = commit.batches
+        try:
+            if not commit.written:
+                for kind, group in groupby(batches, key=lambda batch: batch.kind):
+                    self._write(kind, list(group))
+                commit.written = True
+                self._commits += 1
+            self._make_safe()
+        except Fenced as error:
+            self._failure = error
+            certain = not commit.written and self.log.bytes_written == commit.mark.bytes_written
+            for batch in batches:
+                batch.error = _refusal(error) if certain else _caused(OutcomeUnknown, f"the change may be in the log: {error}", error)
+            return
+        except Exception as error:  # noqa: BLE001  # whatever a driver raises: half a frame may be there, and callers wait
+            known = isinstance(error, StorageError | TooLarge) and not commit.written
+            certain = known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
+            self._poison(error, "sync" if commit.written else "write")
+            for batch in batches:
+                kind = NotAppended if certain else OutcomeUnknown
+                batch.error = _caused(kind, f"{'nothing was appended' if certain else 'the change may be in the log'}: {self._failure}", error)
+            return
+        for batch in batches:
+            if batch.session:
+                self.log.requests[batch.session] = max(self.log.requests.get(batch.session, 0), batch.request)
+        if self._before_ack is not None:
+            try:
+                self._before_ack(batches)
+            except Exception as error:  # noqa: BLE001
+                # Nobody could say whether these may be acknowledged; and they are in the log, so it is no "no" either.
+                for batch in batches:
+                    batch.error = batch.error or OutcomeUnknown(f"the change is in the log, but could not be confirmed: {error}")
+        commit.safe = True
+
+    def _write(self, kind: int, batches: list[Batch]) -> None:
+        """One frame for the batches (several, where a frame cannot hold or count that many)."""
+        start = 0
+        while start < len(batches):
+            payload: list[bytes] = []
+            count, size, stop = 0, 0, start
+            while stop < len(batches) and (
+                stop == start or (count + batches[stop].count <= COUNT_MAX and size + batches[stop].size <= PAYLOAD_BYTES_MAX)
+            ):
+                payload += batches[stop].payload
+                count += batches[stop].count
+                size += batches[stop].size
+                stop += 1
+            if self._syncs_each and self._unsynced_since is not None:
+                self._timed_sync()  # one unsynced frame at most: a power loss then never leaves a whole frame behind a torn one
+            if self._unsynced_since is None:
+                self._unsynced_since = self._clock.monotonic()
+            first = self.log.write(kind, count, payload)
+            index = 0
+            for batch in batches[start:stop]:
+                batch.position = first._replace(index=index)
+                index += batch.count
+            self._records += count
+            start = stop
+
+    def _make_safe(self) -> None:
+        """As safe as the durability asks before an acknowledgement. A writer that was replaced acknowledges nothing under any of them."""
+        late = self._settings.durability is Durability.INTERVAL and self._unsynced_ms() >= self._settings.sync_interval_ms
+        if self._syncs_each or late:
+            self._timed_sync()
+        else:
+            self.log.check_fence()
+
+    def _unsynced_ms(self) -> float:
+        return 0 if self._unsynced_since is None else (self._clock.monotonic() - self._unsynced_since) * 1000
+
+    def _timed_sync(self) -> None:
+        start = self._clock.monotonic()
+        self.log.sync()
+        self._sync_seconds += self._clock.monotonic() - start
+        self._syncs += 1
+        self._unsynced_since = None
+
+    def _guarded_sync(self) -> None:
+        try:
+            self._timed_sync()
+        except Fenced as error:
+            self._failure = error
+        except Exception as error:  # noqa: BLE001
+            self._poison(error, "sync")
+
+    def _rotate(self) -> None:
+        if self._failure is not None:
+            return
+        self._rotating = True
+        try:
+            self.log.rotate()
+            self._unsynced_since = None
+            self._rotations += 1
+        except Fenced as error:
+            self._failure = error
+        except Exception as error:  # noqa: BLE001
+            self._poison(error, "seal")
+        self._rotating = False
+
+    def _poison(self, error: Exception, doing: str) -> None:
+        self._failure = NotAppended(
+            f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing more is acknowledged until it is opened again"
+        )
+
+
+def _caused(kind: type[ImapWalError], text: str, cause: BaseException | None) -> ImapWalError:
+    error = kind(text)
+    error.__cause__ = cause
+    return error
+
+
+def _refusal(failure: ImapWalError | None) -> ImapWalError:
+    """The error of a change that came after the failure: it is not in the log."""
+    if isinstance(failure, Fenced):
+        error: ImapWalError = Fenced(failure.told, failure.holder, failure.advice)
+        error.__cause__ = failure
+        return error
+    return _caused(NotAppended, f"nothing more is appended: {failure}", failure)

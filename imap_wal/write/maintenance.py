@@ -1,0 +1,192 @@
+"""Maintenance of a log in the background: sync by interval, drain the ring of `async`, renew a
+lease, move the checkpoint on, rotate by time, archive by time and size, remove what has outlived
+its time or its room. Threads are started only if a setting wants them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+
+from imap_wal.clock import Clock
+from imap_wal.encryption import sealed
+from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
+from imap_wal.format import SegmentHeader
+from imap_wal.segment.listing import wal_folder
+from imap_wal.settings import Durability, Settings
+from imap_wal.worker import Turn, Worker
+from imap_wal.write.committer import Committer
+from imap_wal.write.node_log import NodeLog
+from storage_backends import SegmentStore, StorageError
+from storage_backends.gate import GatedStore
+
+ASYNC_TICK_S = 0.005
+ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
+RENEW_S = 10.0
+"""A third of a lease's term."""
+RETAIN_S = 600.0
+"""What has outlived its time or its room is looked for at least this often, as RocksDB does."""
+PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
+"""An archive that failed is tried again after a pause, which doubles each time: it reads all that is not archived."""
+
+
+class Keeper:
+    """The background threads of one open log."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._header_bytes = 0
+        self._full_at: float = inf
+        """What `written` is when `max_total_wal_size` is reached."""
+        self.workers: list[Worker] = []
+        self.archive_error = ""
+        """Why the last archive failed; its segments stay, nothing is lost, it is tried again."""
+        self.retention_error = ""
+        """Why what has outlived its time or its room could not be removed the last time; it is tried again."""
+
+    def start(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]) -> None:
+        """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has outlived its time or room."""
+        settings = self._settings
+        drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
+        if drains or settings.durability is Durability.INTERVAL or settings.rotate_interval_s or committer.log.leased:
+            self.workers.append(Worker("imap-wal-keeper", self._keep(committer)))
+        archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
+        if archives or _retain_every(settings):  # a thread of its own: syncs and leases must not wait for an archive
+            left = _bytes_left(committer.log) if archives else 0
+            self._header_bytes = _header_bytes(committer.log)
+            if settings.max_total_wal_size:
+                self._full_at = self.written(committer.log) + max(settings.max_total_wal_size - left, 1)  # by size not before something is written
+            at_once = left > 0 and not settings.avoid_flush_during_recovery
+            self.workers.append(Worker("imap-wal-archiver", self._archiving(committer, archive, retain, at_once)))
+        for each in self.workers:
+            each.start()
+
+    def written(self, log: NodeLog) -> int:
+        """A number that grows by every byte that goes into segments, with their headers."""
+        return log.bytes_written + log.end.segment * self._header_bytes
+
+    def committed(self, log: NodeLog) -> None:
+        """Something was written; the committer says so, after every commit."""
+        if self._settings.max_total_wal_size and self.written(log) >= self._full_at and not self._wake.is_set():
+            self._wake.set()
+
+    def count_from(self, written: int) -> None:
+        """All is archived that was in segments when `written` was this much: `max_total_wal_size` is counted from there."""
+        self._full_at = max(self._full_at, written + self._settings.max_total_wal_size)
+
+    def stop(self) -> None:
+        """End the threads; what works through `until_stop` ends at its next call of the storage."""
+        for worker in self.workers:
+            worker.stopping.set()
+        self._stop.set()
+        self._wake.set()
+        for worker in self.workers:
+            worker.stop()
+
+    def until_stop(self, store: SegmentStore) -> SegmentStore:
+        """The store for what takes long and may be left unfinished: after `stop` every call raises
+        `Closed`."""
+        return _UntilStop(store, self._stop)
+
+    def _keep(self, committer: Committer) -> Turn:
+        settings = self._settings
+        ticks = {Durability.INTERVAL: settings.sync_interval_ms / 4000, Durability.ASYNC: ASYNC_TICK_S}
+        renewed_at = self._clock.monotonic()
+        tick = ticks.get(settings.durability, LEASE_TICK_S)
+        if settings.rotate_interval_s:
+            tick = min(tick, settings.rotate_interval_s / 4)
+
+        def turn(worker: Worker) -> bool:
+            nonlocal renewed_at
+            if self._stop.wait(tick):
+                return False
+            committer.rotate_if_due()
+            if settings.durability is Durability.ASYNC and not settings.manual_wal_flush:
+                committer.commit_ready()
+            elif settings.durability is Durability.INTERVAL:
+                committer.sync_if_due()
+            if not committer.log.store.capabilities.durable_append:
+                with suppress(StorageError, LostRace, Fenced):  # tried again; a writer that was replaced gets the error at its next commit
+                    committer.checkpoint_if_due()
+            if self._clock.monotonic() - renewed_at >= RENEW_S:
+                renewed_at = self._clock.monotonic()
+                with suppress(StorageError):  # tried again before the lease runs out; if not, the next writer's first object fences this one
+                    committer.renew_lease()
+            return True
+
+        return turn
+
+    def _archiving(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object], at_once: bool) -> Turn:
+        log, now = committer.log, self._clock.monotonic
+        archive_every, retain_every = self._settings.archive_interval_s or inf, _retain_every(self._settings)
+        archive_at = now() if at_once else now() + archive_every
+        retain_at = now() if retain_every else inf
+        pause = 0.0
+
+        def turn(worker: Worker) -> bool:
+            nonlocal archive_at, retain_at, pause
+            if committer.failure is None:
+                if now() >= archive_at or self.written(log) >= self._full_at:
+                    tried = self.written(log)
+                    self.archive_error = _attempt(worker, archive)
+                    pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.archive_error else 0
+                    archive_at = now() + min(archive_every, pause or inf)
+                    if self.archive_error:
+                        self.count_from(tried)  # else every commit would wake this thread until it succeeds
+                    elif retain_every:
+                        retain_at = now()
+                if now() >= retain_at and not self._stop.is_set():
+                    retain_at = now() + retain_every
+                    self.retention_error = _attempt(worker, retain)
+            self._wake.wait(ARCHIVE_TICK_S)
+            self._wake.clear()
+            return not self.archive_error and not self.retention_error
+
+        return turn
+
+
+class _UntilStop(GatedStore):
+    def __init__(self, inner: SegmentStore, stop: threading.Event) -> None:
+        super().__init__(inner)
+        self._stop = stop
+
+    def there(self, path: str = "") -> SegmentStore:
+        if self._stop.is_set():
+            raise Closed("the log was closed during this maintenance run; nothing is lost, it is done after the next open")
+        return self.inner
+
+
+def _attempt(worker: Worker, work: Callable[[], object]) -> str:
+    """Do it, and return what went wrong: no caller waits for it. Nothing is lost, and it is tried
+    again."""
+    try:
+        work()
+    except (ImapWalError, StorageError) as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  # not an error of ours: the agent says that it is not healthy
+        worker.failed(error)
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _retain_every(settings: Settings) -> float:
+    """Seconds between two looks for what has outlived its time or its room; 0 where nothing does."""
+    if not settings.wal_ttl_seconds:
+        return RETAIN_S if settings.wal_size_limit_mb else 0
+    return min(settings.wal_ttl_seconds / 2, RETAIN_S)
+
+
+def _bytes_left(log: NodeLog) -> int:
+    """What an earlier run left in segments that are not archived. Their reserved space is given back by now."""
+    archived = log.manifests.read()[1].archived
+    return sum(each.bytes for each in wal_folder(log.store, log.identity.node_folder, archived).segments)
+
+
+def _header_bytes(log: NodeLog) -> int:
+    """What a segment takes beside its frames; where every commit is a segment of its own, that is much."""
+    who, number = log.identity, log.end.segment + 1
+    header = SegmentHeader(bytes(16), who.namespace, who.cluster, who.node, log.epoch, number, 2**31, log.clock.now_ms(), log.directory)
+    return len(sealed(log.store, header, log.randomness)[0].encode())

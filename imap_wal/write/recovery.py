@@ -1,0 +1,431 @@
+"""What an open finds in a node's log, and what it makes of damage.
+
+    manifest says clean  ─▶ the last frame only: is it there, is it whole?
+    else                 ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn and damaged frames
+    absolute             ─▶ scan all segments, whatever the manifest says
+
+| found                                         | absolute | torn-tail (default)     | point-in-time              |
+|-----------------------------------------------|----------|-------------------------|----------------------------|
+| clean stop, no damage                         | opens    | opens                   | opens                      |
+| incomplete last commit, never acknowledged    | refuses  | cut off                 | cut off                    |
+| damage above the last synced position, with   | refuses  | cut off, and put aside  | cut off, and put aside     |
+| whole frames after it (power loss)            |          |                         |                            |
+| damage below the last synced position, in any | refuses  | refuses                 | what follows it is given   |
+| segment; a missing segment; a cut end         |          |                         | up, and put aside          |
+| a newer format version                        | refuses  | refuses                 | refuses                    |
+| an encrypted frame that was forged or moved   | refuses  | refuses                 | as damage in any segment   |
+| keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
+
+`salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted: what is cut off or given up with whole frames in it stands under `lost/`
+afterwards, byte for byte. What was given up cannot come back by itself: its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import msgpack
+
+from imap_wal import entry, format, layout
+from imap_wal.clock import Clock, Randomness
+from imap_wal.encryption import sealed
+from imap_wal.errors import CorruptLog, Forged, LogError
+from imap_wal.format import START, Frame, Position, SegmentHeader
+from imap_wal.layout import Identity
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.progress import Progress
+from imap_wal.segment.listing import wal_folder
+from imap_wal.segment.reader import SegmentReader, held
+from imap_wal.segment.verdict import CLEAN, CORRUPT, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, forged, goes_on
+from imap_wal.settings import RecoveryMode
+from storage_backends import AlreadyExists, NotFound, SegmentStore
+
+_log = logging.getLogger("imap_wal")
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What an open gave up. `first` is where the damage begins; `last` the last whole frame behind it (None: there was none). `put_aside` names the copies."""
+
+    file: str
+    offset: int
+    what: str
+    first: Position
+    last: Position | None
+    frames: int
+    records: int
+    bytes: int
+    put_aside: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete commit, never acknowledged unless `lost` says so."""
+
+    clean: bool
+    frames: int = 0
+    records: int = 0
+    torn_file: str = ""
+    torn_bytes: int = 0
+    lost: Lost | None = None
+
+
+class Recovered(NamedTuple):
+    """The log as the next writer goes on with it: `requests` are session → last durable request, `end` the last frame's position, `checksum` its CRC."""
+
+    recovery: Recovery
+    requests: Mapping[int, int]
+    end: Position
+    next_segment: int
+    checksum: int
+
+
+class _File(NamedTuple):
+    epoch: int
+    number: int
+    path: str
+
+
+class _Damage(NamedTuple):
+    """The first damage of the log. `file` is its index; `missing` the numbers of segments that are
+    not there, before `file`."""
+
+    file: int
+    verdict: Verdict
+    missing: range = range(0)
+
+
+class Recoverer:
+    """One recovery: `run` makes the log fit to be written again, as the module's table says. `claim` is called before the first file is changed: it makes sure that
+    the log is the caller's, and raises if it is not."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        node: Identity,
+        manifest: NodeManifest,
+        mode: RecoveryMode,
+        clock: Clock,
+        randomness: Randomness,
+        claim: Callable[[], None],
+    ) -> None:
+        self._store, self._node, self._manifest, self._mode, self._claim = store, node, manifest, mode, claim
+        self._clock, self._randomness = clock, randomness
+        found = wal_folder(store, node.node_folder, manifest.archived, manifest.begins)
+        numbers = [each.number for each in found.segments]
+        self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
+        self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]
+        self._copied = [each.path for each in found.copied]
+        self._requests = dict(manifest.requests)
+        self._end = manifest.checkpoint
+        self._checksum: int | None = None
+        """What the next segment's header may say, see `SegmentReader.goes_on_from`."""
+        self._frames = self._records = 0
+        self._whole = 0
+        """Where the whole frames of the file scanned last end."""
+        self._progress = Progress(clock, f"recovering the log of node {node.node!r}")
+        self._loose: list[tuple[str, int]] = []
+        """Sealed files with reserved space behind their frames."""
+
+    def run(self) -> Recovered:
+        """`CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
+        manifest = self._manifest
+        if manifest.clean and self._mode is RecoveryMode.TORN_TAIL:  # who asks for another wants to know, or has met damage somewhere
+            checksum = self._clean_end()
+            if checksum is not None:
+                return Recovered(Recovery(True), manifest.requests, manifest.checkpoint, self._next_segment, checksum)
+        damage = self._scan()
+        self._progress.over(self._records)
+        if damage is None:
+            self._trim()
+            self._settle_newest(self._whole)
+            return self._result(Recovery(manifest.clean and not self._frames, self._frames, self._records))
+        if damage.verdict.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
+            self._trim()
+            return self._cut(self._files[damage.file], damage.verdict)
+        if self._mode is RecoveryMode.POINT_IN_TIME:
+            self._trim()
+            return self._give_up(damage)
+        raise self._refusal(damage)
+
+    def _result(self, recovery: Recovery) -> Recovered:
+        return Recovered(recovery, self._requests, self._end, self._next_segment, self._checksum or 0)
+
+    # ---- looking ----
+
+    def _clean_end(self) -> int | None:
+        """After a clean stop: the CRC of the log's last frame, when that is where the manifest says; 0 where its segment is archived. None: something is wrong, scan."""
+        checkpoint = self._manifest.checkpoint
+        newest = self._files[-1] if self._files else None
+        if checkpoint == START or checkpoint[:2] <= self._manifest.archived:
+            return 0 if newest is None else None
+        if newest is None or newest[:2] != checkpoint[:2]:
+            return None
+        try:
+            place = self._place(len(self._files) - 1)
+            (store,) = self._stores([newest])
+            reader = begin(store, place)
+            if isinstance(reader, Verdict):
+                return None
+            kinds = [frame.kind for frame in reader.frames(checkpoint.frame)]
+            return reader.checksum if len(kinds) == 1 and at_end(reader, place).status == CLEAN else None
+        except (LogError, NotFound):
+            return None
+
+    def _scan(self) -> _Damage | None:
+        """Read what follows the checkpoint (all there is, where damage below it may not stay unseen, or may be stepped over). The first damage, or None."""
+        start = START if self._mode is RecoveryMode.ABSOLUTE else self._manifest.checkpoint
+        if self._mode is RecoveryMode.POINT_IN_TIME:
+            self._end = start = START
+            self._requests = {}  # what is resent from below may be appended twice then: it has the same order
+        expected = max(start.segment, self._manifest.archived[1] + 1)
+        first = next((index for index, file in enumerate(self._files) if file.number >= start.segment), len(self._files))
+        files = [file for at, file in enumerate(self._files[first:]) if file.number == expected + at]
+        with closing(self._stores(files)) as stores:
+            for index, (file, store) in enumerate(zip(files, stores, strict=True), first):
+                expected += 1
+                damage = self._scan_file(index, file, store, start.frame if file.number == start.segment else None)
+                if damage is not None:
+                    return damage
+        after = next((index for index, file in enumerate(self._files) if file.number > expected), len(self._files))
+        following = self._files[after].number if after < len(self._files) else max(expected, self._known() + 1)
+        if following > expected:
+            epochs = [file.epoch for file in self._files[: after + 1]]
+            epoch = epochs[-1] if after < len(self._files) else max([self._manifest.checkpoint.epoch, *epochs])
+            place = Place(layout.wal_path(self._node.node_folder, epoch, expected), epoch, expected, followed=True)
+            what = f"segment {expected} is missing: the log goes on after it"
+            return _Damage(after, Verdict(SHORT, place, 0, what=what), range(expected, following))
+        return None
+
+    def _stores(self, files: Sequence[_File]) -> Generator[SegmentStore]:
+        """For each file the store to read it from. Where nothing can be appended, each is one
+        commit, and each call is a request: it is read at once, and some after it too."""
+        if self._store.capabilities.durable_append:
+            yield from (self._store for _ in files)
+        else:
+            yield from cast(Iterator[SegmentStore], held(self._store, [file.path for file in files]))
+
+    def _scan_file(self, index: int, file: _File, store: SegmentStore, first_frame: int | None) -> _Damage | None:
+        place = self._place(index)
+        reader = begin(store, place)
+        if isinstance(reader, Verdict):
+            if reader.status == UNSUPPORTED:
+                raise reader.error()
+            return _Damage(index, reader)
+        reader.check_keys()  # before anything is cut off or written
+        if not goes_on(self._checksum, reader.header.previous_checksum):
+            return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
+        frames = reader.frames(first_frame)
+        while True:
+            try:
+                frame = next(frames, None)
+            except Forged as error:
+                return _Damage(index, forged(place, error, store.size(file.path)))
+            if frame is None:
+                break
+            end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
+            if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
+                self._checksum = frame.checksum
+                continue  # already known
+            if frame.kind in format.OF_ENTRIES:
+                try:
+                    self._note_requests(frame)
+                except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+                    what = f"the checksum of this frame is right, but its content is not entries ({error!r})"
+                    return _Damage(index, Verdict(CORRUPT, place, frame.offset, store.size(file.path), what))
+                self._records += frame.count
+                self._progress.reached(self._records)
+            self._frames += 1
+            self._checksum = frame.checksum
+            self._end = end
+        found = at_end(reader, place)
+        self._whole = found.end
+        if found.status != CLEAN:
+            return _Damage(index, found)
+        known = reader.goes_on_from
+        self._checksum = self._checksum if known is None else known
+        if found.size > found.end and place.followed:
+            self._loose.append((file.path, found.end))
+        return None
+
+    def _note_requests(self, frame: Frame) -> None:
+        try:
+            requests = [row[entry.ORDER][2:] for row in entry.decoded(frame.payload, frame.count)]
+        except ValueError:
+            # Here only the numbers of the requests matter. Readers check the rest of an entry.
+            rows = list(entry.rows(frame.payload))
+            if len(rows) != frame.count:
+                raise ValueError(f"it promises {frame.count} entries and holds {len(rows)}") from None
+            requests = list(map(entry.request_of, rows))
+        found: dict[int, int] = {}
+        for session, request in requests:
+            found[session] = max(request, found.get(session, 0))
+        for session, request in found.items():
+            self._requests[session] = max(request, self._requests.get(session, 0))
+
+    def _place(self, index: int) -> Place:
+        file, manifest = self._files[index], self._manifest
+        return Place(file.path, *file[:2], index < len(self._files) - 1, manifest.checkpoint, manifest.newest)
+
+    def _known(self) -> int:
+        """Number of the newest segment that the manifest knows of."""
+        return max(self._manifest.checkpoint.segment, self._manifest.newest)
+
+    def _refusal(self, damage: _Damage) -> LogError:
+        verdict = damage.verdict
+        if verdict.is_tail:
+            advice = "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut off what was never acknowledged"
+            return CorruptLog(verdict.place.path, verdict.end, f"an incomplete last commit ({verdict.what})", advice)
+        frames, records, last = self._count(damage, self._files[damage.file :])
+        return verdict.error("no whole frame follows it" if last is None else f"{frames} whole frames with {records} entries follow it, up to {last}")
+
+    # ---- mending ----
+
+    def _trim(self) -> None:
+        if not self._files and self._manifest.checkpoint == START:
+            return  # nothing was ever written
+        self._claim()
+        for path in self._copied:  # an earlier recovery died after it had made its copy
+            self._store.delete(path)
+        if self._store.capabilities.durable_append:
+            for path, end in self._loose:
+                with suppress(NotFound):  # a prune has removed it
+                    self._store.truncate(path, end)
+
+    def _settle_newest(self, size: int) -> None:
+        """Write the newest segment anew, not only synced. What was read may stand in the page cache alone: the writer died before its sync, or its sync failed and
+        the kernel calls the pages clean. From here on it counts as acknowledged. And a writer that was shut out may be about to append: with a copy in its place
+        it appends to a file that nobody reads."""
+        if self._files and self._store.capabilities.durable_append:
+            path = self._files[-1].path
+            self._put(path, self._store.read(path, 0, size))
+
+    def _put(self, wal: str, data: bytes) -> None:
+        """Replace the segment `wal` by `data`, under a name that the previous writer does not know.
+        Where a file is appended to by its name, as on HDFS, that writer could otherwise still
+        append after what was recovered."""
+        path = layout.recovered_path(wal, self._manifest.epoch + 1)
+        try:
+            self._store.create(path, data)
+        except AlreadyExists:
+            if self._store.read(path) != data:  # else our own create, whose answer was lost
+                raise
+        self._store.delete(wal)
+
+    def _cut(self, file: _File, verdict: Verdict) -> Recovered:
+        size = self._store.size(file.path)
+        lost = None
+        if verdict.frames_after:
+            kept = self._put_aside([file])
+            last = verdict.lost._replace(frame=verdict.last_after)
+            lost = Lost(
+                file.path, verdict.end, verdict.what, verdict.lost, last, verdict.frames_after, verdict.records_after, size - verdict.end, kept
+            )
+            self._tell(lost)
+        if verdict.status == UNBORN:
+            self._store.delete(file.path)  # no frame was ever in it, and no manifest knows it
+            self._next_segment = file.number
+        elif self._store.capabilities.durable_append:
+            self._settle_newest(verdict.end)
+        return self._result(Recovery(False, self._frames, self._records, file.path, size - verdict.end, lost))
+
+    def _give_up(self, damage: _Damage) -> Recovered:
+        files, verdict = self._files[damage.file :], damage.verdict
+        kept = self._put_aside(files)
+        frames, records, last = self._count(damage, files)
+        size = sum(self._store.size(file.path) for file in files) - verdict.end
+        path = layout.original_path(verdict.place.path)
+        lost = Lost(path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept)
+        # The damaged one last: until then, a crash leaves a log that is damaged at the same place.
+        # Every number that was given out gets a file, also numbers that are missing after the
+        # damage.
+        there = {file.number for file in files}
+        emptied = [*(files[1:] if verdict.end else files), *self._missing(verdict.place, files)]
+        for file in sorted(emptied, key=lambda file: file.number, reverse=True):
+            if file.number in there:
+                if not self._shuts_out(file):
+                    self._put(file.path, self._empty(file))
+            else:
+                self._store.create(file.path, self._empty(file))
+        if verdict.end:
+            self._put(files[0].path, self._store.read(files[0].path, 0, verdict.end))
+        self._tell(lost)
+        return self._result(Recovery(False, self._frames, self._records, path, size, lost))
+
+    def _shuts_out(self, file: _File) -> bool:
+        """Whether this is an empty object that shuts out a replaced writer (`layout.fences`): its
+        name must stay occupied, and it holds no entries to give up."""
+        if self._store.capabilities.durable_append:
+            return False
+        try:
+            reader = SegmentReader(self._store, file.path)
+        except LogError:
+            return False
+        return not reader.header.previous_checksum and reader.first == self._store.size(file.path)
+
+    def _missing(self, first: Place, files: Sequence[_File]) -> list[_File]:
+        """Segments from `first` to the log's last that have no file, each in the epoch of the one
+        before it: with an older one it would count as begun by a replaced writer."""
+        there = {file.number: file for file in files}
+        last = max([first.number, *there, self._known()])
+        epoch, missing = first.epoch, []
+        for number in range(first.number, last + 1):
+            if number in there:
+                epoch = there[number].epoch
+            else:
+                missing.append(_File(epoch, number, layout.wal_path(self._node.node_folder, epoch, number)))
+        return missing
+
+    def _count(self, damage: _Damage, files: Sequence[_File]) -> tuple[int, int, Position | None]:
+        """Whole frames behind the damage, their entries, the position of the last."""
+        frames = records = 0
+        last: Position | None = None
+        verdict = damage.verdict
+        if verdict.frames_after:
+            frames, records = verdict.frames_after, verdict.records_after
+            last = verdict.lost._replace(frame=verdict.last_after)
+        for file in files[1:] if verdict.end else files:
+            try:
+                for frame in SegmentReader(self._store, file.path).whole_frames():
+                    frames += 1
+                    records += frame.count if frame.kind in format.OF_ENTRIES else 0
+                    last = Position(file.epoch, file.number, frame.offset, 0)
+            except LogError:
+                continue
+        return frames, records, last
+
+    def _put_aside(self, files: Sequence[_File]) -> tuple[str, ...]:
+        kept = []
+        for file in files:
+            path = layout.lost_path(self._node.node_folder, self._manifest.epoch + 1, file.path)
+            try:
+                self._store.create(path, self._store.read(file.path))
+            except AlreadyExists:
+                pass  # an earlier recovery died half-way
+            kept.append(path)
+        return tuple(kept)
+
+    def _empty(self, file: _File) -> bytes:
+        node = self._node
+        header = SegmentHeader(
+            self._randomness.token(),
+            node.namespace,
+            node.cluster,
+            node.node,
+            file.epoch,
+            file.number,
+            0,
+            self._clock.now_ms(),
+            self._manifest.directory,
+        )
+        return sealed(self._store, header, self._randomness)[0].encode()
+
+    def _tell(self, lost: Lost) -> None:
+        _log.warning(
+            "%s at byte %d: %s; %d whole frames with %d entries from %s to %s were given up; they stand in %s",
+            lost.file, lost.offset, lost.what, lost.frames, lost.records, lost.first, lost.last or "the end", ", ".join(lost.put_aside),
+        )  # fmt: skip

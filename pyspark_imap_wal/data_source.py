@@ -1,0 +1,290 @@
+"""TODO pyspark_imap_wal.data_source."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from imap_wal.credentials import Credentials
+from imap_wal.encryption import open_store
+from imap_wal.entry import Row, is_clear
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import Position
+from imap_wal.parquet import file as parquet_file
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import SEGMENT, Piece
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.rivals import Noted
+from imap_wal.read.scan import read_piece
+from imap_wal.read.view import live, no_garbage_collection
+from imap_wal.settings import RecoveryPolicy, location
+from storage_backends import SegmentStore
+from storage_backends.location import Location
+
+TASK_MEMORY_BYTES = 512 * 1024 * 1024
+"""What a task's index may hold. Then a rewrite hands on what it has; a `latest` read goes to the worker's temporary folder."""
+
+
+def session(**options: str) -> SparkSession:
+    """The running Spark session, or one on this machine; `options` are Spark's, for a new one."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    builder = SparkSession.builder.appName("imap-wal")
+    defaults = {"spark.master": "local[*]", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    for name, value in {**defaults, **options}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+# ---- the data source -----------------------------------------------------------------------------------------------
+
+_FIELDS = (
+    "namespace string, cluster string, map string, key binary, key_class string, value binary, value_class string, deleted boolean, timestamp_ms bigint, "
+    "expires_at_ms bigint, partition bigint, incarnation bigint, partition_version bigint, session bigint, request bigint, node string"
+)
+_POSITION_FIELDS = "epoch bigint, segment bigint, frame bigint, index bigint"
+_DECODED_FIELDS = "key_text string, value_text string"
+
+RAW, LATEST = "raw", "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node` narrow what is read (comma-separated); `mode` is raw or
+    latest; `partial` goes on without missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a `latest` read.
+    `encryption_keys` says where each worker gets the keys of an encrypted log (else IMAP_WAL_ENCRYPTION_KEYS there); it is kept in `path`."""
+
+    path: str
+    namespaces: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    mode: str = RAW
+    partial: bool = False
+    decode: bool = False
+    buckets: int = 1
+
+    KNOWN = ("path", "namespace", "cluster", "map", "node", "mode", "partial", "decode", "buckets", "encryption_keys")
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """`InvalidSetting` names what is wrong."""
+        unknown = sorted(set(given) - set(cls.KNOWN))
+        if unknown:
+            raise InvalidSetting(f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}")
+        if not given.get("path"):
+            raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
+        mode = given.get("mode", RAW)
+        if mode not in (RAW, LATEST):
+            raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
+        if mode == LATEST and given.get("node"):
+            raise InvalidSetting("mode latest is over all nodes; take the option node away, or read mode raw")
+        buckets = given.get("buckets", "1")
+        if not buckets.isdigit() or int(buckets) < 1:
+            raise InvalidSetting(f"buckets is {buckets!r}; it takes a number, 1 or more")
+        return cls(
+            path=location(given["path"]).with_keys(given.get("encryption_keys", "")),
+            namespaces=_names(given.get("namespace")),
+            clusters=_names(given.get("cluster")),
+            maps=_names(given.get("map")),
+            nodes=_names(given.get("node")),
+            mode=mode,
+            partial=_flag("partial", given.get("partial")),
+            decode=_flag("decode", given.get("decode")),
+            buckets=int(buckets),
+        )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+
+
+def _flag(name: str, text: str | None) -> bool:
+    if (text or "false").lower() not in ("true", "false"):
+        raise InvalidSetting(f"{name} is {text!r}; it takes true or false")
+    return (text or "false").lower() == "true"
+
+
+class ImapWalDataSource(DataSource):
+    """`spark.read.format("imap_wal")`; options as in `Options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "imap_wal"
+
+    def _chosen(self) -> Options:
+        return Options.parse(dict(self.options))
+
+    def schema(self) -> str:
+        chosen = self._chosen()
+        fields = [_FIELDS]
+        if chosen.mode == RAW:
+            fields.append(_POSITION_FIELDS)
+        if chosen.decode:
+            fields.append(_DECODED_FIELDS)
+        return ", ".join(fields)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return ImapWalReader(self._chosen())
+
+
+@dataclass
+class FilePartition(InputPartition):
+    """Raw: files of one cluster."""
+
+    namespace: str
+    cluster: str
+    pieces: list[Piece]
+    metadata: list[tuple[Any, ...]]
+
+
+@dataclass
+class BucketPartition(InputPartition):
+    """Latest: the keys of one cluster whose hash falls into a bucket."""
+
+    namespace: str
+    cluster: str
+    pieces: list[Piece]
+    bucket: int
+    now_ms: int
+    metadata: list[tuple[Any, ...]]
+
+
+class ImapWalReader(DataSourceReader):
+    """Plans on the driver, reads in the workers."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        store = open_store(_known(options.path))
+        found: list[InputPartition] = []
+        try:
+            for namespace, cluster in clusters_of(store, options.namespaces, options.clusters):
+                log = ClusterLog(store, namespace, cluster)
+                state = log.state()
+                state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+                pieces = log.pieces(state, maps=options.maps or None, nodes=options.nodes or None)
+                metadata = _metadata(log, state, options)
+                if options.mode == RAW:
+                    found += [FilePartition(namespace, cluster, [piece], metadata) for piece in pieces]
+                else:
+                    now_ms = log.clock.now_ms()
+                    found += [BucketPartition(namespace, cluster, pieces, bucket, now_ms, metadata) for bucket in range(options.buckets)]
+        finally:
+            store.close()
+        if not found:
+            found.append(FilePartition("", "", [], []))  # Spark asks for one at least
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        store = open_store(_known(self._options.path))
+        try:
+            batches = self._raw(store, partition) if isinstance(partition, FilePartition) else self._latest(store, partition)
+            yield from batches
+        finally:
+            store.close()
+
+    def _raw(self, store: SegmentStore, partition: FilePartition) -> Iterator[Any]:
+        options = self._options
+        for piece in partition.pieces:
+            for changes in read_piece(store, piece, options.maps or None, positions=True):
+                if changes.rows and (not options.nodes or changes.node in options.nodes):
+                    yield self._batch(partition, changes.rows, [changes.node] * len(changes.rows), changes.positions)
+
+    def _latest(self, store: SegmentStore, partition: Any) -> Iterator[Any]:
+        options = self._options
+        index = NewestIndex(TASK_MEMORY_BYTES)
+        try:
+            with no_garbage_collection():
+                for piece in partition.pieces:
+                    for changes in read_piece(store, piece, options.maps or None):
+                        rows = changes.rows
+                        if options.buckets > 1:
+                            rows = [row for row in rows if is_clear(row) or zlib.crc32(row[1]) % options.buckets == partition.bucket]
+                        index.add(changes.node, rows, clears=changes.clears)
+            noted = Noted()
+            for name in index.maps():
+                for rows, nodes in index.batches_with_nodes(name):
+                    noted.note(index.conflicts())
+                    alive = {id(row) for row in live(rows, partition.now_ms)}
+                    kept = [(row, node) for row, node in zip(rows, nodes, strict=True) if id(row) in alive]
+                    if kept:
+                        yield self._batch(partition, [row for row, _ in kept], [node for _, node in kept], None, latest=True)
+        finally:
+            index.close()
+
+    def _batch(self, partition: Any, rows: list[Row], nodes: list[str], positions: list[Position] | None, *, latest: bool = False) -> Any:
+        batch = parquet_file.to_batch(rows, nodes)
+        names = list(batch.schema.names)
+        columns = list(batch.columns)
+        count = len(rows)
+        names[:0] = ["namespace", "cluster"]
+        columns[:0] = [pa.array([partition.namespace] * count, pa.string()), pa.array([partition.cluster] * count, pa.string())]
+        if not latest:
+            places = list(zip(*positions, strict=True)) if positions else [[None] * count] * 4
+            names += ["epoch", "segment", "frame", "index"]
+            columns += [pa.array(place, pa.int64()) for place in places]
+        if self._options.decode:
+            keys, values = _decode(rows, partition.metadata)
+            names += ["key_text", "value_text"]
+            columns += [pa.array(keys, pa.string()), pa.array(values, pa.string())]
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def clusters_of(store: SegmentStore, namespaces: Iterable[str] = (), clusters: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """(namespace, cluster) of all logs under a root, or of the given names."""
+    from imap_wal import layout
+
+    wanted_namespaces, wanted_clusters = set(namespaces), set(clusters)
+    return [
+        (layout.decode(namespace), layout.decode(cluster))
+        for namespace in store.folders("")
+        if not wanted_namespaces or layout.decode(namespace) in wanted_namespaces
+        for cluster in store.folders(namespace)
+        if not wanted_clusters or layout.decode(cluster) in wanted_clusters
+        if "manifest" in store.folders(f"{namespace}/{cluster}")
+    ]
+
+
+def _metadata(log: ClusterLog, state: Any, options: Options) -> list[tuple[Any, ...]]:
+    """Schemas, for those who want keys and values as text."""
+    if not options.decode:
+        return []
+    from imap_wal.read.cluster import from_manifest
+
+    found = [from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata]
+    for piece in log.pieces(state, snapshots=False, covered=True):
+        if piece.kind == SEGMENT:
+            found += [item for changes in read_piece(log.store, piece, ()) for item in changes.metadata]
+    return [item for item in dict.fromkeys(found) if item[0] == "schema"]
+
+
+def _decode(rows: list[Row], metadata: list[tuple[Any, ...]]) -> tuple[list[str | None], list[str | None]]:
+    from imap_wal.inspect.decode import Decoder, text
+
+    decoder = Decoder(metadata)
+    return [text(decoder.key(row)) for row in rows], [None if row[3] is None else text(decoder.value(row)) for row in rows]
+
+
+def _known(url: str) -> Location:
+    """The root with its options from the file that IMAP_WAL_CREDENTIALS names. Each worker reads
+    its own file, so Spark neither shows nor sends secrets. So are the keys of an encrypted log:
+    what is sent says only where they come from."""
+    file = os.environ.get("IMAP_WAL_CREDENTIALS")
+    place = location(url)
+    place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))
+    return Credentials.read(file).given_to(place) if file else place

@@ -1,0 +1,374 @@
+"""Spark: the data source `imap_wal`, and the rewrite engine for logs that one machine does not want to merge. The only module that imports pyspark.
+
+    spark.read.format("imap_wal").load(url)                       raw: every entry that counts; a task per file
+    …option("mode", "latest")                                     the live view: a task per bucket of keys
+
+    SparkEngine   files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶ newest of all ─▶ part files
+
+Workers run the interpreter of this process, whatever PATH says.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession, functions
+
+from imap_wal.clock import SystemRandomness
+from imap_wal.encryption import open_store
+from imap_wal.entry import Row, subject
+from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
+from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
+from imap_wal.parquet import file as parquet_file
+from imap_wal.read.clears import Cleared
+from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, Piece
+from imap_wal.read.newest_index import NewestIndex, Table
+from imap_wal.read.rivals import Claim, Conflict
+from imap_wal.read.view import no_garbage_collection
+from imap_wal.rewrite.local_engine import PartWriter
+from imap_wal.rewrite.plan import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
+from pyspark_imap_wal.data_source import _FIELDS, TASK_MEMORY_BYTES, _known, session
+from storage_backends import StorageError
+
+ROWS_A_RANGE = 1_000_000
+"""Newest rows that one task of the last step writes, about."""
+_KEYS_A_BATCH = 10_000
+
+
+# ---- the rewrite engine --------------------------------------------------------------------------------------------
+
+_EXTRA = [
+    ("late", pa.bool_()),
+    ("read_records", pa.int64()),
+    ("read_bytes", pa.int64()),
+    ("error", pa.string()),
+    ("pairs", pa.string()),
+]
+_ENTRY_FIELDS = _FIELDS.removeprefix("namespace string, cluster string, ")
+_COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string, pairs string"
+_A_CLEAR = "length(key) = 0 and deleted and expires_at_ms > 0"
+_PART_TEXTS = ("map", "path", "attempt", "error")
+_PART_NUMBERS = (
+    "live", "tombstones", "bytes", "checksum", "partition", "number", "last_expiry_ms", "conflicts",
+)  # fmt: skip
+_PART_FIELDS = ", ".join([*(f"{name} string" for name in _PART_TEXTS), *(f"{name} bigint" for name in _PART_NUMBERS)])
+_PART_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string()) for name in _PART_TEXTS),
+        *(pa.field(name, pa.int64()) for name in _PART_NUMBERS),
+    ]
+)
+
+ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+class SparkEngine:
+    """See the module. Storage must be one that the workers see: a shared directory or an object store. `tasks`: at most so many at a time read."""
+
+    name = "spark"
+
+    def __init__(self, spark: SparkSession | None = None, tasks: int | None = None) -> None:
+        self._spark = spark
+        self._tasks = tasks
+
+    def run(self, job: Job, log: ClusterLog) -> Result:
+        if job.url.startswith("memory:"):
+            raise InvalidSetting("Spark's workers cannot see memory:// of this process; use --engine local")
+        spark = self._spark or session()
+        tasks = self._tasks or spark.sparkContext.defaultParallelism
+        combined = self._combine(spark, job, log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False), tasks)
+        held = [combined]
+        try:
+            read, versions = _read(combined)
+            merged: list[Merged] = []
+            former: list[Piece] = []
+            for name, snapshot in sorted(job.state.manifest.snapshots.items()):
+                if not job.wants(name):
+                    continue
+                if name not in read and not worth_reading(job, snapshot, log.store):
+                    merged.append(Merged(name, 0, 0, (), unchanged=True))
+                    continue
+                former += snapshot_pieces(name, snapshot)
+                known, count = read.get(name, _Read()), snapshot.live + snapshot.tombstones
+                read[name] = _Read(known.records + count, known.bytes, known.keys + count)
+            if not read:
+                return Result(tuple(merged), tuple(versions.pairs.items()))
+            everything = combined
+            if former:
+                snapshots = self._combine(spark, job, former, tasks)
+                held.append(snapshots)
+                # `_read` raises the errors that the tasks found.
+                versions = versions.raised(_read(snapshots)[1].pairs.items())
+                everything = combined.unionAll(snapshots)
+            pairs = tuple(versions.pairs.items())
+            cleared, late = _cleared(held)
+            ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))
+            # By ranges, not by hash: part files are then in key order, as the local engine writes them.
+            rows = everything.where(f"not ({_A_CLEAR})")
+            ordered = rows.repartitionByRange(ranges, "map", "key").sortWithinPartitions("map", "key")
+            found = ordered.mapInArrow(_write(job, cleared), _PART_FIELDS).collect()
+        finally:
+            for frame in held:
+                frame.unpersist()
+        parts = taken(found)
+        for name, each in sorted(read.items()):
+            clears = clears_part(log, job, name, cleared.claims(name), late, ranges)
+            merged.append(Merged(name, each.records, each.bytes, (*clears, *parts.get(name, ()))))
+        return Result(tuple(merged), pairs)
+
+    def _combine(self, spark: SparkSession, job: Job, pieces: list[Piece], tasks: int) -> DataFrame:
+        """The newest rows of each task's pieces: one a map, key and node."""
+        groups = balanced(pieces, max(1, min(tasks * 2, len(pieces))))
+        rows = [(base64.b64encode(pickle.dumps(group)).decode(),) for group in groups] or [("",)]
+        described = spark.createDataFrame(rows, "pieces string").repartitionByRange(len(rows), "pieces")
+        return described.mapInArrow(_combine(job), _COMBINED_FIELDS).persist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read of a map: records, bytes of segments, and how many (key, node) are left of it."""
+
+    records: int = 0
+    bytes: int = 0
+    keys: int = 0
+
+
+def _read(combined: DataFrame) -> tuple[dict[str, _Read], PartitionVersions]:
+    totals = combined.groupBy("map").agg(
+        functions.sum("read_records").alias("records"),
+        functions.sum("read_bytes").alias("bytes"),
+        functions.count("key").alias("keys"),
+        functions.max("error").alias("error"),
+        functions.collect_set("pairs").alias("pairs"),
+    )
+    found = {}
+    versions = NO_VERSIONS
+    for row in totals.collect():
+        if row["error"]:
+            raise _thaw(row["error"])
+        for text in row["pairs"]:
+            versions = versions.raised(PartitionVersions.decode(text).pairs.items())
+        found[row["map"]] = _Read(row["records"], row["bytes"], row["keys"])
+    return found, versions
+
+
+def clears_part(log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], late: set[Subject], number: int) -> tuple[Part, ...]:
+    """The clears of a map that are kept: few rows, which the tasks of all ranges of keys needed. So
+    the driver writes them. `number`: one that no range has."""
+    with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", ignore_cleanup_errors=True) as folder:
+        writer = PartWriter(log.store, job, name, Path(folder), number, log.randomness)
+        writer.add_clears(claims, late)
+        return writer.close()
+
+
+def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:
+    """All clears that the tasks read, and the partitions of which one came late."""
+    cleared, late = Cleared(), set[Subject]()
+    for frame in frames:
+        for batch in frame.where(_A_CLEAR).toArrow().to_batches():
+            rows, lates = parquet_file.to_rows(batch), batch.column(batch.schema.get_field_index("late")).to_pylist()
+            late.update(subject(row) for row, is_late in zip(rows, lates, strict=True) if is_late)
+            for row, node in zip(rows, parquet_file.nodes_of(batch), strict=True):
+                cleared.take(node, [row])
+    return cleared, late
+
+
+def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
+    """Map → parts in key order, from the answers of the last step: exactly one attempt of every
+    range of keys counts, whatever others wrote. `LostRace` when an answer is missing."""
+    attempts: dict[int, str] = {}
+    parts: dict[str, list[Part]] = {}
+    for row in found:
+        if row["error"]:
+            raise _thaw(row["error"])
+        if attempts.setdefault(row["partition"], row["attempt"]) != row["attempt"]:
+            raise LostRace(f"Spark answered twice for range {row['partition']}; nothing was published, run the rewrite again")
+        if row["path"]:
+            part = Part(row["path"], *(row[name] for name in _PART_NUMBERS))
+            parts.setdefault(row["map"], []).append(part)
+    if sorted(attempts) != list(range(len(attempts))):
+        raise LostRace(f"Spark answered for ranges {sorted(attempts)} only; nothing was published, run the rewrite again")
+    order = attrgetter("partition", "number")
+    return {name: tuple(sorted(each, key=order)) for name, each in parts.items()}
+
+
+def _combine(job: Job) -> ArrowMap:
+    def combine(batches: Iterator[Any]) -> Iterator[Any]:
+        store = open_store(_known(job.url))
+        index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
+        tally = Tally(job)
+        log = ClusterLog(store, job.namespace, job.cluster)
+        try:
+            with no_garbage_collection():
+                for batch in batches:
+                    for text in batch.column(0).to_pylist():
+                        for piece in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
+                            for changes in log.read_on(piece, job.maps):
+                                if changes.rows:
+                                    tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
+                                    counting = job.decisions.counting(changes.node, changes.rows)
+                                    index.add(changes.node, counting, changes.bytes, clears=changes.clears)
+                                if index.full:
+                                    yield from _newest_so_far(index, tally)
+                yield from _newest_so_far(index, tally)
+        except (ImapWalError, StorageError) as error:
+            yield _failure_row(error)
+        finally:
+            index.close()
+            store.close()
+
+    return combine
+
+
+def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
+    """All rows of the index, which is then empty; what was read of each map stands in the first of them."""
+    for name in index.maps():
+        claims = index.clears(name)
+        clears = [([row for row, _ in claims], [node for _, node in claims])] if claims else []
+        for rows, nodes in chain(clears, index.every(name)):
+            totals = tally.maps.pop(name, Totals())
+            late: list[Any] = [bool(tally.late) and subject(row) in tally.late for row in rows]
+            zeros: list[Any] = [0] * (len(rows) - 1)
+            nothing: list[Any] = [None] * len(rows)
+            pairs = [PartitionVersions(tally.pairs).encode() if tally.pairs else None, *nothing[1:]]
+            tally.pairs = {}
+            extra = [late, [totals.records, *zeros], [totals.bytes, *zeros], nothing, pairs]
+            yield _with_extra(parquet_file.to_batch(rows, nodes), extra)
+    index.clear()
+
+
+def _write(job: Job, cleared: Cleared) -> ArrowMap:
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        randomness = SystemRandomness()  # the same work may be done twice, at the same time
+        attempt = randomness.name()
+        store = open_store(_known(job.url))
+        found: dict[str, tuple[Part, ...]] = {}
+        error = ""
+        try:
+            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-") as folder:
+                writer: PartWriter | None = None
+                current = ""
+                for name, rows, nodes, late, conflicts in newest_of_sorted(batches, cleared):
+                    if writer is None or name != current:
+                        if writer is not None:
+                            found[current] = writer.close()
+                        current = name
+                        writer = PartWriter(store, job, name, Path(folder), partition, randomness)
+                    writer.add(rows, nodes, late, conflicts)
+                if writer is not None:
+                    found[current] = writer.close()
+        except (ImapWalError, StorageError) as raised:
+            error, found = _freeze(raised), {}
+        finally:
+            store.close()
+        # The first line answers for the range, also where nothing is in it.
+        lines: list[dict[str, Any]] = [{"attempt": attempt, "partition": partition, "error": error}]
+        for name, parts in found.items():
+            lines += [{**asdict(part), "map": name, "attempt": attempt} for part in parts]
+        yield pa.RecordBatch.from_pylist(lines, schema=_PART_SCHEMA)
+
+    return write
+
+
+Page = tuple[str, list[Row], list[str], set[Subject], dict[bytes, Conflict]]
+"""(map, newest rows, their nodes, keys that came late, keys in conflict)."""
+
+
+class _Held:
+    """Rows of some keys of a map, until all rows of these keys are there."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._table, self.late = name, Table(), set[Subject]()
+        self._size = 0
+
+    def add(self, row: Row, node: str, late: bool) -> None:
+        self._size += len(row[1]) + len(row[3] or b"")
+        self._table.offer(row[1], (*row, node))
+        if late:
+            self.late.add((self.name, row[1]))
+
+    @property
+    def full(self) -> bool:
+        return len(self._table.rows) >= _KEYS_A_BATCH or self._size >= parquet_file.GROUP_BYTES_MAX
+
+    def page(self) -> Page:
+        table, name = self._table, self.name
+        claims = [table.claim(row) for row in table.rows.values()]
+        conflicts = {key: found for key in table.rivals if (found := table.conflict(name, key)) is not None}
+        return name, [row for row, _ in claims], [node for _, node in claims], self.late, conflicts
+
+
+def newest_of_sorted(batches: Iterator[Any], cleared: Cleared | None = None) -> Iterator[Page]:
+    """From record batches sorted by map and key, every key once that was not cleared."""
+    held: _Held | None = None
+    last = b""
+    for batch in batches:
+        nodes = parquet_file.nodes_of(batch)
+        lates = batch.column(batch.schema.get_field_index("late")).to_pylist()
+        placed = list(zip(parquet_file.to_rows(batch), nodes, lates, strict=True))
+        for row, node, late in placed if cleared is None else _left(placed, cleared):
+            if held is None or held.name != row[0] or (held.full and row[1] != last):
+                if held is not None:
+                    yield held.page()
+                held = _Held(row[0])
+            held.add(row, node, late)
+            last = row[1]
+    if held is not None:
+        yield held.page()
+
+
+def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tuple[Row, str, bool]]:
+    """Those that were not cleared."""
+    for name, group in groupby(placed, key=lambda each: each[0][0]):
+        some = list(group)
+        hidden = cleared.hidden(name, [row[1] for row, _, _ in some], [row[9] for row, _, _ in some])
+        yield from (each for index, each in enumerate(some) if index not in hidden)
+
+
+def balanced(pieces: list[Piece], count: int) -> list[list[Piece]]:
+    """The pieces in `count` groups of about the same bytes."""
+    groups: list[list[Piece]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for piece in sorted(pieces, key=lambda piece: piece.bytes, reverse=True):
+        smallest = sizes.index(min(sizes))
+        groups[smallest].append(piece)
+        sizes[smallest] += piece.bytes + 1
+    return [group for group in groups if group]
+
+
+def _with_extra(batch: Any, extra: list[list[Any]]) -> Any:
+    columns = [*batch.columns, *(pa.array(column, kind) for column, (_, kind) in zip(extra, _EXTRA, strict=True))]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *(name for name, _ in _EXTRA)])
+
+
+def _failure_row(error: Exception) -> Any:
+    row: Row = ("", b"", "", None, "", True, 0, 0, 0, (0, 0, 0, 0))
+    return _with_extra(parquet_file.to_batch([row], ""), [[False], [0], [0], [_freeze(error)], [None]])
+
+
+# An error of a worker comes back as what it is, not as text in Spark's own exception. Our errors' constructors do not take their own `args`.
+
+
+def _freeze(error: Exception) -> str:
+    return base64.b64encode(pickle.dumps((type(error), error.args, error.__dict__))).decode()
+
+
+def _thaw(text: str) -> Exception:
+    kind, args, state = pickle.loads(base64.b64decode(text))  # noqa: S301  # from our own worker, a moment ago
+    error: Exception = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error

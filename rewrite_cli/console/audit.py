@@ -1,0 +1,34 @@
+"""Who did what to a log: a line on stderr for each command that gives up data or takes a log over.
+
+The service manager, or whoever runs the command, keeps stderr; the same line goes to the system's
+log where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import syslog
+from pathlib import Path
+
+from rewrite_cli.console import output as out
+from storage_backends.location import without_secrets
+from storage_backends.ownership import user_name
+
+_SUDO = "SUDO_USER"
+
+
+def audit(what: str, **about: object) -> None:
+    """`what` was done, by the user of this process."""
+    told = " ".join(f"{name}={without_secrets(str(value))!r}" for name, value in {**about, "by": _user()}.items())
+    line = f"audit: {what}: {told}"
+    out.note(line)
+    if Path("/dev/log").exists():
+        syslog.openlog("imap-wal", syslog.LOG_PID, syslog.LOG_AUTHPRIV)
+        syslog.syslog(syslog.LOG_NOTICE, line)
+        syslog.closelog()
+
+
+def _user() -> str:
+    """With sudo, also who called it."""
+    caller = os.environ.get(_SUDO, "")
+    return user_name(os.geteuid()) + (f", by sudo of {caller}" if caller else "")

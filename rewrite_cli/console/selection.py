@@ -1,0 +1,190 @@
+"""Which logs a command means: a URL, and any of namespace, cluster, node and map. What is not given means all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from imap_wal.credentials import Credentials
+from imap_wal.encryption import open_store
+from imap_wal.errors import InvalidSetting
+from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.settings import check_source, location
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import Failed
+from storage_backends import SegmentStore, StorageError
+from storage_backends.location import Location
+from storage_backends.ownership import doubts, mode_of
+
+
+class Url(click.ParamType[str]):
+    """A folder or URL, with its options from the file of credentials. A blank one is wrong
+    usage."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        given = (ctx.find_root().obj if ctx is not None else None) or {}
+        known: Path | None = given.get("credentials")
+        try:
+            place = location(value)
+            place = location(place, file_mode=given.get("file_mode") or f"{mode_of(place):04o}")
+            keys = given.get("encryption_keys") or ""
+            check_source(keys)
+            place = place.with_keys(keys)
+            return Credentials.read(known).given_to(place) if known is not None else place
+        except InvalidSetting as error:
+            self.fail(str(error), param, ctx)
+
+
+class Endpoint(click.ParamType[str]):
+    """Where an agent listens."""
+
+    name = "endpoint"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parts = urlsplit(str(value))
+            whole = bool(parts.path) if parts.scheme == "ipc" else parts.scheme == "tcp" and bool(parts.hostname and parts.port)
+        except ValueError:  # the port is no number, or too large
+            whole = False
+        if not whole:
+            self.fail(f"{value!r} is no endpoint: it takes ipc:///path or tcp://host:port", param, ctx)
+        return str(value)
+
+
+_WAL_DIR = "Where the segments are. Needed if they are on another kind of storage or another server than the root."
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Empty tuples mean all."""
+
+    url: str
+    namespaces: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ()
+
+    def wants_node(self, node: str) -> bool:
+        return not self.nodes or node in self.nodes
+
+    def wants_map(self, name: str) -> bool:
+        return not self.maps or name in self.maps
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
+        """The store and its clusters within the scope; `Failed` when there is none."""
+        try:
+            store = open_store(self.url)
+        except (StorageError, ImportError) as error:
+            raise Failed(f"{self.url}: {error}") from error
+        for doubt in doubts(self.url):
+            out.note(f"warning: {doubt}")
+        try:
+            found = survey(store, self.namespaces, self.clusters)
+            if not found:
+                raise Failed(self.nothing(store))
+            for kind, wanted, present in (("node", self.nodes, {node.name for view in found for node in view.nodes}),):
+                absent = set(wanted) - present
+                if absent:
+                    raise Failed(f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; there is {', '.join(sorted(present)) or 'none'}")
+            yield store, found
+        finally:
+            store.close()
+
+    def note_empty(self, present: Iterable[str]) -> None:
+        """Name the maps of the scope that have no entries: the name may be mistyped. It is no
+        error: all entries of a map may have expired."""
+        there = set(present)
+        absent = [name for name in self.maps if name not in there]
+        if absent:
+            out.note(f"{self.url}: no entries of map {', '.join(map(repr, absent))}")
+
+    def nothing(self, store: SegmentStore) -> str:
+        """Why there is nothing of this scope, for people."""
+        present = survey(store)
+        if present:
+            names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
+            return f"{self.url}: nothing of that namespace or cluster; there is {names}"
+        top = store.folders("")
+        if "nodes" in top or "manifest" in top:
+            return f"{self.url} is the folder of one cluster; the URL is two levels up, the root that holds {{namespace}}/{{cluster}}"
+        if any("nodes" in store.folders(name) for name in top):
+            return f"{self.url} is the folder of one namespace; the URL is one level up, the root that holds {{namespace}}/{{cluster}}"
+        root = "the root that imap_wal.open was given, or `url` of the agents' configuration"
+        return f"no log of imap-wal under {self.url}; pass {root}"
+
+
+def url_argument(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
+    """The root of the logs, as `url`, with the value of --wal-dir."""
+
+    @wraps(command)
+    def wrapper(url: Location | None, wal_dir: Location | None, **rest: Any) -> Any:
+        return command(url=url if url is None or wal_dir is None else url.with_wal_dir(wal_dir), **rest)
+
+    with_option = click.option("--wal-dir", type=Url(), envvar="IMAP_WAL_WAL_DIR", help=_WAL_DIR)(wrapper)
+    return click.argument("url", type=Url(), envvar="IMAP_WAL_URL", required=required)(with_option)
+
+
+def scope_options(*, maps: bool = True, nodes: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """URL, --namespace, --cluster, --node, --map: handed to the command as `scope`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def wrapper(
+            url: str, namespace: tuple[str, ...], cluster: tuple[str, ...], node: tuple[str, ...] = (), map: tuple[str, ...] = (), **rest: Any
+        ) -> Any:
+            return command(scope=Scope(url, namespace, cluster, node, map), **rest)
+
+        names = [("cluster", "cluster"), ("namespace", "namespace")]
+        if nodes:
+            names.insert(0, ("node", "node"))
+        if maps:
+            names.insert(0, ("map", "map"))
+        decorated: Callable[..., Any] = wrapper
+        for name, what in names:
+            text = f"Only this {what}; may be repeated."
+            decorated = click.option(f"--{name}", name, multiple=True, envvar=f"IMAP_WAL_{name.upper()}", help=text)(decorated)
+        return url_argument(decorated)
+
+    return decorate
+
+
+def refuse_nested(source: str, target: str) -> None:
+    """`Failed` if a copy of a log would be written into the log, or around it."""
+    inside, around = _place(target), _place(source)
+    if inside[0] != around[0]:
+        return
+    if inside[1][: len(around[1])] == around[1]:
+        raise Failed(f"{target} is inside {source}, which is read: name a place outside of it")
+    if around[1][: len(inside[1])] == inside[1]:
+        raise Failed(f"{target} is a folder above {source}, which is read: name an empty place outside of it")
+
+
+def _place(url: str) -> tuple[str, tuple[str, ...]]:
+    """Storage, and the path on it by its components."""
+    protocol, separator, rest = url.partition("://")
+    if not separator or protocol in ("file", "local", "objects+file"):
+        path = rest.removeprefix("localhost") if separator else url
+        return "file", Path(path).expanduser().resolve().parts[1:]
+    return protocol, tuple(filter(None, rest.partition("?")[0].split("/")))
+
+
+def open_empty(url: str) -> None:
+    """Refuse a place that holds logs already: the demo and trials never mix with a user's data."""
+    try:
+        store = open_store(url)
+        present = survey(store)
+        store.close()
+    except (StorageError, ImportError) as error:
+        raise Failed(f"{url}: {error}") from error
+    if present:
+        raise Failed(f"{url} holds {', '.join(map(str, present))} already; name an empty place")

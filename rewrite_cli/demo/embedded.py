@@ -1,0 +1,161 @@
+"""`imap-wal demo`: a year of real flights into durable maps, SIGKILL in the middle, and a look at what is still there.
+
+play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive ─▶ rewrite, prune ─▶ open, compare
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import imap_wal
+from imap_wal.clock import Clock
+from imap_wal.encryption import open_store
+from imap_wal.inspect.inventory import survey
+from imap_wal.segment.reader import SegmentReader
+from rewrite_cli.demo import flights
+from rewrite_cli.demo.playback import Comparison, Playback, Timeline
+from rewrite_cli.demo.writer import CLUSTER, NAMESPACE, NODE
+from storage_backends import SegmentStore
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One opening of the log: how long it took, and what was found."""
+
+    after: str
+    seconds: float
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """What stands on storage at one moment."""
+
+    moment: str
+    log: int
+    archives: int
+    snapshots: int
+
+    @property
+    def total(self) -> int:
+        return self.log + self.archives + self.snapshots
+
+
+@dataclass(slots=True)
+class Report:
+    """All that the demo measured."""
+
+    what: str
+    flights: int
+    records: int
+    deletions: int
+    commits: int
+    seconds: float = 0.0
+    records_per_second: float = 0.0
+    commits_per_second: float = 0.0
+    kills: list[int] = field(default_factory=list)
+    """Acknowledged records at each kill."""
+    looks: list[Look] = field(default_factory=list)
+    storage: list[Bytes] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
+    picture: str = ""
+
+    @property
+    def lost(self) -> int:
+        """Acknowledged changes that any look did not find as acknowledged."""
+        return sum(look.comparison.lost for look in self.looks)
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        del data["timeline"]
+        return {**data, "lost": self.lost}
+
+
+def measure_bytes(url: str, moment: str) -> Bytes:
+    """Bytes on storage; of a segment, what is written in it (space that is only reserved does not count)."""
+    store = open_store(url)
+    try:
+        files = [file for view in survey(store) for file in store.list(view.folder)]
+        log = sum(_written(store, file.path) for file in files if file.path.endswith(".wal"))
+    finally:
+        store.close()
+
+    def total(part: str) -> int:
+        return sum(file.size for file in files if f"/{part}/" in file.path)
+
+    return Bytes(moment, log, total("archive"), total("snapshot"))
+
+
+def _written(store: SegmentStore, path: str) -> int:
+    reader = SegmentReader(store, path)
+    for _ in reader.frames():
+        pass
+    return reader.end
+
+
+def play_embedded(stream: flights.Stream, url: str, folder: Path, kills: int, clock: Clock, tell: Tell) -> Report:
+    """The embedded demo, from the first flight to the report. `folder` is for scratch files."""
+    playback = Playback(stream, folder, clock, "embedded", url)
+    report = Report("embedded maps, durability always", stream.flights, stream.records, stream.deletions, playback.commits)
+
+    def watch(records: int) -> None:
+        tell(f"{records:,} of {stream.records:,} changes acknowledged")
+
+    def look(after: str, then: Callable[[imap_wal.Store], None] | None = None) -> None:
+        tell(f"opening the log after {after}")
+        start = playback.now()
+        store = imap_wal.open(url, namespace=NAMESPACE, cluster=CLUSTER, node=NODE)
+        with store:
+            end = playback.now()
+            playback.timeline.spans.append((after, start, end))
+            maps = {name: store.map(name).items() for name in store.maps()}
+            report.looks.append(Look(after, end - start, playback.compare(maps)))
+            if then is not None:
+                then(store)
+
+    for number in range(kills):
+        playback.run((number + 1) / (kills + 1), lambda: None, watch)
+        report.kills.append(sum(playback.records))
+        look("kill -9")
+    playback.run(1, None, watch)
+    report.seconds = playback.seconds
+    report.storage.append(measure_bytes(url, "log"))
+
+    def archive(store: imap_wal.Store) -> None:
+        tell("archiving: sealed segments become Parquet")
+        start = playback.now()
+        store.archive()
+        playback.timeline.phases.append(("archive", start, playback.now()))
+
+    look("the last flight", archive)
+    report.storage.append(measure_bytes(url, "archived"))
+    tell("rewriting: the newest of every key becomes a snapshot")
+    start = playback.now()
+    rewrite_and_prune(url)
+    playback.timeline.phases.append(("rewrite", start, playback.now()))
+    report.storage.append(measure_bytes(url, "rewritten"))
+    look("rewrite and prune")
+    return finish(report, playback)
+
+
+def finish(report: Report, playback: Playback) -> Report:
+    report.seconds = playback.seconds
+    report.records_per_second = sum(playback.records) / max(playback.seconds, 1e-9)
+    report.commits_per_second = playback.commits / max(playback.seconds, 1e-9)
+    report.timeline = playback.timeline
+    return report
+
+
+def rewrite_and_prune(url: str) -> None:
+    """What `imap-wal rewrite URL && imap-wal prune URL --yes` do."""
+    from rewrite_cli.commands.prune import prune_all
+    from rewrite_cli.commands.rewrite import rewrite_all
+    from rewrite_cli.console.selection import Scope
+
+    rewrite_all(Scope(url), engine="local")
+    prune_all(Scope(url))

@@ -1,0 +1,121 @@
+"""The process that the demo kills: plays steps into maps, two producers, and writes an acknowledgement to stdout when a change has returned, never before.
+
+python -m rewrite_cli.demo.writer embedded URL   STEPS START START
+python -m rewrite_cli.demo.writer cluster  HOSTS STEPS START START
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from rewrite_cli.demo.flights import Step
+
+ACK = struct.Struct("<BI")
+"""Producer, number of the step."""
+
+NAMESPACE, CLUSTER, NODE = "demo", "flights", "n1"
+WINDOW = 64
+"""Steps of one producer that may be unanswered by the cluster. Embedded: one."""
+
+
+def acknowledge(producer: int, number: int) -> None:
+    os.write(1, ACK.pack(producer, number))  # shorter than PIPE_BUF: never torn, never mixed
+
+
+def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
+    """Every step is one call that returns when its change is on disk."""
+    import imap_wal
+
+    with imap_wal.open(url, namespace=NAMESPACE, cluster=CLUSTER, node=NODE) as store:
+
+        def produce(producer: int) -> None:
+            for number in range(starts[producer], len(steps[producer])):
+                name, changes = steps[producer][number]
+                entries = store.map(name)
+                if len(changes) == 1 and changes[0][1] is None:
+                    entries.pop(changes[0][0], None)
+                else:
+                    entries.update(changes)
+                acknowledge(producer, number)
+
+        _run(produce)
+
+
+def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
+    """Steps are sent ahead of their answers, unless they touch a key that is still on its way."""
+    from hazelcast.core import HazelcastJsonValue
+
+    from rewrite_cli.local_cluster.clients import connect
+
+    client = connect(hosts.split(","))
+
+    def produce(producer: int) -> None:
+        waiting: deque[tuple[int, Any, frozenset[str]]] = deque()
+        moving: dict[str, int] = {}
+
+        def settle() -> None:
+            number, future, keys = waiting.popleft()
+            future.result()
+            acknowledge(producer, number)
+            for key in keys:
+                moving[key] -= 1
+                if not moving[key]:
+                    del moving[key]
+
+        for number in range(starts[producer], len(steps[producer])):
+            name, changes = steps[producer][number]
+            keys = frozenset(key for key, _ in changes)
+            while len(waiting) >= WINDOW or not moving.keys().isdisjoint(keys):
+                settle()
+            entries = client.get_map(name)
+            future = (
+                entries.delete(changes[0][0])
+                if changes[0][1] is None
+                else entries.put_all({key: HazelcastJsonValue(value) for key, value in changes})
+            )
+            for key in keys:
+                moving[key] = moving.get(key, 0) + 1
+            waiting.append((number, future, keys))
+        while waiting:
+            settle()
+
+    _run(produce)
+    client.shutdown()
+
+
+def _run(produce: Callable[[int], None]) -> None:
+    """One thread per producer; the first error ends the process."""
+    errors: list[BaseException] = []
+
+    def guarded(producer: int) -> None:
+        try:
+            produce(producer)
+        except Exception as error:  # noqa: BLE001  # told to the parent below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(producer,)) for producer in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def main() -> None:
+    kind, target, file, *starts = sys.argv[1:]
+    steps = msgpack.unpackb(Path(file).read_bytes(), use_list=False)
+    {"embedded": embedded, "cluster": cluster}[kind](target, steps, [int(start) for start in starts])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""What `doctor` looks at. Each check is a function that yields `Check`s; one that fails says what to do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from imap_wal.agent.keys import KeyPair
+from imap_wal.clock import SystemRandomness
+from imap_wal.disposal import ADVICE as LINK_ADVICE
+from imap_wal.disposal import EFFECT as LINK_EFFECT
+from imap_wal.encryption import open_store
+from imap_wal.errors import ImapWalError, LogError, NotAllowed
+from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.inspect.verify import CLEAN, plan
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.rivals import ADVICE
+from imap_wal.rewrite import conflicts
+from rewrite_cli.console import output
+from rewrite_cli.console.failures import MISSING, Failed
+from rewrite_cli.local_cluster import jars
+from storage_backends import Locked, NotFound, SegmentStore, StorageError
+from storage_backends.links import links
+from storage_backends.ownership import doubts
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+DISK_FREE_MIN = 0.1
+ORDER_BYTES_MAX = 1024**3
+"""Of a larger log, only `verify` looks for conflicts of order."""
+EXTRAS = {
+    "pyzmq": "agent",
+    "hazelcast-python-client": "agent",
+    "pyspark": "spark",
+    "s3fs": "s3",
+    "gcsfs": "gcs",
+    "adlfs": "azure",
+    "duckdb": "duckdb",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `advice` is empty where all is well."""
+
+    name: str
+    status: str
+    what: str
+    advice: str = ""
+
+
+def environment() -> Iterator[Check]:
+    """Python, the packages of the extras."""
+    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    yield Check(
+        "python",
+        OK if sys.version_info >= (3, 11) else PROBLEM,
+        f"{found} at {sys.executable}",
+        "" if sys.version_info >= (3, 11) else "use Python 3.11 or newer",
+    )
+    yield Check("imap-wal", OK, version("imap-wal"))
+    absent = []
+    for package, extra in EXTRAS.items():
+        try:
+            yield Check(package, OK, version(package))
+        except PackageNotFoundError:
+            absent.append(f"{package} [{extra}]")
+    if absent:
+        yield Check("extras", OK, f"not installed, needed only for their own kind of work: {', '.join(absent)}")
+
+
+def java_side() -> Iterator[Check]:
+    """Java, the plug-in's jar, Hazelcast's jar: needed beside members, not for embedded maps."""
+    try:
+        release = jars.java_version()
+        yield Check("java", OK if release >= 17 else WARNING, f"{release} at {jars.java()}", "" if release >= 17 else "members need Java 17 or newer")
+    except Failed as error:
+        yield Check("java", WARNING, error.message, "needed for members and Spark, not for embedded maps")
+    for name, find in (("plug-in jar", jars.plugin_jar), ("hazelcast jar", jars.hazelcast_jar)):
+        try:
+            yield Check(name, OK, str(find()))
+        except Failed as error:
+            yield Check(name, WARNING, error.message, "needed for `imap-wal node start`, not for embedded maps")
+
+
+def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Iterator[Check]:
+    """Whether an agent answers, and what it says of itself. `key`, `agent_key`: as `Client` takes
+    them."""
+    from rewrite_cli.local_cluster.launcher import ask_stat
+
+    try:
+        health = ask_stat(endpoint, key=key, agent_key=agent_key)
+    except NotAllowed as error:
+        yield Check("agent", PROBLEM, str(error), "allow_uids, or key and clients in its configuration, say who may connect; imap-wal keys")
+        return
+    if health is None:
+        yield Check(
+            "agent",
+            PROBLEM,
+            f"no answer from {endpoint} within 2 s",
+            "is it running (systemctl status imap-wal-agent), and is this the `endpoint` of its configuration?",
+        )
+        return
+    where = f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability {health.get('durability')}, {health.get('appends')} appends"
+    if health.get("healthy"):
+        yield Check("agent", OK, where)
+    else:
+        yield Check("agent", PROBLEM, f"{where}: {health.get('failure')}", "mend what the text names; the agent then goes on by itself")
+    start = health.get("start") or {}
+    if start.get("waiting"):
+        what = (
+            f"cluster {start['cluster_id']} waits; it asked first {start['waited_s']:.0f} s ago, "
+            f"and last {start['asked_s_ago']:.0f} s ago: {start['waiting']}"
+        )
+        yield Check(
+            "agent's start",
+            PROBLEM if start["late"] else WARNING,
+            what,
+            "the wait ends by itself when its cause is gone; `imap-wal claim` shows which agents gave a sign",
+        )
+    if health.get("archive_error"):
+        yield Check("agent's archive", WARNING, str(health["archive_error"]), "segments stay until it works; nothing is lost")
+    if health.get("retention_error"):
+        yield Check("agent's retention", WARNING, str(health["retention_error"]), "covered files stay until it works; nothing is lost")
+
+
+def storage(url: str) -> Iterator[Check]:
+    """Whether the storage answers and what it can do; then each cluster on it."""
+    try:
+        store = open_store(url)
+    except (StorageError, ImportError) as error:
+        yield Check("storage", PROBLEM, f"{url}: {error}", "correct the URL, or install what it names")
+        return
+    try:
+        yield from _capabilities(store, url)
+        yield from _writable(store)
+        yield from _space(url)
+        for doubt in doubts(url):
+            yield Check("owner", WARNING, doubt, "a log has one user: that of its agents or programs")
+        views = survey(store)
+        yield Check(
+            "logs",
+            OK if views else WARNING,
+            ", ".join(map(str, views)) or f"none under {url}",
+            "" if views else "nothing has written here yet, or the URL is not the root",
+        )
+        for view in views:
+            yield from _cluster(store, view)
+    except (StorageError, ImapWalError) as error:
+        yield Check("storage", PROBLEM, str(error), "see `imap-wal verify` for damage; for an unreachable storage its own logs")
+    finally:
+        store.close()
+
+
+def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
+    can = store.capabilities
+    names = [name.replace("_", " ") for name in can.__dataclass_fields__ if getattr(can, name)]
+    yield Check("storage", OK, f"{url}: {', '.join(names)}")
+    if not can.durable_append:
+        yield Check("append", OK, "no: every commit becomes one object; commits are as slow as the storage's creates")
+    if not can.exclusive_create:
+        yield Check(
+            "exclusive create",
+            PROBLEM,
+            "no: two writers could not be told apart",
+            "use a storage with conditional creates, or one that enforces them",
+        )
+    if not can.locks:
+        yield Check(
+            "locks",
+            WARNING,
+            "no: a second writer of a node is only found by fencing",
+            "start one writer for each node, an agent or an embedded store",
+        )
+
+
+def _writable(store: SegmentStore) -> Iterator[Check]:
+    path = f".imap-wal-doctor/{SystemRandomness().name()}"
+    try:
+        store.create(path, b"imap-wal doctor")
+        store.delete(path)
+    except StorageError as error:
+        yield Check(
+            "writing",
+            PROBLEM,
+            str(error),
+            "the log is written here: run doctor as the user of the agent or program",
+        )
+    else:
+        yield Check("writing", OK, "a file was created, synced and deleted")
+
+
+def _space(url: str) -> Iterator[Check]:
+    path = Path(url.removeprefix("file://"))
+    if "://" in url.removeprefix("file://"):
+        return
+    while not path.exists():
+        path = path.parent
+    usage = shutil.disk_usage(path)
+    share = usage.free / usage.total
+    text = f"{output.size(usage.free)} free of {output.size(usage.total)}"
+    yield Check(
+        "disk",
+        OK if share >= DISK_FREE_MIN else WARNING,
+        text,
+        "" if share >= DISK_FREE_MIN else "a full disk stops every write: archive, rewrite and prune, or make room",
+    )
+
+
+def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    name = f"cluster {view}"
+    without = {node.name for node in view.nodes if node.of_no_manifest}  # said below
+    away = [node for node in view.unreadable_nodes if node not in without]
+    if away:
+        nodes = ", ".join(map(repr, away))
+        yield Check(
+            name,
+            PROBLEM,
+            f"the log of {nodes} is missing: a restart refuses to go on without it",
+            'bring its disk back, start with recovery_policy = "partial", or forget the node: `imap-wal forget-node`',
+        )
+    found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.advice != MISSING]
+    for finding in found:
+        yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
+    for link in sorted(set(links(store.url, folders).values())):
+        yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
+    crashed = []
+    for node in view.nodes:
+        if node.manifest.clean or not store.capabilities.locks:
+            continue
+        try:
+            store.lock(f"{node.folder}/writer.lock", "imap-wal doctor").release()
+            crashed.append(node.name)
+        except Locked as error:
+            yield Check(name, OK, f"node {node.name!r} is being written by {error.holder}")
+    if crashed:
+        yield Check(
+            name,
+            WARNING,
+            f"nobody writes {', '.join(map(repr, crashed))}, and they were not closed: a crash or kill",
+            "the next start recovers them; nothing acknowledged is lost",
+        )
+    total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
+    if len(conflicts.writers(view.manifest)) > 1:
+        yield from _order(store, view, total + view.snapshot_bytes)
+    if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
+        yield Check(
+            name,
+            WARNING,
+            f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
+            "`imap-wal stat` tells what is dead; `imap-wal rewrite`, then `prune`",
+        )
+    if not found and not view.unreadable_nodes and not crashed:
+        yield Check(name, OK, f"{len(view.nodes)} nodes, epochs {', '.join(str(node.manifest.epoch) for node in view.nodes)}")
+
+
+def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:
+    """Keys that two nodes claim. To find them, everything is read."""
+    name = f"order of {view}"
+    if size > ORDER_BYTES_MAX:
+        what = f"not checked: {output.size(size)} would have to be read"
+        yield Check(name, OK, what, "`imap-wal verify` reads everything, and checks it")
+        return
+    try:
+        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))
+    except (LogError, NotFound) as error:
+        yield Check(name, WARNING, f"not checked: {error}", "run `imap-wal verify` to see what is damaged")
+        return
+    for text in texts:
+        yield Check(name, PROBLEM, text, ADVICE)

@@ -1,0 +1,109 @@
+"""The live entries of a log, now or as they stood at an earlier time: what restore would serve, for export and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from imap_wal.clock import SystemClock
+from imap_wal.entry import TIMESTAMP_MS, Row
+from imap_wal.inspect.decode import Decoder
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.rivals import Noted
+from imap_wal.read.view import LiveView, MergeProgress, live
+from imap_wal.settings import RecoveryPolicy, Settings
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.output import F
+from rewrite_cli.console.selection import Scope
+from rewrite_cli.console.times import iso
+from storage_backends import SegmentStore
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """The merged entries of one cluster, within a scope."""
+
+    view: ClusterView
+    maps: list[str]
+    rows: Callable[[str], Iterator[list[Row]]]
+    decoder: Decoder
+    metadata: list[tuple[Any, ...]]
+    seconds: float
+    records: int
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def partial_option(command: F) -> F:
+    """`--partial`, as `partial`."""
+    return click.option("--partial", is_flag=True, help="Go on without the logs of missing nodes; what only they hold is left out.")(command)
+
+
+def load_parquet() -> None:
+    """Import the Parquet library before a merge is timed. Otherwise the first Parquet file would
+    add the import, about a second, to the forecast of a restart."""
+    from imap_wal.parquet.file import prepare
+
+    prepare()
+
+
+def merge(
+    store: SegmentStore, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, *, partial: bool, as_of_ms: int | None = None
+) -> LiveCluster:
+    """Merge everything once. `stack` lets go of memory and scratch. `MissingNode` unless `partial`; `Failed` when the time asked for is no longer told."""
+    settings = Settings(recovery_policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL)
+    load_parquet()
+    log = ClusterLog(store, view.namespace, view.cluster)
+    return _as_of(log, view, scope, stack, tell, settings, as_of_ms) if as_of_ms is not None else _now(log, view, scope, stack, tell, settings)
+
+
+def _now(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, settings: Settings) -> LiveCluster:
+    def progress(done: MergeProgress) -> None:
+        tell(f"{view}: {done}")
+
+    newest = stack.enter_context(closing(LiveView(log, settings, progress)))
+    newest.catch_up()
+    metadata = newest.metadata()
+    statistics = newest.statistics
+    maps = [name for name in newest.maps() if scope.wants_map(name)]
+    return LiveCluster(view, maps, newest.rows, Decoder(metadata), metadata, statistics.seconds, statistics.records, dict(statistics.missing))
+
+
+def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, settings: Settings, as_of_ms: int) -> LiveCluster:
+    forgotten = {
+        name: snapshot.until_ms for name, snapshot in view.manifest.snapshots.items() if snapshot.until_ms > as_of_ms and scope.wants_map(name)
+    }
+    if forgotten:
+        name, until = max(forgotten.items(), key=lambda item: item[1])
+        raise Failed(
+            f"{view}: how map {name!r} stood at {iso(as_of_ms)} is no longer known: a rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
+        )
+    clock = SystemClock()
+    start = clock.monotonic()
+    index = stack.enter_context(closing(NewestIndex(settings.restore_memory_bytes, settings.scratch)))
+    metadata: dict[tuple[Any, ...], None] = {}
+    records = 0
+    for changes in log.changes(maps=scope.maps or None, policy=settings.recovery_policy):
+        index.add(changes.node, [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms], clears=changes.clears)
+        metadata.update(dict.fromkeys(changes.metadata))
+        records += len(changes.rows)
+        tell(f"{view}: {records:,} records")
+
+    noted = Noted()
+
+    def rows(name: str) -> Iterator[list[Row]]:
+        for batch in index.batches(name):
+            noted.note(index.conflicts())
+            kept = live(batch, as_of_ms)
+            if kept:
+                yield kept
+
+    maps = [name for name in index.maps() if scope.wants_map(name)]
+    return LiveCluster(view, maps, rows, Decoder(metadata), list(metadata), clock.monotonic() - start, records)

@@ -1,0 +1,1 @@
+"""TODO rewrite_cli/local_cluster."""
