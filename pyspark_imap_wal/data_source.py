@@ -1,4 +1,4 @@
-"""TODO pyspark_imap_wal.data_source."""
+"""The log as a Spark data source: `spark.read.format("imap_wal")`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def session(**options: str) -> SparkSession:
 
 # ---- the data source -----------------------------------------------------------------------------------------------
 
-_FIELDS = (
+LOG_FIELDS = (
     "namespace string, cluster string, map string, key binary, key_class string, value binary, value_class string, deleted boolean, timestamp_ms bigint, "
     "expires_at_ms bigint, partition bigint, incarnation bigint, partition_version bigint, session bigint, request bigint, node string"
 )
@@ -129,7 +129,7 @@ class ImapWalDataSource(DataSource):
 
     def schema(self) -> str:
         chosen = self._chosen()
-        fields = [_FIELDS]
+        fields = [LOG_FIELDS]
         if chosen.mode == RAW:
             fields.append(_POSITION_FIELDS)
         if chosen.decode:
@@ -170,7 +170,7 @@ class ImapWalReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        store = open_store(_known(options.path))
+        store = open_store(known(options.path))
         found: list[InputPartition] = []
         try:
             for namespace, cluster in clusters_of(store, options.namespaces, options.clusters):
@@ -191,7 +191,7 @@ class ImapWalReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        store = open_store(_known(self._options.path))
+        store = open_store(known(self._options.path))
         try:
             batches = self._raw(store, partition) if isinstance(partition, FilePartition) else self._latest(store, partition)
             yield from batches
@@ -280,7 +280,7 @@ def _decode(rows: list[Row], metadata: list[tuple[Any, ...]]) -> tuple[list[str 
     return [text(decoder.key(row)) for row in rows], [None if row[3] is None else text(decoder.value(row)) for row in rows]
 
 
-def _known(url: str) -> Location:
+def known(url: str) -> Location:
     """The root with its options from the file that IMAP_WAL_CREDENTIALS names. Each worker reads
     its own file, so Spark neither shows nor sends secrets. So are the keys of an encrypted log:
     what is sent says only where they come from."""

@@ -38,7 +38,7 @@ from imap_wal.read.rivals import Claim, Conflict
 from imap_wal.read.view import no_garbage_collection
 from imap_wal.rewrite.local_engine import PartWriter
 from imap_wal.rewrite.plan import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
-from pyspark_imap_wal.data_source import _FIELDS, TASK_MEMORY_BYTES, _known, session
+from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, session
 from storage_backends import StorageError
 
 ROWS_A_RANGE = 1_000_000
@@ -55,7 +55,7 @@ _EXTRA = [
     ("error", pa.string()),
     ("pairs", pa.string()),
 ]
-_ENTRY_FIELDS = _FIELDS.removeprefix("namespace string, cluster string, ")
+_ENTRY_FIELDS = LOG_FIELDS.removeprefix("namespace string, cluster string, ")
 _COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string, pairs string"
 _A_CLEAR = "length(key) = 0 and deleted and expires_at_ms > 0"
 _PART_TEXTS = ("map", "path", "attempt", "error")
@@ -205,7 +205,7 @@ def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
 
 def _combine(job: Job) -> ArrowMap:
     def combine(batches: Iterator[Any]) -> Iterator[Any]:
-        store = open_store(_known(job.url))
+        store = open_store(known(job.url))
         index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
         tally = Tally(job)
         log = ClusterLog(store, job.namespace, job.cluster)
@@ -254,7 +254,7 @@ def _write(job: Job, cleared: Cleared) -> ArrowMap:
         partition = context.partitionId() if context is not None else 0
         randomness = SystemRandomness()  # the same work may be done twice, at the same time
         attempt = randomness.name()
-        store = open_store(_known(job.url))
+        store = open_store(known(job.url))
         found: dict[str, tuple[Part, ...]] = {}
         error = ""
         try:

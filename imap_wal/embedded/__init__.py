@@ -1,1 +1,1 @@
-"""TODO imap_wal/embedded."""
+"""The durable map of one process."""

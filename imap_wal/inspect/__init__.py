@@ -1,1 +1,1 @@
-"""TODO imap_wal/inspect."""
+"""Looking at a log without changing it: what is there, and whether it is whole."""

@@ -1,11 +1,4 @@
-"""Manifests: numbered JSON files; the highest number is the truth, and publishing is the exclusive create of the next one.
-
-Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins the compare-and-swap, and a node's (epoch, sessions,
-archives), written by the node's owner and by `prune`.
-
-A writer that slept may find its number free again because old ones were cleaned; so after every create it looks at the newest manifest. Cleaning stays
-below a floor that the newest one names: below it, the writer lost; above it, its number was free in its turn, and the newest was built on it.
-"""
+"""The cluster's manifest and claims: incarnations, nodes, snapshots. Whoever wins the compare-and-swap writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import Whole, _checked, _fields, _packed, _require, _unpacked, _without_defaults, whole
+from imap_wal.manifest.document import Whole, checked, fields_of, packed, require, unpacked, whole, without_defaults
 from imap_wal.manifest.node import Pair, Seen, without_turn
 from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
 from storage_backends import SegmentStore
@@ -98,19 +91,19 @@ class Snapshot:
 
     def to_json(self, shared: str | None = None) -> dict[str, Any]:
         """`shared`: the number of its marks, where several snapshots have the same."""
-        document = {**_fields(self), "marks": shared or _marks_json(self.marks)}
-        return _without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
+        document = {**fields_of(self), "marks": shared or _marks_json(self.marks)}
+        return without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, Mark]] | None = None) -> Self:
         """`shared`: marks that several snapshots have, by their number."""
         given = data["marks"]
-        marks = (shared or {})[given] if isinstance(given, str) else _checked(given, dict[str, Mark])
-        return replace(_checked({**data, "marks": {}}, cls), marks=marks)
+        marks = (shared or {})[given] if isinstance(given, str) else checked(given, dict[str, Mark])
+        return replace(checked({**data, "marks": {}}, cls), marks=marks)
 
 
 def _marks_json(marks: Mapping[str, Mark]) -> dict[str, Any]:
-    return {node: _fields(mark) for node, mark in marks.items()}
+    return {node: fields_of(mark) for node, mark in marks.items()}
 
 
 def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -132,8 +125,8 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
 
 def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
     """What `_with_marks_once` gave. ValueError, KeyError."""
-    shared = _checked(marks, dict[str, dict[str, Mark]])
-    return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in _checked(snapshots, dict[str, dict[str, Any]]).items()}
+    shared = checked(marks, dict[str, dict[str, Mark]])
+    return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in checked(snapshots, dict[str, dict[str, Any]]).items()}
 
 
 def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[Mark, ...]]:
@@ -165,14 +158,14 @@ class SnapshotTable(Mapping[str, Snapshot]):
     @property
     def text(self) -> str:
         if not self._text:
-            self._text = _packed(_with_marks_once(self.whole))
+            self._text = packed(_with_marks_once(self.whole))
         return self._text
 
     @property
     def whole(self) -> Mapping[str, Snapshot]:
         if self._snapshots is None:
             with whole(self._file):
-                self._snapshots = _from_json_with_marks(*_checked(_unpacked(self._text), tuple[Any, Any]))
+                self._snapshots = _from_json_with_marks(*checked(unpacked(self._text), tuple[Any, Any]))
         return self._snapshots
 
     @property
@@ -248,29 +241,29 @@ class ClusterManifest:
     def to_json(self) -> dict[str, Any]:
         versions = {str(number): table.encode() for number, table in self.versions.items()}
         document = {
-            **_fields(self),
-            "lifetimes": [_fields(lifetime) for lifetime in self.lifetimes],
+            **fields_of(self),
+            "lifetimes": [fields_of(lifetime) for lifetime in self.lifetimes],
             "versions": versions,
         }
         if isinstance(self.snapshots, SnapshotTable):
-            covered = {node: [_fields(mark) for mark in marks] for node, marks in self.snapshots.covered.items()}
+            covered = {node: [fields_of(mark) for mark in marks] for node, marks in self.snapshots.covered.items()}
             document |= {"format": FORMAT_PACKED, "snapshots": self.snapshots.text, "covered": covered, "marks": {}}
         else:
             document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
         if self.clears:
             document["format"] = FORMAT_CLEARS
-        return _without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears"))
+        return without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
-        _require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
+        require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
         snapshots: Mapping[str, Snapshot]
         if isinstance(data["snapshots"], str):
-            snapshots = SnapshotTable(None, data["snapshots"], _checked(data["covered"], dict[str, tuple[Mark, ...]]), file)
+            snapshots = SnapshotTable(None, data["snapshots"], checked(data["covered"], dict[str, tuple[Mark, ...]]), file)
         else:
             snapshots = _from_json_with_marks(data["snapshots"], data.get("marks", {}))
-        versions = {number: PartitionVersions.decode(text) for number, text in _checked(data.get("versions", {}), dict[int, str]).items()}
-        return replace(_checked({**data, "snapshots": {}, "versions": {}}, cls), snapshots=snapshots, versions=versions)
+        versions = {number: PartitionVersions.decode(text) for number, text in checked(data.get("versions", {}), dict[int, str]).items()}
+        return replace(checked({**data, "snapshots": {}, "versions": {}}, cls), snapshots=snapshots, versions=versions)
 
     def covered(self, node: str) -> tuple[Mark, ...]:
         """For each log directory that the node had, the farthest mark of any snapshot."""
@@ -356,12 +349,12 @@ class ClaimManifest:
         return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return _without_defaults(_fields(self), ("permits", "members", "lost", "forced", "tokens"))
+        return without_defaults(fields_of(self), ("permits", "members", "lost", "forced", "tokens"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
-        _require(data, "claims")
-        return _checked(data, cls)
+        require(data, "claims")
+        return checked(data, cls)
 
 
 def claim_manifests(

@@ -1,4 +1,4 @@
-"""TODO imap_wal.manifest.document."""
+"""The JSON of manifests: checked fields, packed lists, checksums."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ def whole(file: str) -> Iterator[None]:
         raise CorruptLog(file, 0, f"this manifest matches its checksum, but its fields are not what they must be: {said}", MANIFEST_ADVICE) from error
 
 
-def _checked(data: Any, kind: type[V]) -> V:
+def checked(data: Any, kind: type[V]) -> V:
     """JSON as a value of this type. ValueError unless every field has exactly its type (a float is
     not an int)."""
     return msgspec.convert(data, kind, str_keys=True)
 
 
-def _require(data: Mapping[str, Any], *names: str) -> None:
+def require(data: Mapping[str, Any], *names: str) -> None:
     """KeyError if one of these fields is missing: every version has written them."""
     for name in names:
         data[name]
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass with slots by their names. `asdict` copies each value deeply, and
     a manifest may have thousands."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-def _without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Without empty fields: a manifest of the first format did not have them."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
 
 
-def _packed(document: Any) -> str:
+def packed(document: Any) -> str:
     """JSON, deflated, in base64."""
     return b64encode(zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)).decode()
 
 
-def _unpacked(text: str) -> Any:
+def unpacked(text: str) -> Any:
     return json.loads(zlib.decompress(b64decode(text)))
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
+def canonical_json(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -80,17 +80,17 @@ _BEFORE_REST = len('{"checksum":"01234567",')
 def with_checksum(body: Mapping[str, Any]) -> bytes:
     """The canonical JSON, with its checksum as the first field. On several lines for people who
     look, unless it is large: that takes ten times as long."""
-    canonical = _canonical(body)
+    canonical = canonical_json(body)
     checksum = _checksum(canonical)
     if len(canonical) < INDENTED_BYTES_MAX:
         return json.dumps({"checksum": checksum, **body}, indent=1).encode()
     return b'{"checksum":"%s",' % checksum.encode() + canonical[1:]
 
 
-def _checksum_of_rest(text: bytes) -> str:
+def checksum_of_rest(text: bytes) -> str:
     """The checksum of a manifest on one line without parsing it."""
     return f"{google_crc32c.extend(google_crc32c.value(b'{'), text[_BEFORE_REST:]):08x}"
 
 
-_NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "former", "cluster", "clears")
+NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "former", "cluster", "clears")
 """Written only when they are set."""

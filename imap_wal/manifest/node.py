@@ -1,4 +1,4 @@
-"""TODO imap_wal.manifest.node."""
+"""A node's manifest: epoch, sessions, archives. Written by the node's owner and by `prune`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeAlias, overload
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import TURNS
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import _NOT_OF_VERSION_1, Whole, _checked, _fields, _packed, _require, _unpacked, whole
+from imap_wal.manifest.document import NOT_OF_VERSION_1, Whole, checked, fields_of, packed, require, unpacked, whole
 from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
 from storage_backends import SegmentStore
 
@@ -59,7 +59,7 @@ class Archive:
     """CRC-32C of the whole file; 0: not known."""
 
     def to_json(self) -> dict[str, Any]:
-        return _fields(self)
+        return fields_of(self)
 
 
 class ArchiveList(Sequence[Archive]):
@@ -77,14 +77,14 @@ class ArchiveList(Sequence[Archive]):
     @property
     def text(self) -> str:
         if not self._text:
-            self._text = _packed([archive.to_json() for archive in self.whole])
+            self._text = packed([archive.to_json() for archive in self.whole])
         return self._text
 
     @property
     def whole(self) -> tuple[Archive, ...]:
         if self._archives is None:
             with whole(self._file):
-                self._archives = _checked(_unpacked(self._text), tuple[Archive, ...])
+                self._archives = checked(unpacked(self._text), tuple[Archive, ...])
         return self._archives
 
     @overload
@@ -188,29 +188,29 @@ class NodeManifest:
         return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
 
     def to_json(self) -> dict[str, Any]:
-        document = _fields(self)
+        document = fields_of(self)
         if isinstance(self.archives, ArchiveList):
             document |= {"format": FORMAT_PACKED, "archives": self.archives.text}
         else:
             document["archives"] = [archive.to_json() for archive in self.archives]
         if self.clears:
             document["format"] = FORMAT_CLEARS
-        document["cluster"] = _fields(self.cluster)
+        document["cluster"] = fields_of(self.cluster)
         for name in ("requests", "former"):
             document[name] = {str(session): request for session, request in document[name].items()}
-        for name in _NOT_OF_VERSION_1:
+        for name in NOT_OF_VERSION_1:
             if getattr(self, name) == getattr(_NO_NODE, name):
                 del document[name]
         return document
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
-        _require(data, "directory", "epoch", "session", "plugins", "requests", "checkpoint", "clean", "archived", "archives", "metadata")
+        require(data, "directory", "epoch", "session", "plugins", "requests", "checkpoint", "clean", "archived", "archives", "metadata")
         archives = data["archives"]
         packed = isinstance(archives, str)
         # The list is a tuple in memory.
-        given = ArchiveList(None, archives, file) if packed else _checked(archives, tuple[Archive, ...])
-        found = replace(_checked({**data, "archives": ()}, cls), archives=given)
+        given = ArchiveList(None, archives, file) if packed else checked(archives, tuple[Archive, ...])
+        found = replace(checked({**data, "archives": ()}, cls), archives=given)
         for item in found.metadata:
             match item:
                 case ["schema", int(), str(content)]:

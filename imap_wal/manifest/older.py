@@ -1,4 +1,4 @@
-"""TODO imap_wal.manifest.older."""
+"""Whether a manifest belongs to the files beside it, or was put back from an older copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""TODO imap_wal.manifest.store."""
+"""Manifests: numbered JSON files; the highest number is the truth, and publishing is the exclusive create of the next one.
+
+Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins the compare-and-swap, and a node's (epoch, sessions,
+archives), written by the node's owner and by `prune`.
+
+A writer that slept may find its number free again because old ones were cleaned; so after every create it looks at the newest manifest. Cleaning stays
+below a floor that the newest one names: below it, the writer lost; above it, its number was free in its turn, and the newest was built on it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ import msgspec
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
-from imap_wal.manifest.document import MANIFEST_ADVICE, Whole, _canonical, _checked, _checksum, _checksum_of_rest, whole, with_checksum
+from imap_wal.manifest.document import MANIFEST_ADVICE, Whole, _checksum, canonical_json, checked, checksum_of_rest, whole, with_checksum
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
 
 FORMAT = 1
@@ -148,11 +155,11 @@ class ManifestLog(Generic[C]):
         except (ValueError, RecursionError) as error:
             raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE) from error
         checksum = data.pop("checksum", None)
-        if checksum != _checksum_of_rest(text) and checksum != _checksum(_canonical(data)):
+        if checksum != checksum_of_rest(text) and checksum != _checksum(canonical_json(data)):
             raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)
         known = getattr(self._kind, "formats", (FORMAT,))
         with whole(path):
-            format = _checked(data, _Head).format
+            format = checked(data, _Head).format
         if format not in known:
             what = f"manifest format {format}; this imap-wal reads {' and '.join(map(str, known))}"
             raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")

@@ -1,4 +1,4 @@
-"""TODO imap_wal.parquet.file."""
+"""The Parquet files of archives and snapshots: columns, writing, reading in batches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TODO imap_wal/read."""
+"""How a log is read: file by file, node by node, all nodes of a cluster, and the newest change of each key."""

@@ -1,4 +1,5 @@
-"""TODO imap_wal.read.file_scan."""
+"""What is read of a log, as plain values that can be sent to another process: a `Piece` is one segment, archive
+or snapshot part and which of its entries count; `Changes` are entries that were read."""
 
 from __future__ import annotations
 

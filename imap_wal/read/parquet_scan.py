@@ -1,4 +1,4 @@
-"""TODO imap_wal.read.parquet_scan."""
+"""Reads archives and snapshots as `Changes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO imap_wal.read.selection."""
+"""Which entries of a file count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO imap_wal.read.view."""
+"""The newest entries of a cluster's log, merged once, then kept up to date: `LiveView`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TODO imap_wal/repair."""
+"""Writing a repaired copy of a damaged log."""

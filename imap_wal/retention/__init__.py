@@ -1,1 +1,1 @@
-"""TODO imap_wal/retention."""
+"""How a log gets smaller by itself: archives, removal of old files, and what decides it."""

@@ -1,1 +1,1 @@
-"""TODO imap_wal/rewrite."""
+"""Rewriting a log into snapshots: the plan, the engine of one machine, publishing, pruning, dropping a map."""

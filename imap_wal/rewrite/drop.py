@@ -1,4 +1,4 @@
-"""TODO imap_wal.rewrite.drop."""
+"""Drops a map: an empty snapshot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
 from imap_wal.read.cluster import ClusterLog, ClusterState
-from imap_wal.rewrite.plan import ATTEMPTS, _known_versions, _raise, is_of_members
-from imap_wal.rewrite.publish import _with_table
+from imap_wal.rewrite.plan import ATTEMPTS, is_of_members, known_versions, raise_versions
+from imap_wal.rewrite.publish import with_table
 from imap_wal.rewrite.report import DropReport
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound
@@ -41,7 +41,7 @@ def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPol
             covered[node] = Mark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
         generation = manifest.generation + 1
         now_ms = log.clock.now_ms()
-        number, versions = _with_table(manifest, generation, table.raised(manifest.versions_of(name).pairs.items()))
+        number, versions = with_table(manifest, generation, table.raised(manifest.versions_of(name).pairs.items()))
         snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms, versions=number)
         return replace(manifest.with_snapshot(name, snapshot), versions=versions).without_unused_tables()
 
@@ -58,5 +58,5 @@ def _versions_of(log: ClusterLog, state: ClusterState, name: str, ends: Mapping[
     for piece in log.pieces(state, until=ends, maps=(name,)):
         with suppress(LogError):
             for changes in log.read_on(piece, (name,)):
-                _raise(pairs, changes.rows)
-    return _known_versions(before).raised(pairs.items())
+                raise_versions(pairs, changes.rows)
+    return known_versions(before).raised(pairs.items())

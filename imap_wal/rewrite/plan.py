@@ -201,10 +201,10 @@ class Tally:
     def _learn(self, rows: Iterable[Row]) -> None:
         """Record the pairs of rows that existed before the first look."""
         if self._pairs_wanted:
-            _raise(self.pairs, rows)
+            raise_versions(self.pairs, rows)
 
 
-def _raise(pairs: dict[int, tuple[int, int]], rows: Iterable[Row]) -> None:
+def raise_versions(pairs: dict[int, tuple[int, int]], rows: Iterable[Row]) -> None:
     for partition, incarnation, version in {(row[8], row[9][0], row[9][1]) for row in rows}:
         if pairs.get(partition, (-1, -1)) < (incarnation, version):
             pairs[partition] = incarnation, version
@@ -254,7 +254,7 @@ def prepare(
         generation=generation,
         dry_run=dry_run,
         as_of_ms=as_of_ms,
-        versions=_known_versions(before) if complete and members else None,
+        versions=known_versions(before) if complete and members else None,
     )
 
 
@@ -277,7 +277,7 @@ def is_of_members(manifest: ClusterManifest) -> bool:
     return bool(manifest.claims or manifest.lifetimes)
 
 
-def _known_versions(manifest: ClusterManifest) -> PartitionVersions:
+def known_versions(manifest: ClusterManifest) -> PartitionVersions:
     known = NO_VERSIONS
     for table in manifest.versions.values():
         known = known.raised(table.pairs.items())

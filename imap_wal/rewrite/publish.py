@@ -1,4 +1,4 @@
-"""TODO imap_wal.rewrite.publish."""
+"""Publishes the snapshot that a rewrite made, after checking that nothing overtook it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
     table = job.versions.raised(result.pairs) if job.versions is not None else NO_VERSIONS
 
     def change(manifest: ClusterManifest) -> ClusterManifest:
-        number, versions = _with_table(manifest, job.generation, table)
+        number, versions = with_table(manifest, job.generation, table)
         snapshots = {
             name: replace(each, versions=number) if each.generation == job.generation and table.pairs else each for name, each in made.items()
         }
@@ -74,7 +74,7 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
     return log.manifests.update(change)
 
 
-def _with_table(manifest: ClusterManifest, generation: int, table: PartitionVersions) -> tuple[int, dict[int, PartitionVersions]]:
+def with_table(manifest: ClusterManifest, generation: int, table: PartitionVersions) -> tuple[int, dict[int, PartitionVersions]]:
     """The number of a table (0 if it is empty), and all tables; equal ones are kept once."""
     versions = dict(manifest.versions)
     if not table.pairs:
@@ -138,7 +138,7 @@ def latest_expiry(expiries: Iterable[int]) -> int:
     return max(found) if found and all(found) else 0
 
 
-def _report(job: Job, item: Merged) -> MapRewrite:
+def report_of(job: Job, item: Merged) -> MapRewrite:
     former = job.state.manifest.snapshots.get(item.map)
     covered = marks(job, item.map)
     archived = sum(

@@ -1,4 +1,4 @@
-"""TODO imap_wal.rewrite.run."""
+"""Runs a rewrite: plan, merge by an engine, publish; again if the log changed meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import ATTEMPTS, Engine, Job, prepare
-from imap_wal.rewrite.publish import _report, confirm, discard, publish
+from imap_wal.rewrite.publish import confirm, discard, publish, report_of
 from imap_wal.rewrite.report import RewriteReport, memory_max_bytes
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
@@ -66,7 +66,7 @@ def rewrite(
     merged = result.maps
     changed = tuple(
         replace(
-            _report(job, item),
+            report_of(job, item),
             conflicts=aside.keys.get(item.map, 0),
             undecided=sum(part.conflicts for part in item.parts),
             set_aside=aside.paths.get(item.map, ""),

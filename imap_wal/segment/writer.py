@@ -1,4 +1,4 @@
-"""TODO imap_wal.segment.writer."""
+"""Writes a segment: a header, then frames."""
 
 from __future__ import annotations
 

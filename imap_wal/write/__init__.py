@@ -1,1 +1,1 @@
-"""TODO imap_wal/write."""
+"""How a change becomes durable: ring, committer, a node's log, recovery at open, maintenance."""

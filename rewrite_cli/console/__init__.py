@@ -1,1 +1,1 @@
-"""TODO rewrite_cli/console."""
+"""What commands share: output, exit codes, selection of logs, the settings file, times, Ctrl-C."""

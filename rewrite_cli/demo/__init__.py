@@ -1,1 +1,1 @@
-"""TODO rewrite_cli/demo."""
+"""The demo: real flights, kills, restores, and a picture."""

@@ -1,1 +1,1 @@
-"""TODO rewrite_cli/entries."""
+"""Live entries of a log for export and copies."""

@@ -1,1 +1,1 @@
-"""TODO rewrite_cli/local_cluster."""
+"""Members and agents on this machine, for `node start`, demos and tests."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rewrite_cli.console.failures import Failed
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 PLUGIN_NAME = "imap-wal-hazelcast.jar"
 HAZELCAST_VERSION = "5.7.0"
 _FETCH = f"mvn -q dependency:copy -Dartifact=com.hazelcast:hazelcast:{HAZELCAST_VERSION} -DoutputDirectory=."

@@ -148,14 +148,14 @@ def _workers(actor: Any, ranges: dict[Any, int]) -> Iterator[None]:
         "SystemRandomness": lambda: SeededRandomness(ranges[getcurrent().process]),
         "TaskContext": Context,
     }
-    before = {name: getattr(spark, name) for name in given}
+    before = {name: getattr(rewrite_engine, name) for name in given}
     for name, value in given.items():
-        setattr(spark, name, value)
+        setattr(rewrite_engine, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(spark, name, value)
+            setattr(rewrite_engine, name, value)
 
 
 class FullAgent(AgentActor):

@@ -165,27 +165,27 @@ def _decode(data: bytes, path: str) -> Batch:
 
 def patches() -> list[tuple[Any, str, Any]]:
     """Replacements for the modules that write or read such files."""
-    from imap_wal.rewrite import conflicts
-    from imap_wal.rewrite import plan as rewriter
-    from pyspark_imap_wal import rewrite_engine as spark
+    from imap_wal.retention import archive
+    from imap_wal.rewrite import conflicts, local_engine, publish
+    from pyspark_imap_wal import rewrite_engine
 
     return [
         (archive, "ParquetFile", File),
-        (local, "ParquetFile", File),
+        (local_engine, "ParquetFile", File),
         (conflicts, "ParquetFile", File),
         (archive, "batches", batches),
-        (rewriter, "batches", batches),
+        (publish, "batches", batches),
         (archive, "to_batch", to_batch),
-        (local, "to_batch", to_batch),
+        (local_engine, "to_batch", to_batch),
         (conflicts, "to_batch", to_batch),
         (archive, "plain", lambda batch: batch),
-        (rewriter, "written_otherwise", lambda *_: False),
+        (publish, "written_otherwise", lambda *_: False),
         (archive, "to_rows", _of_batch("rows", parquet_file.to_rows)),
         (archive, "to_positions", _of_batch("places", parquet_file.to_positions)),
         (archive, "nodes_of", _of_batch("nodes", parquet_file.nodes_of)),
         (archive, "tempfile", _Tempfile),
-        (local, "tempfile", _Tempfile),
-        (spark, "tempfile", _Tempfile),
+        (local_engine, "tempfile", _Tempfile),
+        (rewrite_engine, "tempfile", _Tempfile),
         (conflicts, "tempfile", _Tempfile),
     ]
 
