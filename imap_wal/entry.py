@@ -38,6 +38,8 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1
 PARTITIONS_MAX: Final = 2**31 - 1
 PARTITION_MAX: Final = PARTITIONS_MAX - 1
 """The limit for a member's entry. A log of records may have any number there."""
+RAW = "raw"
+"""The class of keys and values that are bytes already."""
 
 
 class DataEntry(NamedTuple):

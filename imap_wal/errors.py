@@ -21,6 +21,7 @@ ImapWalError
 ├── PositionGone          you read from a place that was removed; names the oldest that is left
 ├── LostRace              another process published first
 ├── NotAllowed            you: the agent does not let you do this
+├── NotRepairable         a damaged log that `imap-wal repair` cannot decide about by itself
 ├── InvalidSetting        your setting: also a ValueError
 └── StorageUnavailable    the storage: unreachable, full, read-only
 """
@@ -178,6 +179,11 @@ class LostRace(ImapWalError):
 class NotAllowed(ImapWalError):
     """An agent refuses a connection or a request: the user, the key or the cluster's token does not
     have the right. Nothing happened. Ask whoever configures the agent."""
+
+
+class NotRepairable(ImapWalError):
+    """A repair cannot decide about this damage by itself. The text says which file has to be moved or
+    brought back first. Nothing was written."""
 
 
 class InvalidSetting(ImapWalError, ValueError):

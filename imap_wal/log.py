@@ -25,7 +25,7 @@ from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.store import next_incarnation
 from imap_wal.encryption import with_keys
-from imap_wal.entry import DataEntry, check, is_clear, pack
+from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
 from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
@@ -39,9 +39,6 @@ from imap_wal.write.maintenance import Keeper
 from imap_wal.write.node_log import Identity, NodeLog, Recovery, check_new_log, open_node_log
 from imap_wal.write.ring import RingBuffer
 from storage_backends import SegmentStore, StorageError, open_store
-
-CLASS = "raw"
-"""Key and value class of entries that are bytes: `imap_wal.open(…).map(name, raw=True)` reads them."""
 
 
 class Change(NamedTuple):
@@ -292,7 +289,7 @@ class _Acknowledged(Bound):
 
 
 def _entry(map: str, change: Change, now_ms: int) -> DataEntry:
-    return DataEntry(map, change.key, CLASS, change.value, CLASS, change.value is None, now_ms, change.expires_at_ms, 0, (0, 0, 0, 0))
+    return DataEntry(map, change.key, RAW, change.value, RAW, change.value is None, now_ms, change.expires_at_ms, 0, (0, 0, 0, 0))
 
 
 def create(

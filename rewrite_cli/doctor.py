@@ -15,13 +15,14 @@ from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.encryption import open_store
 from imap_wal.errors import ImapWalError, LogError, NotAllowed
+from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.inventory import ClusterView, survey
 from imap_wal.inspect.verify import CLEAN, plan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from rewrite_cli.console import output
-from rewrite_cli.console.failures import MISSING, Failed
+from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster import jars
 from storage_backends import Locked, NotFound, SegmentStore, StorageError
 from storage_backends.links import links

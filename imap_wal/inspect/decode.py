@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import pickle
 import pickletools
 from collections.abc import Callable, Iterable
@@ -22,7 +23,8 @@ import msgpack
 
 from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row, is_clear
 from imap_wal.schemas import Schema, sound_schemas
-from rewrite_cli.console import output as out
+
+_log = logging.getLogger("imap_wal.inspect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,11 @@ class Opaque:
 
 
 class Decoder:
-    """`metadata` is what the log holds of it (schemas); see `ClusterLog` and `LiveView.metadata`."""
+    """`metadata`: what the log has of it (schemas), see `ClusterLog` and `LiveView.metadata`. `note`
+    is called with a sentence for each schema that is not used."""
 
-    def __init__(self, metadata: Iterable[tuple[Any, ...]] = ()) -> None:
+    def __init__(self, metadata: Iterable[tuple[Any, ...]] = (), note: Callable[[str], None] = _log.warning) -> None:
+        self._note = note
         self._data: Callable[[bytes], Any] | None = None
         self._metadata: dict[tuple[Any, ...], None] = {}
         self._named: set[str] = set()
@@ -87,7 +91,7 @@ class Decoder:
         for what in bad:
             if what not in self._named:
                 self._named.add(what)
-                out.note(f"a schema in the log is not used, so values that need it are shown as bytes: {what}")
+                self._note(f"a schema in the log is not used, so values that need it are shown as bytes: {what}")
         return sound.values()
 
 

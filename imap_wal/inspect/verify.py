@@ -27,6 +27,7 @@ from imap_wal.entry import decoded
 from imap_wal.errors import CorruptLog, EncryptionError, LogError, UnsupportedVersion
 from imap_wal.format import OF_ENTRIES, START, Frame, Position
 from imap_wal.inspect import older_manifests
+from imap_wal.inspect.advice import MISSING, advice
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import cluster_manifests
@@ -39,7 +40,6 @@ from imap_wal.segment import verdict as verdicts
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
 from imap_wal.segment.verdict import FOREIGN, SHORT, UNBORN, Place, Verdict, judge, said_by
-from rewrite_cli.console.failures import MISSING, advice
 from storage_backends import NotFound, SegmentStore
 
 CLEAN, TORN, CORRUPT, UNSUPPORTED = verdicts.CLEAN, verdicts.TORN, verdicts.CORRUPT, verdicts.UNSUPPORTED

@@ -21,7 +21,6 @@ from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, PARTITION_COUNT,
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting
 from imap_wal.format import Position
 from imap_wal.parquet.contents import open_checked
-from imap_wal.read.file_scan import PAYLOAD_BYTES_MAX
 from storage_backends import AlreadyExists, SegmentStore
 
 _ENTRY_FIELDS = [
@@ -48,7 +47,7 @@ ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
 GROUP_ROWS_MAX = 65_536
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 """A row group is about this much: what a reader or writer holds in memory of one file."""
-BATCH_BYTES = PAYLOAD_BYTES_MAX
+BATCH_BYTES = 4 * 1024 * 1024
 """A batch that is read holds about this much, unpacked."""
 
 ROWS = b"imap-wal.rows"

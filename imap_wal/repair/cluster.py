@@ -17,7 +17,7 @@ from typing import Any
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import ORDER
-from imap_wal.errors import CorruptLog
+from imap_wal.errors import CorruptLog, NotRepairable
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, survey
@@ -38,7 +38,6 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import MapRewrite
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import RecoveryPolicy
-from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore, forget
 
@@ -80,12 +79,12 @@ class ClusterRepair:
     """None: the newest that can be read is copied."""
 
     def plan(self) -> None:
-        """Read everything; `items` then tells. `Failed` where manifests are gone, and the files do
+        """Read everything; `items` then tells. `NotRepairable` where manifests are gone, and the files do
         not say enough to make new ones."""
         for node in self.view.nodes:
             what, way_out = older_manifests.other_log(self.store, self.view, node) if self.wants_node(node.name) else ("", "")
             if what:
-                raise Failed(f"{node.folder}: {what}; {way_out}, then repair")
+                raise NotRepairable(f"{node.folder}: {what}; {way_out}, then repair")
         view = self.view = with_made_manifests(self.store, self.view, self.wants_node, self.randomness.name())
         self._seen, self._newer = older_manifests.of_cluster(view)
         unnamed = self._unnamed_snapshots() if self.older else {}

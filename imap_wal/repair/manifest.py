@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from imap_wal import format, layout
-from imap_wal.entry import KEY_CLASS, rows
-from imap_wal.errors import LogError
+from imap_wal.entry import KEY_CLASS, RAW, rows
+from imap_wal.errors import LogError, NotRepairable
 from imap_wal.inspect.inventory import ClusterView, NodeView
-from imap_wal.log import CLASS
 from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.parquet import salvage
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.write.node_log import holds_nothing
-from rewrite_cli.console.failures import Failed
 from storage_backends import SegmentStore
 
 BRING_BACK = "bring a manifest back from a copy"
@@ -29,7 +27,7 @@ BRING_BACK = "bring a manifest back from a copy"
 
 def with_made_manifests(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], new_id: str) -> ClusterView:
     """The same cluster, in which each wanted node whose manifests are gone has one that fits its
-    files. Its number stays 0. `new_id`: for a log that no file names. `Failed` where the files do
+    files. Its number stays 0. `new_id`: for a log that no file names. `NotRepairable` where the files do
     not say whose they are."""
     made = []
     for number, node in enumerate(view.nodes):
@@ -44,9 +42,13 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
         return None
     gone = f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest, and"
     if not node.wal.segments and not node.wal.logs:
-        raise Failed(f"{gone} no segment is in {node.folder}/wal: its disk is not mounted here, or wal_dir is on another machine; {BRING_BACK}")
+        raise NotRepairable(
+            f"{gone} no segment is in {node.folder}/wal: its disk is not mounted here, or wal_dir is on another machine; {BRING_BACK}"
+        )
     if len(node.wal.logs) > 1:
-        raise Failed(f"{gone} {node.folder}/wal holds segments of several logs ({', '.join(sorted(node.wal.logs))}); move those of the others away")
+        raise NotRepairable(
+            f"{gone} {node.folder}/wal holds segments of several logs ({', '.join(sorted(node.wal.logs))}); move those of the others away"
+        )
     node = _without_former(store, node)
     directory = _directory(store, view, node, gone) or new_id
     if directory in view.manifest.forgotten:
@@ -89,14 +91,14 @@ def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str
             continue  # damaged: the others tell
         if (header.namespace, header.cluster, header.node) != view.names(node):
             whose = f"{header.namespace}/{header.cluster}, node {header.node!r}"
-            raise Failed(f"{gone} {segment.path} is of {whose}: this folder was copied or renamed; move it away, or {BRING_BACK}")
+            raise NotRepairable(f"{gone} {segment.path} is of {whose}: this folder was copied or renamed; move it away, or {BRING_BACK}")
         found[header.directory] = segment.path
     if len(found) > 1:
         (one, first), (other, second), *_ = sorted(found.items())
-        raise Failed(f"{gone} {first} is of log {one}, {second} of log {other}; move the segments of the other one away, or {BRING_BACK}")
+        raise NotRepairable(f"{gone} {first} is of log {one}, {second} of log {other}; move the segments of the other one away, or {BRING_BACK}")
     registered = view.manifest.nodes.get(node.name, "")
     if found and registered and registered not in found:
-        raise Failed(f"{gone} its segments are of log {next(iter(found))}, registered is {registered}; move them away, or {BRING_BACK}")
+        raise NotRepairable(f"{gone} its segments are of log {next(iter(found))}, registered is {registered}; move them away, or {BRING_BACK}")
     return registered or next(iter(found), "")
 
 
@@ -106,10 +108,10 @@ def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> 
     kinds = {each.manifest.kind for each in (*view.nodes, *view.forgotten) if each.manifest_number and not each.manifest.empty}
     if kinds:
         return kinds.pop()
-    if view.claims_number or any(name != CLASS for name in _classes(store, node)):
+    if view.claims_number or any(name != RAW for name in _classes(store, node)):
         return ""
     what = f"its entries can be of raw maps or of {LOG}s of records (imap_wal.log), which their files do not say"
-    raise Failed(f"{gone} {what}; {BRING_BACK}")
+    raise NotRepairable(f"{gone} {what}; {BRING_BACK}")
 
 
 def _classes(store: SegmentStore, node: NodeView) -> Iterator[str]:

@@ -18,7 +18,7 @@ from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.encryption import SEAL_BYTES, cipher_of, resealed, sealed
 from imap_wal.entry import ORDER, Row
-from imap_wal.errors import UnsupportedVersion
+from imap_wal.errors import NotRepairable, UnsupportedVersion
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, NodeView
@@ -30,7 +30,6 @@ from imap_wal.repair.report import COPIED, EMPTIED, GIVEN_UP, LEFT_OUT, POINT_IN
 from imap_wal.repair.segment import Segment, cleared, dropped, find_missing_ends, look_at, pieces_of, renamed, text
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.salvage import Place, Scan, scan_segment
-from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, SegmentStore
 
 MISSING_MAX = 10_000
@@ -336,7 +335,7 @@ class NodeRepair:
         # If this folder was put back from an older copy, the marks name later segments.
         last_number = max([*found, manifest.checkpoint.segment, manifest.newest, *(mark.segment for mark in marks)])
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
-            raise Failed(
+            raise NotRepairable(
                 f"{folder}/wal: of {last_number} segments there are {len(found)}; if one with a strange number is not of this log, move it away"
             )
         for number in range(manifest.archived[1] + 1, last_number + 1):
@@ -375,7 +374,7 @@ class NodeRepair:
             self._plan_drops(segment, drops, before)
             return _CHANGED
         if drops:
-            raise Failed(f"{segment.path} is damaged ({segment.what}): repair it first, then drop entries from the copy")
+            raise NotRepairable(f"{segment.path} is damaged ({segment.what}): repair it first, then drop entries from the copy")
         if segment.status == "clean" or (segment.header is not None and segment.end_missing is not None):
             self._plan_copy(segment, before, None)
             lost = None
@@ -406,13 +405,13 @@ class NodeRepair:
 
     def _plan_drops(self, segment: Segment, drops: frozenset[Position], before: int | None) -> None:
         """An undamaged segment without some entries. The bytes of each go to a separate file.
-        `Failed` if there is no such entry."""
+        `NotRepairable` if there is no such entry."""
         scan = scan_segment(self.store, segment.path, self.view.names(self.node))
         data = self.store.read(segment.path)
         for drop in sorted(drops):
             frame = next((each for each in scan.frames if each.offset == drop.frame and drop.index < each.entries), None)
             if frame is None:
-                raise Failed(f"{segment.path} has no entry at {drop}; `imap-wal verify` and `imap-wal dump` name positions")
+                raise NotRepairable(f"{segment.path} has no entry at {drop}; `imap-wal verify` and `imap-wal dump` name positions")
             piece = pieces_of(scan.payload(data, frame), frame, segment.path)[drop.index]
             path = f"{self.node.folder}/lost/dropped-{drop}.{'wal' if scan.cipher else 'msgpack'}"
             self._aside[path] = self._alone(segment, frame, piece) if scan.cipher else piece

@@ -10,6 +10,7 @@ import google_crc32c
 import msgpack
 
 from imap_wal import format
+from imap_wal.errors import NotRepairable
 from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.repair.report import Extent
@@ -17,7 +18,6 @@ from imap_wal.segment import verdict
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import Place, Scan, last_lost, scan_segment
 from imap_wal.segment.verdict import goes_on
-from rewrite_cli.console.failures import Failed
 from storage_backends import SegmentStore
 
 
@@ -162,7 +162,7 @@ def text(position: Position | None) -> str | None:
 
 
 def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
-    """The bytes of each entry of a frame. `Failed` if it does not have so many as it should."""
+    """The bytes of each entry of a frame. `NotRepairable` if it does not have so many as it should."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(payload)
     ends = [0]
@@ -172,7 +172,7 @@ def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
             ends.append(unpacker.tell())
     except (ValueError, msgpack.UnpackException) as error:
         what = f"the frame at byte {frame.offset} does not hold the {frame.count} entries that it promises ({error})"
-        raise Failed(f"{path}: {what}, so none of them can be dropped; bring the file back from a copy") from error
+        raise NotRepairable(f"{path}: {what}, so none of them can be dropped; bring the file back from a copy") from error
     return [payload[start:end] for start, end in pairwise(ends)]
 
 

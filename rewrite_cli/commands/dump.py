@@ -187,7 +187,7 @@ def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
     def read() -> Iterator[Line]:
         with file:
             for node, row in msgpack.Unpacker(file, use_list=False, max_buffer_size=0):
-                cluster, decoder = shared or ("", Decoder(()))
+                cluster, decoder = shared or ("", Decoder((), out.note))
                 yield Line(row[TIMESTAMP_MS], cluster, node, None, row, decoder)
 
     return read()
@@ -195,7 +195,7 @@ def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
 
 def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Position | None, *, snapshots: bool) -> Iterator[Iterator[Line]]:
     log = ClusterLog(store, view.namespace, view.cluster)
-    decoder = Decoder(item for node in view.nodes for item in _schemas(node.manifest.metadata))
+    decoder = Decoder((item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note)
     maps = scope.maps or None
     nodes = [node.name for node in view.nodes if scope.wants_node(node.name)]
 

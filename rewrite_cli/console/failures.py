@@ -7,8 +7,8 @@ import traceback
 
 import click
 
-from imap_wal.errors import SEGMENT_ADVICE, Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
-from imap_wal.manifest.older import MISSING_ADVICE
+from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
+from imap_wal.inspect.advice import advice
 from rewrite_cli.console.interrupts import INTERRUPTED
 from storage_backends import Locked, NoSpace, NotFound, StorageError
 from storage_backends.location import without_secrets
@@ -35,25 +35,6 @@ def exit_code(error: BaseException) -> int:
             return USAGE
         case _:
             return FAILED
-
-
-MISSING = "bring its log back, or leave it out: export, restore and rewrite take --partial"
-
-
-def advice(error: ImapWalError) -> str:
-    """What to do on the command line; the error's own advice is for Python programs."""
-    match error:
-        case WriterLocked():
-            return "stop that process and run the command again (an agent can take over: --takeover)"
-        case Fenced():
-            return "run the command again, while no other process writes this log"
-        case MissingNode() if error.advice == MISSING_ADVICE:
-            return MISSING
-        case LogError() if error.advice == SEGMENT_ADVICE:
-            mend = "bring the file back from a copy, or write a repaired log with `imap-wal repair`"
-            return f"`imap-wal verify` shows all damage; {mend}"
-        case _:
-            return error.advice
 
 
 def message(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from imap_wal.read.rivals import Noted
 from imap_wal.read.view import LiveView, MergeProgress, live
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.output import F
+from rewrite_cli.console.output import F, note
 from rewrite_cli.console.selection import Scope
 from rewrite_cli.console.times import iso
 from storage_backends import SegmentStore
@@ -73,7 +73,7 @@ def _now(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tel
     metadata = newest.metadata()
     statistics = newest.statistics
     maps = [name for name in newest.maps() if scope.wants_map(name)]
-    return LiveCluster(view, maps, newest.rows, Decoder(metadata), metadata, statistics.seconds, statistics.records, dict(statistics.missing))
+    return LiveCluster(view, maps, newest.rows, Decoder(metadata, note), metadata, statistics.seconds, statistics.records, dict(statistics.missing))
 
 
 def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, settings: Settings, as_of_ms: int) -> LiveCluster:
@@ -106,4 +106,4 @@ def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, t
                 yield kept
 
     maps = [name for name in index.maps() if scope.wants_map(name)]
-    return LiveCluster(view, maps, rows, Decoder(metadata), list(metadata), clock.monotonic() - start, records)
+    return LiveCluster(view, maps, rows, Decoder(metadata, note), list(metadata), clock.monotonic() - start, records)

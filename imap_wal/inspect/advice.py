@@ -1,0 +1,24 @@
+"""What to do about an error on the command line. The error's own advice is for Python programs."""
+
+from __future__ import annotations
+
+from imap_wal.errors import SEGMENT_ADVICE, Fenced, ImapWalError, LogError, MissingNode, WriterLocked
+from imap_wal.manifest.older import MISSING_ADVICE
+
+MISSING = "bring its log back, or leave it out: export, restore and rewrite take --partial"
+
+
+def advice(error: ImapWalError) -> str:
+    """What to do on the command line; the error's own advice is for Python programs."""
+    match error:
+        case WriterLocked():
+            return "stop that process and run the command again (an agent can take over: --takeover)"
+        case Fenced():
+            return "run the command again, while no other process writes this log"
+        case MissingNode() if error.advice == MISSING_ADVICE:
+            return MISSING
+        case LogError() if error.advice == SEGMENT_ADVICE:
+            mend = "bring the file back from a copy, or write a repaired log with `imap-wal repair`"
+            return f"`imap-wal verify` shows all damage; {mend}"
+        case _:
+            return error.advice
