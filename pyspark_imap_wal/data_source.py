@@ -1,4 +1,8 @@
-"""The log as a Spark data source: `spark.read.format("imap_wal")`."""
+"""The log as a Spark data source.
+
+spark.read.format("imap_wal").load(url)      raw: every entry that counts; a task per file
+…option("mode", "latest")                    the live view: a task per bucket of keys
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""Spark: the data source `imap_wal`, and the rewrite engine for logs that one machine does not want to merge. The only module that imports pyspark.
+"""The rewrite engine on Spark, for logs that one machine does not want to merge.
 
-    spark.read.format("imap_wal").load(url)                       raw: every entry that counts; a task per file
-    …option("mode", "latest")                                     the live view: a task per bucket of keys
-
-    SparkEngine   files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶ newest of all ─▶ part files
-
-Workers run the interpreter of this process, whatever PATH says.
+files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶ newest of all ─▶ part files
 """
 
 from __future__ import annotations

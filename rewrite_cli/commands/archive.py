@@ -6,11 +6,9 @@ from typing import Any
 
 import click
 
-from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.inspect.inventory import ClusterView, NodeView
-from imap_wal.retention.archive import archive_sealed
-from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.retention.offline import archive_offline
+from imap_wal.write.node_log import Identity
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Scope, scope_options
@@ -47,15 +45,6 @@ def command(scope: Scope, dry_run: bool, output: str) -> None:
         out.print_table(("namespace", "cluster", "node", "segments", "records", "log bytes", "archive bytes"), [tuple(row.values()) for row in rows])
 
 
-def archive_all(scope: Scope) -> None:
-    """Archive every node in the scope."""
-    with scope.open() as (store, clusters):
-        for view in clusters:
-            for node in view.nodes:
-                if scope.wants_node(node.name):
-                    _archive(store, view, node)
-
-
 def _demand_manifest(node: NodeView) -> None:
     if not node.manifest.directory:
         raise Failed(f"{node.folder} has no manifest: nothing says whose log it is")
@@ -70,12 +59,7 @@ def _plan(view: ClusterView, node: NodeView) -> dict[str, Any]:
 def _archive(store: SegmentStore, view: ClusterView, node: NodeView) -> dict[str, Any]:
     _demand_manifest(node)
     identity = Identity(view.namespace, view.cluster, node.name)
-    # Opening the log cuts a torn tail and shuts others out while the segments go.
-    log = open_node_log(store, identity, Settings(), SystemClock(), SystemRandomness(), what="imap-wal archive")
-    try:
-        done = archive_sealed(store, node.folder, node.name, log.manifests, epoch=log.epoch)
-    finally:
-        log.close()
+    done = archive_offline(store, identity, node.folder)
     return _row(view, node, done.segments, done.records, done.bytes_before, done.bytes_after)
 
 

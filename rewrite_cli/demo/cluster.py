@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 from imap_wal.clock import Clock
+from imap_wal.write.node_log import Identity
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.selection import Scope
 from rewrite_cli.demo import flights
 from rewrite_cli.demo.embedded import Look, Report, Tell, finish, measure_bytes, rewrite_and_prune
 from rewrite_cli.demo.playback import Playback
@@ -136,11 +138,13 @@ def play_cluster(stream: flights.Stream, url: str, folder: Path, kills: int, cou
 
 def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     """Offline, as the command line does it."""
-    from rewrite_cli.commands.archive import archive_all
-    from rewrite_cli.console.selection import Scope
+    from imap_wal.retention.offline import archive_offline
 
     start = playback.now()
-    archive_all(Scope(url))
+    with Scope(url).open() as (store, clusters):
+        for view in clusters:
+            for node in view.nodes:
+                archive_offline(store, Identity(view.namespace, view.cluster, node.name), node.folder)
     middle = playback.now()
     report.storage.append(measure_bytes(url, "archived"))
     rewrite_and_prune(url)

@@ -14,7 +14,9 @@ import imap_wal
 from imap_wal.clock import Clock
 from imap_wal.encryption import open_store
 from imap_wal.inspect.inventory import survey
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.segment.reader import SegmentReader
+from rewrite_cli.console.selection import Scope
 from rewrite_cli.demo import flights
 from rewrite_cli.demo.playback import Comparison, Playback, Timeline
 from rewrite_cli.demo.writer import CLUSTER, NAMESPACE, NODE
@@ -153,9 +155,12 @@ def finish(report: Report, playback: Playback) -> Report:
 
 def rewrite_and_prune(url: str) -> None:
     """What `imap-wal rewrite URL && imap-wal prune URL --yes` do."""
-    from rewrite_cli.commands.prune import prune_all
-    from rewrite_cli.commands.rewrite import rewrite_all
-    from rewrite_cli.console.selection import Scope
+    from imap_wal.rewrite.local_engine import LocalEngine
+    from imap_wal.rewrite.prune import prune
+    from imap_wal.rewrite.run import rewrite
 
-    rewrite_all(Scope(url), engine="local")
-    prune_all(Scope(url))
+    with Scope(url).open() as (store, clusters):
+        for view in clusters:
+            log = ClusterLog(store, view.namespace, view.cluster)
+            rewrite(log, LocalEngine())
+            prune(log)

@@ -1,0 +1,20 @@
+"""Archives the log of a node that no process writes."""
+
+from __future__ import annotations
+
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.retention.archive import Archived, archive_sealed
+from imap_wal.settings import Settings
+from imap_wal.write.node_log import Identity, open_node_log
+from storage_backends import SegmentStore
+
+
+def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -> Archived:
+    """Turn all segments of a node's log into archives. `WriterLocked` if another process writes it;
+    the errors of `open_node_log` and `archive_sealed`."""
+    # Opening the log cuts a torn tail and shuts others out while the segments are removed.
+    log = open_node_log(store, identity, Settings(), SystemClock(), SystemRandomness(), what="imap-wal archive")
+    try:
+        return archive_sealed(store, node_folder, identity.node, log.manifests, epoch=log.epoch)
+    finally:
+        log.close()
