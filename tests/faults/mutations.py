@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("storage_backends", "imap_wal", "rewrite_cli", "tests", "pyproject.toml")
+SOURCES = ("storage_backends", "imap_wal", "pyspark_imap_wal", "rewrite_cli", "tests", "pyproject.toml")
 _FAULTS = "tests/faults"
 _REWRITE = "tests/rewrite/test_rewrite.py"
 
@@ -60,19 +60,19 @@ MUTATIONS = (
              f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]", quick=True),
     Mutation("tombstone dropped early", "imap_wal/rewrite/plan.py", "return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT", "return GONE",
              f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state"),
-    Mutation("changes of owners that were replaced count", "imap_wal/read/scan.py", "kept = [not row[9] < ", "kept = [True or row[9] < ",
+    Mutation("changes of owners that were replaced count", "imap_wal/read/selection.py", "kept = [not row[9] < ", "kept = [True or row[9] < ",
              f"{_REWRITE}::test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced"),
-    Mutation("what a rewrite learned of partitions is not carried on", "imap_wal/rewrite/plan.py", "versions=_known_versions(before) if complete", "versions=NO_VERSIONS if complete",
+    Mutation("what a rewrite learned of partitions is not carried on", "imap_wal/rewrite/plan.py", "versions=known_versions(before) if complete", "versions=NO_VERSIONS if complete",
              f"{_REWRITE}::test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older"),
     Mutation("partition versions of a snapshot's tombstones are lost", "imap_wal/rewrite/plan.py", "self._learn([row for row in rows if row[5] or row[7]])", "pass",
              f"{_REWRITE}::test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older"),
-    Mutation("a drop loses partition versions", "imap_wal/rewrite/plan.py", "return _known_versions(before).raised(pairs.items())", "return _known_versions(before)",
+    Mutation("a drop loses partition versions", "imap_wal/rewrite/drop.py", "return known_versions(before).raised(pairs.items())", "return known_versions(before)",
              f"{_REWRITE}::test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop"),
-    Mutation("a rewrite below the orphan floor is published", "imap_wal/rewrite/plan.py", "if job.generation < manifest.orphan_floor:", "if job.generation < 0:",
+    Mutation("a rewrite below the orphan floor is published", "imap_wal/rewrite/publish.py", "if job.generation < manifest.orphan_floor:", "if job.generation < 0:",
              f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap"),
     Mutation("files of a slow rewrite deleted without raising the floor", "imap_wal/retention/snapshots.py", "else log.manifests.update(change)", "else change(manifest)",
              f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap"),
-    Mutation("new snapshot files not read before they are published", "imap_wal/rewrite/plan.py", "                confirm(log, job, result)\n", "                pass\n",
+    Mutation("new snapshot files not read before they are published", "imap_wal/rewrite/run.py", "                confirm(log, job, result)\n", "                pass\n",
              f"{_REWRITE}::test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing"),
     Mutation("snapshot not read before what it covers is removed", "imap_wal/retention/snapshots.py", "check_contents(log.store, path, 0 if known else checksum, size)", "pass",
              f"{_REWRITE}::test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole"),
@@ -90,7 +90,7 @@ MUTATIONS = (
              "tests/agent/test_threads.py::test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told"),
     Mutation("part names of a large range are those of the next", "imap_wal/rewrite/plan.py", 'part-{partition:05d}-{number:05d}-{token}.parquet"', 'part-{partition * 1000 + number:05d}.parquet"',
              "tests/spark/test_spark.py::test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order"),
-    Mutation("rows of a file not compared with the manifest", "imap_wal/retention/archive.py", "if records and found != records:", "if records and found < 0:",
+    Mutation("rows of a file not compared with the manifest", "imap_wal/parquet/file.py", "if records and found != records:", "if records and found < 0:",
              f"{_REWRITE}::test_a_snapshot_of_another_map_or_with_rows_missing_is_not_served"),
     Mutation("verify does not look for conflicts of order", "rewrite_cli/commands/verify.py", "        texts = conflicts.found(log, check=deadline.check)\n", "        texts: list[str] = []\n",
              "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[verify]"),
@@ -104,7 +104,7 @@ MUTATIONS = (
              "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node"),
     Mutation("lifetimes are never removed", "imap_wal/rewrite/prune.py", "        _drop_lifetimes(log)\n", "        pass\n",
              "tests/actors/test_metadata_size.py::test_lifetimes_whose_entries_were_removed_are_dropped"),
-    Mutation("requests of all sessions are kept", "imap_wal/manifest/cluster.py", "if session in known or session > self.session - SESSIONS_KEPT}", "if session in known or session > 0}",
+    Mutation("requests of all sessions are kept", "imap_wal/manifest/node.py", "if session in known or session > self.session - SESSIONS_KEPT}", "if session in known or session > 0}",
              "tests/actors/test_metadata_size.py::test_requests_of_old_sessions_are_dropped"),
     Mutation("small archives are not merged", "imap_wal/retention/archive.py", "    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:", "    while ordered and ordered[-1].bytes < 0:",
              "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_a_few_archives_of_a_map"),
@@ -120,11 +120,11 @@ MUTATIONS = (
              "tests/unit/test_writer.py::test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long"),
     Mutation("sealed segment archived, last entry left out", "imap_wal/retention/archive.py", "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = by_map",
              "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n            rows, places = by_map", KILL),
-    Mutation("mark one frame beyond what was merged", "imap_wal/rewrite/plan.py", "found[node] = Mark(directory, position)", "found[node] = Mark(directory, position._replace(frame=position.frame + 100_000))",
+    Mutation("mark one frame beyond what was merged", "imap_wal/rewrite/publish.py", "found[node] = Mark(directory, position)", "found[node] = Mark(directory, position._replace(frame=position.frame + 100_000))",
              f"{_FAULTS}/test_fault_12_writers.py::test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing"),
     Mutation("lock file closed at once", "storage_backends/local.py", "                return LocalLock(fd)\n        raise Unavailable", "                os.close(fd)\n                return LocalLock(os.open(os.devnull, os.O_RDONLY))\n        raise Unavailable",
              f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_are_one_log_with_one_lock"),
-    Mutation("descriptor of a sealed segment not closed", "imap_wal/segment/reader.py", "            self._sealed = True\n        self.close()", "            self._sealed = True",
+    Mutation("descriptor of a sealed segment not closed", "imap_wal/segment/writer.py", "            self._sealed = True\n        self.close()", "            self._sealed = True",
              f"{_FAULTS}/test_fault_14_leaks.py::test_a_thousand_opens_leave_no_file_descriptor_and_no_thread"),
 )  # fmt: skip
 
