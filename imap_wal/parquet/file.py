@@ -264,13 +264,6 @@ def stored_schemas() -> tuple[Any, ...]:
     return tuple(found)
 
 
-def prepare() -> None:
-    """Load the rest of the Parquet library now, not when the first file is read."""
-    import pyarrow.compute  # noqa: F401
-
-    stored_schemas()
-
-
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 

@@ -54,3 +54,10 @@ def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[Changes]:
 
 def _has_clears(rows: Sequence[Row]) -> bool:
     return None in map(itemgetter(KEY), rows)
+
+
+def prepare() -> None:
+    """Load the rest of the Parquet library now, not when the first file is read."""
+    import pyarrow.compute  # noqa: F401
+
+    stored_schemas()

@@ -49,7 +49,7 @@ def partial_option(command: F) -> F:
 def load_parquet() -> None:
     """Import the Parquet library before a merge is timed. Otherwise the first Parquet file would
     add the import, about a second, to the forecast of a restart."""
-    from imap_wal.parquet.file import prepare
+    from imap_wal.read.parquet_scan import prepare
 
     prepare()
 
