@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from imap_wal.entry import KEY, Row
 from imap_wal.format import START
-from imap_wal.parquet.file import ARCHIVE_SCHEMA, SNAPSHOT_SCHEMA, batches, nodes_of, to_positions, to_rows
+from imap_wal.parquet.file import ARCHIVE_SCHEMA, SNAPSHOT_SCHEMA, batches, nodes_of, stored_schemas, to_positions, to_rows
 from imap_wal.read.file_scan import Changes, Piece
 from imap_wal.read.selection import void_below, without_overtaken
 from storage_backends import SegmentStore
