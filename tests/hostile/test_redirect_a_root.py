@@ -148,7 +148,7 @@ def test_the_file_of_credentials_reaches_the_place_of_the_segments(tmp_path: Pat
     assert found == expected
     found.clear()
     monkeypatch.setenv("IMAP_WAL_CREDENTIALS", str(file))
-    open_store(data_source._known(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else "")))
+    open_store(data_source.known(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else "")))
     assert found == expected
     found.clear()
     plain = located("s3://slow/maps?key=z").knowing({"s3://fast": {"key": "b"}})

@@ -181,14 +181,15 @@ def test_of_two_schemas_with_one_id_neither_counts() -> None:
     assert len(bad) == 5
 
 
-def test_a_bad_schema_is_named_and_the_values_of_others_are_still_decoded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_schema_is_named_and_the_values_of_others_are_still_decoded() -> None:
     service = SerializationServiceV1(Config())
     text = service.to_data("text").buffer
-    decoder = Decoder([("schema", ORDER.id, GADGET), ("schema", 7, b"\xff"), ("schema", OTHER.id, OTHER.to_bytes())])
+    notes: list[str] = []
+    decoder = Decoder([("schema", ORDER.id, GADGET), ("schema", 7, b"\xff"), ("schema", OTHER.id, OTHER.to_bytes())], notes.append)
     row: tuple[Any, ...] = ("m", text, "", text, "", False, 0, 0, 0, (1, 1, 1, 1))
     assert not isinstance(decoder.value(row), Opaque)
     assert decoder.value(row) == "text"
-    assert str(ORDER.id) in capsys.readouterr().err
+    assert len(notes) == 2 and str(ORDER.id) in notes[0]
 
 
 def test_the_schemas_that_were_read_are_kept_up_to_so_many_bytes() -> None:

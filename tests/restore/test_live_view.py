@@ -579,7 +579,7 @@ def test_values_are_loaded_up_to_a_size(memory: MemoryStore) -> None:
     for memory_bytes in (1 << 30, 1):
         made = view(memory, restore_memory_bytes=memory_bytes)
         rows, taken = made.load_some("orders", keys, 2500)
-        assert [row[1] for row in rows] == [b"k0", b"k1", b"k2"] and taken == 4
-        assert made.load_some("orders", keys[taken:], None)[1] == 7
+        assert [row[1] for row in rows] == [b"k0", b"k1"] and taken == 3
+        assert made.load_some("orders", keys[taken:], None)[1] == 8
         assert len(made.load("orders", keys)) == 10
         made.close()
