@@ -22,7 +22,7 @@ from msgpack import Packer, unpackb
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import SeededRandomness
-from imap_wal.manifest import cluster, document, evidence, store
+from imap_wal.manifest import cluster, document, evidence, node, store
 from imap_wal.segment import listing
 from imap_wal.settings import choose
 from tests.simulation import values
@@ -215,12 +215,18 @@ def installed() -> Iterator[None]:
     for module in modules():
         if hasattr(module, "sorted_out"):
             put(module, "sorted_out", sort)
-    put(sys.modules["imap_wal.rewrite.plan"], "memory_max_bytes", lambda: 0)
-    put(document, "with_checksum", _with_checksum)
-    put(document, "_checksum_of_rest", lambda text: "")
-    put(document, "_canonical", lambda body: str(body.get("nonce", "")))
-    put(document, "_checksum", lambda canonical: canonical)
-    put(cluster, "json", _Json)
+    put(sys.modules["imap_wal.rewrite.run"], "memory_max_bytes", lambda: 0)
+    for name, fake in {
+        "with_checksum": _with_checksum,
+        "checksum_of_rest": lambda text: "",
+        "canonical_json": lambda body: str(body.get("nonce", "")),
+        "_checksum": lambda canonical: canonical,
+        "json": _Json,
+    }.items():
+        real_one = getattr(document, name)
+        for module in (document, store, node, cluster):
+            if getattr(module, name, None) is real_one:
+                put(module, name, fake)
     put(store.ManifestLog, "_decode", _read_once(store.ManifestLog._decode))
     put(store.ManifestLog, "_files", _files)
     for name in (

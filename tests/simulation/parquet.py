@@ -164,29 +164,29 @@ def _decode(data: bytes, path: str) -> Batch:
 
 
 def patches() -> list[tuple[Any, str, Any]]:
-    """Replacements for the modules that write or read such files."""
+    """Replacements in all modules that write or read such files."""
+    from imap_wal.read import parquet_scan
     from imap_wal.retention import archive
-    from imap_wal.rewrite import conflicts, local_engine, publish
+    from imap_wal.rewrite import conflicts, local_engine, plan, publish
     from pyspark_imap_wal import rewrite_engine
 
+    fakes = {
+        "ParquetFile": File,
+        "batches": batches,
+        "to_batch": to_batch,
+        "plain": lambda batch: batch,
+        "written_otherwise": lambda *_: False,
+        "to_rows": _of_batch("rows", parquet_file.to_rows),
+        "to_positions": _of_batch("places", parquet_file.to_positions),
+        "nodes_of": _of_batch("nodes", parquet_file.nodes_of),
+        "tempfile": _Tempfile,
+    }
+    users = (parquet_scan, archive, conflicts, local_engine, plan, publish, rewrite_engine)
     return [
-        (archive, "ParquetFile", File),
-        (local_engine, "ParquetFile", File),
-        (conflicts, "ParquetFile", File),
-        (archive, "batches", batches),
-        (publish, "batches", batches),
-        (archive, "to_batch", to_batch),
-        (local_engine, "to_batch", to_batch),
-        (conflicts, "to_batch", to_batch),
-        (archive, "plain", lambda batch: batch),
-        (publish, "written_otherwise", lambda *_: False),
-        (archive, "to_rows", _of_batch("rows", parquet_file.to_rows)),
-        (archive, "to_positions", _of_batch("places", parquet_file.to_positions)),
-        (archive, "nodes_of", _of_batch("nodes", parquet_file.nodes_of)),
-        (archive, "tempfile", _Tempfile),
-        (local_engine, "tempfile", _Tempfile),
-        (rewrite_engine, "tempfile", _Tempfile),
-        (conflicts, "tempfile", _Tempfile),
+        (module, name, fake)
+        for module in users
+        for name, fake in fakes.items()
+        if getattr(module, name, None) is getattr(parquet_file, name)
     ]
 
 

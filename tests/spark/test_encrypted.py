@@ -46,11 +46,11 @@ def test_the_data_source_reads_with_the_keys(spark: Any, tmp_path: Path, place: 
 
 def test_the_keys_come_from_the_variable_of_the_worker_too(spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that was named for the root wins over it."""
-    from pyspark_imap_wal.data_source import _known
+    from pyspark_imap_wal.data_source import known
 
     monkeypatch.setenv("IMAP_WAL_ENCRYPTION_KEYS", "env:K")
-    assert _known(place).encryption_keys == "env:K"
-    assert _known(located(place).with_keys("env:L")).encryption_keys == "env:L"
+    assert known(place).encryption_keys == "env:K"
+    assert known(located(place).with_keys("env:L")).encryption_keys == "env:L"
 
 
 def test_the_rewrite_on_spark_encrypts_with_the_key_that_writes(spark: Any, tmp_path: Path, place: str) -> None:
