@@ -22,11 +22,10 @@ from imap_wal.agent import claims, reads
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS
-from imap_wal.read import cluster, scan, selection
+from imap_wal.read import cluster, parquet_scan, scan
 from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import LiveView
-from imap_wal.retention import archive
 from imap_wal.rewrite import conflicts, drop, local_engine, plan
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
@@ -361,8 +360,8 @@ def _owners_are_not_compared(put: Put) -> None:
     def all_count(rows: Any, places: Any, overtaken: Any) -> Any:
         return rows, places
 
-    put(selection, "without_overtaken", all_count)
-    put(archive, "without_overtaken", all_count)
+    put(scan, "without_overtaken", all_count)
+    put(parquet_scan, "without_overtaken", all_count)
 
 
 def _a_snapshot_teaches_nothing(put: Put) -> None:

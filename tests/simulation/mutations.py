@@ -24,7 +24,7 @@ from imap_wal.parquet import file as parquet_file
 from imap_wal.read import cluster, parquet_scan
 from imap_wal.repair import cluster as repair_cluster
 from imap_wal.retention import archive, snapshots
-from imap_wal.rewrite import plan, publish
+from imap_wal.rewrite import plan, publish, run
 from imap_wal.write import committer, node_log, recovery
 from storage_backends import AlreadyExists
 from tests.simulation.drills import DRILLS, ORDERS
@@ -298,7 +298,7 @@ def _archived_clears_are_entries(put: Put) -> None:
 
 
 def _any_clock_will_do(put: Put) -> None:
-    put(plan, "demand_clock", lambda *_, **__: None)
+    put(run, "demand_clock", lambda *_, **__: None)
 
 
 MUTATIONS = (
