@@ -17,7 +17,6 @@ import re
 import shlex
 import stat
 import subprocess
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Self
 
 from imap_wal.errors import EncryptionError, InvalidSetting
 from imap_wal.settings import check_source
+from imap_wal.watched import Watched
 
 PLAIN = "plain"
 KEY_BYTES = 32
@@ -88,28 +88,23 @@ class Keys:
         """Reads the source, unless `ring` is given: `InvalidSetting`."""
         check_source(source)
         self.source = source
-        self._mutex = threading.Lock()
-        self._seen = _state(source)
-        self._ring = ring or (_read(source) if source else KeyRing())
+        self._source = Watched(
+            _path_of(source),
+            lambda: _read(source) if source else KeyRing(),
+            lambda error: _log.warning("the keys cannot be read again, the former ones are used: %s", error),
+            ring,
+        )
 
     @property
     def ring(self) -> KeyRing:
         """As it is now. If its file cannot be read any more, the former one, and a warning."""
-        if self.source:
-            with self._mutex:
-                now = _state(self.source)
-                if now != self._seen:
-                    self._seen = now
-                    self._read_again()
-        return self._ring
+        return self._source.look()
 
     def find(self, file: str, key_id: str) -> bytes:
         """The key of a file. `EncryptionError`."""
-        key = self._ring.keys.get(key_id)
+        key = self._source.last.keys.get(key_id)
         if key is None and self.source:
-            with self._mutex:
-                self._read_again()
-            key = self._ring.keys.get(key_id)
+            key = self._source.read_again().keys.get(key_id)
         if key is None:
             raise EncryptionError(file, key_id, f"it is encrypted with key {key_id!r}, {self.told}", self.advice, is_missing=True)
         return key
@@ -123,19 +118,14 @@ class Keys:
     @property
     def told(self) -> str:
         """For errors: which keys there are."""
-        return f"and the keys given are {self._ring.names}" if self._ring.keys else "and no keys are given"
+        ring = self._source.last
+        return f"and the keys given are {ring.names}" if ring.keys else "and no keys are given"
 
     @property
     def advice(self) -> str:
         return (
             "add the key to the others" if self.source else "give the keys: encryption_keys, --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
         ) + "; nothing was changed"
-
-    def _read_again(self) -> None:
-        try:
-            self._ring = _read(self.source)
-        except InvalidSetting as error:
-            _log.warning("the keys cannot be read again, the former ones are used: %s", error)
 
 
 def _read(source: str) -> KeyRing:
@@ -147,16 +137,10 @@ def _read(source: str) -> KeyRing:
 _KINDS = {"file": "file", "env": "variable", "command": "command"}
 
 
-def _state(source: str) -> tuple[int, int, int]:
-    """What changes when a file of keys changes."""
+def _path_of(source: str) -> Path | None:
+    """Of a file of keys; None for a variable or a command."""
     kind, _, path = source.partition(":")
-    if kind == "file":
-        try:
-            found = Path(path.strip()).expanduser().stat()
-        except OSError:
-            return 0, 0, 0
-        return found.st_mtime_ns, found.st_size, found.st_ino
-    return 0, 0, 0
+    return Path(path.strip()).expanduser() if kind == "file" else None
 
 
 def _file(name: str) -> str:

@@ -26,6 +26,7 @@ import structlog
 from imap_wal.agent.peers import Peer, Right
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
+from imap_wal.watched import Watched
 
 KEY_BYTES = 32
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -156,9 +157,13 @@ class Clients:
     changes nothing, and is logged. Used by several threads."""
 
     def __init__(self, path: str, clock: Clock) -> None:
-        self._path, self._clock = path, clock
-        self._sign = self._signature()
-        self._peers = read_clients(path)
+        self._clock = clock
+        self._file = Watched(
+            path,
+            lambda: read_clients(path),
+            lambda error: _log.error("clients not read again: those of before still count", file=path, error=str(error)),
+        )
+        self._path = path
         self._looked = clock.monotonic()
 
     def find(self, public: str) -> Peer | None:
@@ -166,27 +171,10 @@ class Clients:
         now = self._clock.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            self._look()
-        return self._peers.get(public)
-
-    def _look(self) -> None:
-        sign = self._signature()
-        if sign == self._sign:
-            return
-        self._sign = sign
-        try:
-            self._peers = read_clients(self._path)
-        except InvalidSetting as error:
-            _log.error("clients not read again: those of before still count", file=self._path, error=str(error))
-        else:
-            _log.info("clients read again", file=self._path, clients=_names(self._peers.values()))
-
-    def _signature(self) -> tuple[int, ...]:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
+            before = self._file.last
+            if self._file.look() is not before:
+                _log.info("clients read again", file=self._path, clients=_names(self._file.last.values()))
+        return self._file.last.get(public)
 
 
 def _names(peers: Iterable[Peer]) -> str:
@@ -220,5 +208,5 @@ def _text(path: str | Path, refused: int = 0, why: str = "", remedy: str = "") -
 def _toml(text: str, path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
         raise InvalidSetting(f"{path}: not TOML: {error}") from None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from imap_wal.agent.peers import Peer, Right
 from imap_wal.agent.server import Agent
 from imap_wal.errors import InvalidSetting, NotAllowed
 from tests.agent.harness import NamedClient, Plugin, identity, serving
+from tests.support import eventually
 
 MEMBER, READER, STRANGER = new_pair("member-1"), new_pair("reader"), new_pair("stranger")
 AGENT = new_pair("agent-1")
@@ -143,18 +143,18 @@ def test_a_revoked_key_ends_on_open_connections_and_a_new_one_needs_no_restart(s
         member.hello()
         assert reader.stat()["node"] == "n1"
         write_clients(tmp_path, member=set(Right))
-        time.sleep(1.2)
+        eventually(lambda: reader.client.ask("stat")[0][0] == "error", "the file of clients is read again")
         assert "a revoked key has no right" in refused(reader, "stat")
         assert member.put(a="1")[0] == "ack"
         with plugin(settings, READER) as again, pytest.raises(NotAllowed):
             again.client.ask("stat")
         write_clients(tmp_path, member=set(Right), reader={Right.READ})
-        time.sleep(1.2)
+        eventually(lambda: reader.client.ask("stat")[0][0] != "error", "the file of clients is read again")
         with plugin(settings, READER) as again:
             assert again.stat()["node"] == "n1"
         # A file that cannot be read changes nothing.
         (tmp_path / "clients.toml").write_text("no TOML")
-        time.sleep(1.2)
+        eventually(lambda: member.stat() and any(line["event"].startswith("clients not read again") for line in lines), "the file is refused")
         assert member.put(b="1")[0] == "ack"
     assert any(line["event"].startswith("clients not read again") and line["log_level"] == "error" for line in lines)
 

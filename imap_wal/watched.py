@@ -1,0 +1,73 @@
+"""What a file says, in a process that lives longer than the file stays as it is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
+
+from imap_wal.errors import InvalidSetting
+
+T = TypeVar("T")
+_Sign: TypeAlias = tuple[int, ...]
+
+
+class Watched(Generic[T]):
+    """A value that is read from a file, and read again when the file has changed. While the file
+    cannot be read, the last value counts, and every look tries again. Safe in any thread.
+
+    `path`: None for a source that is no file; only `read_again` reads it again. `read` raises
+    InvalidSetting; `told` gets that error, once for each state of the file. `value`: the first
+    value, if it is known; otherwise it is read now, and InvalidSetting is raised."""
+
+    def __init__(self, path: str | Path | None, read: Callable[[], T], told: Callable[[InvalidSetting], None], value: T | None = None) -> None:
+        self._path, self._read, self._told = path, read, told
+        self._reading = threading.Lock()
+        # Before the file is read: a change meanwhile is found by the next look.
+        self._sign = self._sign_now()
+        self._refused: _Sign | None = None
+        """The state of the file whose error was told."""
+        self._value = read() if value is None else value
+
+    @property
+    def last(self) -> T:
+        """The value of the last look."""
+        return self._value
+
+    def look(self) -> T:
+        """The value as it is now. It does not wait while another thread reads: that may take long."""
+        if self._path is not None and self._reading.acquire(blocking=False):
+            try:
+                if self._sign_now() != self._sign:
+                    self._read_now()
+            finally:
+                self._reading.release()
+        return self._value
+
+    def read_again(self) -> T:
+        """The value, read now."""
+        with self._reading:
+            self._read_now()
+        return self._value
+
+    def _read_now(self) -> None:
+        sign = self._sign_now()
+        try:
+            value = self._read()
+        except InvalidSetting as error:
+            if sign != self._refused:
+                self._refused = sign
+                self._told(error)
+        else:
+            self._value, self._sign, self._refused = value, sign, None
+
+    def _sign_now(self) -> _Sign:
+        if self._path is None:
+            return ()
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
