@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import Whole, checked, fields_of, packed, require, unpacked, whole, without_defaults
+from imap_wal.manifest.document import Packed, Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.node import Pair, Seen, without_turn
 from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
 from storage_backends import SegmentStore
@@ -142,31 +142,24 @@ def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[Mark, ...]]:
     return found
 
 
-class SnapshotTable(Mapping[str, Snapshot]):
-    """The snapshots of many maps, stored in a manifest as one string, as `ArchiveList` is: an open
-    and a claim copy it without parsing it. What they need of it is beside it, in `covered`."""
+class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
+    """The snapshots of many maps. An open and a claim copy it without parsing it. What they need of
+    it is beside it, in `covered`."""
 
-    __slots__ = ("_covered", "_file", "_snapshots", "_text")
+    __slots__ = ("_covered",)
 
     def __init__(
         self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[Mark, ...]] | None = None, file: str = ""
     ) -> None:
-        """Give the first, or the other three; what is not given is computed on first use:
-        `CorruptLog`, which names the manifest `file`. Safe in any thread."""
-        self._snapshots, self._text, self._covered, self._file = snapshots, text, covered, file
+        """Give the first, or the other three; see `Packed`."""
+        super().__init__(snapshots, text, file)
+        self._covered = covered
 
-    @property
-    def text(self) -> str:
-        if not self._text:
-            self._text = packed(_with_marks_once(self.whole))
-        return self._text
+    def _to_document(self, value: Mapping[str, Snapshot]) -> Any:
+        return _with_marks_once(value)
 
-    @property
-    def whole(self) -> Mapping[str, Snapshot]:
-        if self._snapshots is None:
-            with whole(self._file):
-                self._snapshots = _from_json_with_marks(*checked(unpacked(self._text), tuple[Any, Any]))
-        return self._snapshots
+    def _from_document(self, document: Any) -> Mapping[str, Snapshot]:
+        return _from_json_with_marks(*checked(document, tuple[Any, Any]))
 
     @property
     def covered(self) -> Mapping[str, tuple[Mark, ...]]:
@@ -177,22 +170,6 @@ class SnapshotTable(Mapping[str, Snapshot]):
 
     def __getitem__(self, name: str) -> Snapshot:
         return self.whole[name]
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.whole)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, SnapshotTable):
-            return self is other or self.whole == other.whole
-        return self.whole == other
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self.whole)
 
 
 @dataclass(frozen=True, slots=True)

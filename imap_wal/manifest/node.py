@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeAlias, overload
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import TURNS
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import NOT_OF_VERSION_1, Whole, checked, fields_of, packed, require, unpacked, whole
+from imap_wal.manifest.document import NOT_OF_VERSION_1, Packed, Whole, checked, fields_of, require
 from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
 from storage_backends import SegmentStore
 
@@ -62,30 +62,16 @@ class Archive:
         return fields_of(self)
 
 
-class ArchiveList(Sequence[Archive]):
-    """A long list of archives, stored in a manifest as one string: base64 of deflated JSON. An
-    open, a new session and a new segment copy it without parsing it, so they take the same time
-    with one archive and with ten thousand."""
+class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
+    """A long list of archives. An open, a new session and a new segment copy it without parsing it."""
 
-    __slots__ = ("_archives", "_file", "_text")
+    __slots__ = ()
 
-    def __init__(self, archives: tuple[Archive, ...] | None, text: str = "", file: str = "") -> None:
-        """Give one of the first two; the other is computed on first use: `CorruptLog`, which names
-        the manifest `file`. Safe in any thread."""
-        self._archives, self._text, self._file = archives, text, file
+    def _to_document(self, value: tuple[Archive, ...]) -> Any:
+        return [archive.to_json() for archive in value]
 
-    @property
-    def text(self) -> str:
-        if not self._text:
-            self._text = packed([archive.to_json() for archive in self.whole])
-        return self._text
-
-    @property
-    def whole(self) -> tuple[Archive, ...]:
-        if self._archives is None:
-            with whole(self._file):
-                self._archives = checked(unpacked(self._text), tuple[Archive, ...])
-        return self._archives
+    def _from_document(self, document: Any) -> tuple[Archive, ...]:
+        return checked(document, tuple[Archive, ...])
 
     @overload
     def __getitem__(self, index: int) -> Archive: ...
@@ -93,22 +79,6 @@ class ArchiveList(Sequence[Archive]):
     def __getitem__(self, index: slice) -> tuple[Archive, ...]: ...
     def __getitem__(self, index: int | slice) -> Archive | tuple[Archive, ...]:
         return self.whole[index]
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def __iter__(self) -> Iterator[Archive]:
-        return iter(self.whole)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ArchiveList):
-            return self is other or self.whole == other.whole
-        return self.whole == other
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self.whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pytest
 from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
-from imap_wal.manifest import cluster, node
+from imap_wal.manifest import document as document_of_manifests
 from imap_wal.manifest.cluster import ClusterManifest, Mark, Snapshot, cluster_manifests
 from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
 from imap_wal.manifest.store import KEEP, ManifestLog
@@ -225,7 +225,7 @@ def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(memory: Me
 
     read = node_manifests(memory, "n", FakeClock(), SeededRandomness(1))
     with monkeypatch.context() as patched:
-        patched.setattr(node, "unpacked", None)
+        patched.setattr(document_of_manifests, "unpacked", None)
         patched.setattr(Archive, "to_json", None)
         read.update(lambda manifest: replace(manifest, session=7))
     again = node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).read()[1]
@@ -251,7 +251,7 @@ def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(memory: Me
     assert (document["format"], "marks" in document) == (2, False)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cluster, "unpacked", None)
+        patched.setattr(document_of_manifests, "unpacked", None)
         patched.setattr(Snapshot, "to_json", None)
         log(memory).update(count)
         found = log(memory).read()[1]
