@@ -21,24 +21,26 @@ def doubts(url: str) -> list[str]:
         found = os.stat(path)
     except OSError:
         return []
-    said = []
+    found_doubts = []
     if found.st_uid != os.geteuid():
-        said.append(
+        found_doubts.append(
             f"{place} belongs to another user, {user_name(found.st_uid)}, and this process is {user_name(os.geteuid())}: "
             f"its owner decides what is there, and may not be able to read what is written now; run this as {user_name(found.st_uid)}"
         )
     if found.st_mode & stat.S_IWOTH:
-        said.append(f"every user of this machine may write to {place}, and so decides what a restart loads; run: chmod o-w {path}")
-    return said
+        found_doubts.append(f"every user of this machine may write to {place}, and so decides what a restart loads; run: chmod o-w {path}")
+    return found_doubts
 
 
 def mode_of(url: str) -> int:
-    """The mode of new files with which nobody is shut out of the log at `url`: whom its root and all
-    namespaces in it let in. `PRIVATE` where there is no log on this machine. Others than the group
-    are never let write."""
+    """The mode of new files in the log at `url`: it admits those whom its root and all namespaces in
+    it admit. `PRIVATE` if there is no log on this machine. Only the group can get the right to
+    write."""
     root = local_folder(located(url))
+    if not root:
+        return PRIVATE
     try:
-        with os.scandir(root or "/dev/null") as entries:
+        with os.scandir(root) as entries:
             inner = [
                 entry.stat(follow_symlinks=False).st_mode for entry in entries if entry.is_dir() and not entry.name.startswith((".", "lost+found"))
             ]

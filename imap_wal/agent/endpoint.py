@@ -3,8 +3,8 @@
     {path}        the socket, mode 0600 unless `endpoint_mode` says otherwise
     {path}.lock   held by the agent that listens; its one line names that agent; mode 0600
 
-A folder that is made for them is entered by whoever may connect, and written to by the agent's user
-only: who can write there can put another socket in the place of this one.
+If the agent makes their folder, whoever may connect can enter it, but only the agent's user can write
+there: whoever can write there can replace the socket.
 
 Before libzmq binds, it removes whatever is at the path of the endpoint: a file, or the socket of a
 running process. So an agent binds only after it holds the lock and has checked that path.
@@ -113,7 +113,7 @@ class EndpointLock:
 
     @contextmanager
     def private(self) -> Iterator[None]:
-        """Around the bind: nobody else can connect to the socket before its mode is set."""
+        """Around the bind: no other user can connect to the socket before its mode is set."""
         if self._lock is None:
             yield
             return

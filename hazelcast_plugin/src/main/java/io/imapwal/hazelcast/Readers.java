@@ -38,7 +38,7 @@ final class Readers implements Closeable {
         return shared;
     }
 
-    /** A reader for long tasks. Nobody else uses it until it is closed. */
+    /** A reader for long tasks. No other caller uses it until it is closed. */
     Loan borrow() {
         AgentReader reader = idle.poll();
         return new Loan(reader == null ? make.get() : reader);
