@@ -32,6 +32,8 @@ from storage_backends import SegmentStore
 _log = logging.getLogger("imap_wal")
 
 ROWS_MAX = 8192
+LOOKS_MAX = 3
+"""So often, frames that were appended during a reading are read too."""
 
 NAMED_MAX = 10
 """How many entries of a frame a warning names."""
@@ -78,7 +80,7 @@ class _SegmentPass:
         borders = self._borders()
         border = borders.pop() if borders else None
         frames = reader.frames(start, stop)
-        stuck_at, tries = -1, 0
+        stuck_at, tries, looks = -1, 0, 0
         while True:
             for frame in frames:
                 if border is not None and frame.offset > border:
@@ -103,6 +105,14 @@ class _SegmentPass:
             yield from self._flush()
             if stop is not None:
                 return
+            if not piece.next_path and (end := self._appended(reader)):
+                # Its writer continues, so there is no tail to judge. Read on a few times: a busy writer
+                # would keep this reading busy for as long as it writes.
+                looks += 1
+                if looks > LOOKS_MAX:
+                    return
+                frames = reader.frames(end)
+                continue
             damage = self._check_tail(reader)
             if damage is None:
                 return
@@ -193,6 +203,13 @@ class _SegmentPass:
         self._frames = []
         self._bytes = self._records = 0
         yield changes
+
+    def _appended(self, reader: SegmentReader) -> int:
+        """Where a frame begins that was appended after the ones before it were read; 0: nowhere."""
+        end = reader.end
+        if not self._store.read(self._piece.path, end, FRAME_HEADER_BYTES).strip(b"\0"):
+            return 0
+        return end if next(reader.whole_frames(end, end + 1), None) is not None else 0
 
     def _check_tail(self, reader: SegmentReader) -> LogError | None:
         piece = self._piece

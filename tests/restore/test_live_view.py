@@ -269,6 +269,30 @@ def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
     assert made.ends() == {"n1": log.end}
 
 
+def test_a_commit_during_a_look_does_not_make_it_search_the_preallocated_rest(memory: MemoryStore) -> None:
+    store = Hooked(memory)
+    log = node(memory, settings=Settings(preallocate=True, segment_bytes=16 << 20))
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    made = view(store)
+    made.catch_up()
+    (path,) = segments(memory)
+    versions = iter(range(3, 100))
+
+    def commit(name: str, data: bytes, offset: int) -> bytes:
+        if name == path and offset > 0:
+            append(log, put("a", str(number := next(versions)), (1, 1, 1, number)))
+        return data
+
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    store.on_read, store.bytes_read = commit, 0
+    made.catch_up()
+    assert next(versions) > 3, "there was a commit during the look"
+    assert store.bytes_read < 1 << 20
+    store.on_read = lambda name, data, offset: data
+    made.catch_up()
+    assert made.ends() == {"n1": log.end}
+
+
 def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: MemoryStore) -> None:
     log = node(memory)
     made = view(memory)

@@ -492,7 +492,7 @@ final class MapState {
         AgentLink link = plugin.link(used);
         learnView(link);
         link.connect();
-        link.viewWithout(plugin.partitions().departed());
+        link.viewWithout(plugin.partitions().departures().awaitTurn());
         Peers peers = peers(present);
         if (!peers.loaded && peers.missing != null) {
             throw new IllegalStateException(peers.missing);

@@ -16,6 +16,7 @@ import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
+import com.hazelcast.spi.properties.ClusterProperty;
 
 import java.util.HashSet;
 import java.util.List;
@@ -25,8 +26,11 @@ import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
+import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 import java.util.stream.IntStream;
+
+import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
  * Knows how this member became the owner of each of its partitions. For each map, those that it did
@@ -48,19 +52,23 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     /** Maps that a migration has opened at the same time, each by a thread. */
     private static final int OPENED_AT_ONCE = 16;
 
+    /** A part of a split network claims its view in this time after it has noticed the loss. */
+    private static final long CLAIM_MS = 500;
+
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
-    /**
-     * Members that have left, or were replaced as owners: a view of the cluster without them is needed.
-     * They are kept, since a map of another agent may be opened later: 16 bytes for each member.
-     */
-    private final Set<UUID> departed = new HashSet<>();
+    /** A view of the cluster without them is needed. */
+    private final Departures departures;
 
     SettlementService(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
         this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
+        // Members notice the same loss at their next heartbeats.
+        long heartbeatMs = nodeEngine.getProperties().getMillis(ClusterProperty.HEARTBEAT_INTERVAL_SECONDS);
+        this.departures = new Departures(TimeUnit.MILLISECONDS.toNanos(heartbeatMs + CLAIM_MS),
+                () -> nodeEngine.getClusterService().getSize(DATA_MEMBER_SELECTOR), System::nanoTime);
     }
 
     static SettlementService of(NodeEngine nodeEngine) {
@@ -86,9 +94,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             arrived.remove(partition);
             replaced.remove(partition);
         });
-        synchronized (departed) {
-            departed.clear();
-        }
+        departures.clear();
     }
 
     @Override
@@ -96,11 +102,9 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         // the plug-in's own listener does it
     }
 
-    /** The members that may not write any more. */
-    Set<UUID> departed() {
-        synchronized (departed) {
-            return new HashSet<>(departed);
-        }
+    /** The members that have left or were replaced as owners: they may not write any more. */
+    Departures departures() {
+        return departures;
     }
 
     /** Also before the commit of a promotion: Hazelcast lets reads in as soon as the partition table names this member. */
@@ -161,17 +165,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             // reset(). Within one cluster, a UUID does not come back.
             return;
         }
-        depart(Set.of(removed));
+        departures.add(Set.of(removed));
         WalPlugin plugin = plugin();
         if (plugin != null) {
             plugin.settlements().watch();
             plugin.settleTransactionsOf(removed);
-        }
-    }
-
-    void depart(Set<UUID> members) {
-        synchronized (departed) {
-            departed.addAll(members);
         }
     }
 
@@ -276,7 +274,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     private void gainedByLoss(int partition, Set<UUID> former) {
-        depart(former);
+        departures.add(former);
         forMaps(state -> state.doubt(partition, null));
         holdLater(partition);
         wake();

@@ -224,15 +224,15 @@ final class SettlementWorker {
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
             if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
                 // Hazelcast reports it later, on another thread.
-                plugin.partitions().depart(Set.of(each.leaving));
+                plugin.partitions().departures().add(Set.of(each.leaving));
             }
         }
-        Set<UUID> lost = plugin.partitions().departed();
+        Set<UUID> lost = plugin.partitions().departures().awaitTurn();
         link.viewWithout(lost);
         // Partitions that were gained while the view was claimed are settled too.
         Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
         Map<Integer, Wholeness.Unsettled> now = ready(unsettled);
-        if (!plugin.partitions().departed().equals(lost)) {
+        if (!plugin.partitions().departures().members().equals(lost)) {
             return false;
         }
         if (!now.isEmpty()) {
@@ -286,7 +286,7 @@ final class SettlementWorker {
         Map<Integer, Wholeness.Unsettled> ready = new HashMap<>();
         unsettled.forEach((id, reason) -> {
             InternalPartition partition = partitions.getPartition(id, false);
-            if (reason.leaving != null && !plugin.partitions().departed().contains(reason.leaving)) {
+            if (reason.leaving != null && !plugin.partitions().departures().members().contains(reason.leaving)) {
                 reason.reason = "member " + reason.leaving + " handed it over with changes whose outcome is not known, and has not left yet";
             } else if (!reason.quiet) {
                 reason.reason = "changes that began before wait for their acknowledgement";

@@ -38,13 +38,25 @@ final class Settler {
     /** Hardly a key needs longer, but one that somebody holds locked: the others go on, and the next round looks at it again. */
     private static final long TURN_MS = 200;
 
+    /** Hazelcast repeats an operation for so long: 250 times, with pauses of half a second. */
+    private static final long REPEAT_NANOS = TimeUnit.SECONDS.toNanos(130);
+
     private final WalPlugin plugin;
+    /**
+     * When a key was settled for which the log was newer than memory. Hazelcast may still repeat the
+     * operation whose first attempt is in the log.
+     */
+    private final Map<Area, Long> settledNanos = new HashMap<>();
     private final Map<Key, Doubt> doubts = new LinkedHashMap<>();
     private volatile Thread thread;
     private boolean closed;
 
     /** @param key null: it is not known whether the partition was cleared */
     private record Key(String map, Data key, int partition) {
+    }
+
+    /** A partition of a map. */
+    private record Area(String map, int partition) {
     }
 
     /**
@@ -107,6 +119,7 @@ final class Settler {
     /** A map that was destroyed has no memory to settle; asking for it would bring it back. */
     synchronized void forget(String map) {
         doubts.keySet().removeIf(key -> key.map.equals(map));
+        settledNanos.keySet().removeIf(area -> area.map.equals(map));
     }
 
     private synchronized boolean doubts(Key key) {
@@ -156,23 +169,23 @@ final class Settler {
     }
 
     /**
-     * Whether the log has a change of the key that memory lacks. It may be the first
-     * attempt of a change that Hazelcast has repeated, because the partition moved. If the repeated
-     * attempt is refused, the caller must not be told that nothing was changed.
+     * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may be
+     * the first attempt of a change that Hazelcast has repeated, because the partition moved. If the
+     * repeated attempt is refused, the caller must not be told that nothing was changed.
      */
-    boolean isAhead(String map, Data key) {
-        if (idle()) {
-            return false;
-        }
-        synchronized (this) {
-            Doubt doubt = doubts.get(new Key(map, key, partition(key)));
-            return doubt != null && doubt.welcomes < 0;
-        }
+    synchronized boolean isAhead(String map, Data key) {
+        Doubt doubt = doubts.get(new Key(map, key, partition(key)));
+        return doubt != null && doubt.welcomes < 0 || wasAhead(map, partition(key));
     }
 
     /** The same for any key of a partition. */
-    boolean isAhead(String map, int partition) {
-        return !idle() && changed(partition).containsKey(map);
+    synchronized boolean isAhead(String map, int partition) {
+        return wasAhead(map, partition) || !idle() && changed(partition).containsKey(map);
+    }
+
+    private boolean wasAhead(String map, int partition) {
+        Long settled = settledNanos.get(new Area(map, partition));
+        return settled != null && System.nanoTime() - settled < REPEAT_NANOS;
     }
 
     synchronized int size() {
@@ -280,6 +293,9 @@ final class Settler {
                     synchronized (this) {
                         // Unless it was doubted again meanwhile.
                         doubts.remove(key, turn.doubt);
+                        if (turn.doubt.welcomes < 0) {
+                            settledNanos.put(new Area(key.map, key.partition), System.nanoTime());
+                        }
                         notifyAll();
                     }
                     settled++;
@@ -314,11 +330,11 @@ final class Settler {
     }
 
     /** Begins it; what it returns is done when memory says what the log says. */
-    private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException {
+    private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException, InterruptedException {
         shutOut(doubt);
         if (doubt.lost) {
             // From then on nothing comes into the log that the lost member has sent.
-            doubt.link.viewWithout(plugin.partitions().departed());
+            doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
         }
         Welcome welcome = doubt.link.welcome();
         if (doubt.transaction == null && doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {

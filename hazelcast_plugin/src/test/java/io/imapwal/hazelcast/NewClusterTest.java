@@ -166,7 +166,7 @@ class NewClusterTest {
         Member present = members.get(1).getCluster().getLocalMember();
         service.memberRemoved(new MembershipServiceEvent(new MembershipEvent(a.getCluster(), present, MembershipEvent.MEMBER_REMOVED,
                 a.getCluster().getMembers())));
-        assertEquals(Set.of(), service.departed());
+        assertEquals(Set.of(), service.departures().members());
     }
 
     /** A member that was left out drops its maps, perhaps only after it has joined again. */

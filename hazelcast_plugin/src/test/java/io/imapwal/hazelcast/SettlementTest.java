@@ -193,7 +193,7 @@ class SettlementTest {
         HazelcastInstance b = start(1);
         safe();
         a.getLifecycleService().terminate();
-        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departed().isEmpty());
+        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departures().members().isEmpty());
         b.<Integer, Integer>getMap("orders").set(1, 1);
         assertEquals(Set.of(b.getCluster().getLocalMember().getUuid().toString()), log.viewMembers);
     }
@@ -509,6 +509,22 @@ class SettlementTest {
         logOnly(a, keys.get(0), 1000, 0);
         agents.get(0).stop();
         plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
+        assertThrows(OutcomeUnknown.class, () -> map.set(keys.get(0), 1000));
+        RuntimeException refused = assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
+        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended, refused.toString());
+    }
+
+    /** The same, and the first attempt was settled before the change was repeated. */
+    @Test
+    void aRepeatedChangeThatIsRefusedAfterItsFirstAttemptWasSettledHasAnUnknownOutcome() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        List<Integer> keys = oneOfEachPartition(a);
+        WalPlugin plugin = WalPlugin.of(a);
+        logOnly(a, keys.get(0), 1000, 0);
+        plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
+        eventually(() -> plugin.settler().idle() && map.get(keys.get(0)) == 1000);
+        agents.get(0).stop();
         assertThrows(OutcomeUnknown.class, () -> map.set(keys.get(0), 1000));
         RuntimeException refused = assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
         assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended, refused.toString());
