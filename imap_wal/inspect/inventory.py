@@ -8,6 +8,7 @@ from functools import cached_property
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.format import Home
 from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, claim_manifests, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
@@ -123,6 +124,10 @@ class ClusterView:
     def names(self, node: NodeView) -> tuple[str, str, str]:
         """Whose log a node's is: namespace, cluster, node."""
         return self.namespace, self.cluster, node.name
+
+    def home(self, node: NodeView, segment: SegmentFile) -> Home:
+        """The place of a segment of that node, by its name and the node's manifest."""
+        return Home(*self.names(node), node.manifest.directory, segment.epoch, segment.number)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.cluster}"

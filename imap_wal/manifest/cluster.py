@@ -210,6 +210,8 @@ class ClusterManifest:
     """The last incarnation given to an embedded open."""
     clears: bool = False
     """A snapshot has, or had, clears."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Id of each key that was ever to write here → its check value, see `key_checks`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -229,7 +231,7 @@ class ClusterManifest:
             document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
         if self.clears:
             document["format"] = FORMAT_CLEARS
-        return without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears"))
+        return without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears", "keys"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:

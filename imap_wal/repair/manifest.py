@@ -125,4 +125,4 @@ def _classes(store: SegmentStore, node: NodeView) -> Iterator[str]:
             continue
     for file in node.files:
         if layout.parse_archive_path(file.path) is not None:
-            yield from (row[KEY_CLASS] for row in salvage.rows_of(store, file.path, archive=True))
+            yield from (row[KEY_CLASS] for row in salvage.rows_of(store, file.path, log=""))
