@@ -163,7 +163,8 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
         claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
         snapshots = 0 if number else sum(file.path.endswith(".parquet") for file in store.list(f"{folder}/snapshot"))
         view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten, opened_epochs(store, folder), snapshots)
-        if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in found):
+        fits = claims[1].newest <= manifest.incarnation and (claims[1].names_token or not manifest.token)
+        if fits and not any(_moved(node, view) for node in found):
             break
     return view
 
