@@ -1,17 +1,22 @@
 """What encryption does to the bytes of a log. The only module that imports `cryptography`.
 
     ring's key ─HKDF─▶ archive key ─▶ Parquet's own encryption
+         │     └─HKDF─▶ check value ─▶ in the cluster's manifest, under the key's id
          │
-         └─HKDF, segment id─▶ frame key  ─▶ AES-256-GCM of each frame's msgpack stream
-                              header key ─▶ HMAC-SHA256 of the header: its check value
+         └─HKDF, segment id, place─▶ frame key  ─▶ AES-256-GCM of each frame's msgpack stream
+                                     header key ─▶ HMAC-SHA256 of the header: its check value
+
+    place                        namespace, cluster, node, log directory, epoch, number
 
     associated data of a frame   offset, body length, type and count, last synced offset
     nonce                        12 random bytes: after a failed write, another frame may be written
                                  at the same offset
 
 The segment id is random, so no two segments have the same keys, and a frame does not open in
-another segment. The header's check value shows a wrong key before a frame is read: so a frame whose
-CRC is right and whose tag is wrong is forged or moved, and never a torn tail.
+another segment. The keys also depend on the segment's place: where the header is damaged, the
+caller says the place, and a segment that was moved there does not open. The header's check value
+shows a wrong key before a frame is read: so a frame whose CRC is right and whose tag is wrong is
+forged or moved, and never a torn tail.
 
 The keys go with the store that they are for (`with_keys`): who is handed the store can read it.
 """
@@ -24,11 +29,13 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+
 import storage_backends
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.encryption_keys import NO_KEYS, PLAIN, Keys
+from imap_wal.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
-from imap_wal.format import FRAME_HEADER_BYTES, KEY_CHECK_BYTES, SYNCED_BYTES, Frame, SegmentHeader, decode_header, with_crc
+from imap_wal.format import FRAME_HEADER_BYTES, KEY_CHECK_BYTES, SYNCED_BYTES, Frame, Home, SegmentHeader, decode_header, with_crc
 from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gate import GatedStore
@@ -125,13 +132,13 @@ class SegmentCipher:
             raise Forged(file, frame.offset, what, advice) from None
 
 
-def sealed(store: object, header: SegmentHeader, randomness: Randomness) -> tuple[SegmentHeader, SegmentCipher | None]:
-    """The header of a new segment, and what seals its frames; None: they are not encrypted."""
-    ring = keys_of(store).ring
+def sealed(ring: KeyRing, header: SegmentHeader, randomness: Randomness) -> tuple[SegmentHeader, SegmentCipher | None]:
+    """The header of a new segment, and what seals its frames; None: they are not encrypted. `ring`:
+    keys that were compared with those of the cluster (`imap_wal.manifest.key_checks`)."""
     if ring.active == PLAIN:
         return header, None
     header = header._replace(key_id=ring.active, key_check=_UNCHECKED)
-    frame_key, header_key = _segment_keys(ring.keys[ring.active], header.segment_id)
+    frame_key, header_key = _segment_keys(ring.keys[ring.active], header.segment_id, header.home)
     return header._replace(key_check=_check(header_key, header.encode())), SegmentCipher(frame_key, randomness)
 
 
@@ -142,17 +149,18 @@ def cipher_of(store: object, header: SegmentHeader, head: bytes, file: str, rand
     if not header.key_id:
         keys.demand_plain(file)
         return None
-    frame_key, header_key = _segment_keys(keys.find(file, header.key_id), header.segment_id)
+    frame_key, header_key = _segment_keys(keys.find(file, header.key_id), header.segment_id, header.home)
     if not hmac.compare_digest(header.key_check, _check(header_key, head)):
         what = f"the key {header.key_id!r} that is given is not the one it was written with, or its header was forged"
         raise EncryptionError(file, header.key_id, what, f"bring back the key that had the id {header.key_id!r}; nothing was changed")
     return SegmentCipher(frame_key, randomness or SystemRandomness())
 
 
-def cipher_that_opens(store: object, segment_id: bytes, frame: Frame, file: str) -> SegmentCipher | None:
-    """What opens a frame of a segment whose header is damaged, found by trying; None: nothing."""
+def cipher_that_opens(store: object, segment_id: bytes, home: Home, frame: Frame, file: str) -> SegmentCipher | None:
+    """What opens a frame of a segment at `home` whose header is damaged, found by trying; None:
+    nothing."""
     for key in keys_of(store).ring.keys.values():
-        cipher = SegmentCipher(_segment_keys(key, segment_id)[0], SystemRandomness())
+        cipher = SegmentCipher(_segment_keys(key, segment_id, home)[0], SystemRandomness())
         try:
             cipher.open(frame, file)
         except Forged:
@@ -166,7 +174,7 @@ def resealed(store: object, head: bytes, file: str) -> bytes:
     header, end = decode_header(with_crc(head[:-_CRC_BYTES]), file)
     if not header.key_id:
         return head
-    _, header_key = _segment_keys(keys_of(store).find(file, header.key_id), header.segment_id)
+    _, header_key = _segment_keys(keys_of(store).find(file, header.key_id), header.segment_id, header.home)
     return with_crc(head[: end - _CRC_BYTES - KEY_CHECK_BYTES] + _check(header_key, head[:end]))
 
 
@@ -175,9 +183,14 @@ def _check(header_key: bytes, head: bytes) -> bytes:
     return hmac.digest(header_key, head[: -_CRC_BYTES - KEY_CHECK_BYTES], "sha256")[:KEY_CHECK_BYTES]
 
 
-def _segment_keys(key: bytes, segment_id: bytes) -> tuple[bytes, bytes]:
-    both = _derived(key, segment_id, b"imap-wal segment", 64)
+def _segment_keys(key: bytes, segment_id: bytes, home: Home) -> tuple[bytes, bytes]:
+    both = _derived(key, segment_id, b"imap-wal segment" + msgpack.packb(tuple(home)), 64)
     return both[:32], both[32:]
+
+
+def check_value(key: bytes) -> str:
+    """What the cluster's manifest has of a key, in hexadecimal digits: two keys have two."""
+    return _derived(key, b"", b"imap-wal key check", KEY_CHECK_BYTES).hex()
 
 
 # ---- Parquet -------------------------------------------------------------------------------------

@@ -128,6 +128,22 @@ NOTHING_BEFORE = 1
 """In a header, in place of the CRC of the frame before: its writer knew of none. All were archived or removed."""
 
 
+class Home(NamedTuple):
+    """The place of a segment: whose log, and which segment of it. `directory`: the UUID of the log
+    directory; "": not known."""
+
+    namespace: str
+    cluster: str
+    node: str
+    directory: str
+    epoch: int
+    number: int
+
+    def admits(self, named: Home) -> bool:
+        """Whether a segment whose header names that place belongs here, as far as is known."""
+        return self == (named if self.directory else named._replace(directory=""))
+
+
 class SegmentHeader(NamedTuple):
     """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the segment before (0: not said; or `NOTHING_BEFORE`);
     `directory` is the node's log-directory UUID. `key_id` is of the key that the frames are
@@ -149,6 +165,10 @@ class SegmentHeader(NamedTuple):
     @property
     def version(self) -> int:
         return ENCRYPTED_VERSION if self.key_id else VERSION
+
+    @property
+    def home(self) -> Home:
+        return Home(self.namespace, self.cluster, self.node, self.directory, self.epoch, self.number)
 
     def encode(self) -> bytes:
         fields: bytes = msgpack.packb(tuple(self) if self.key_id else self[:_FIELDS_OF_VERSION_1], use_bin_type=True)

@@ -18,6 +18,7 @@ from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.inventory import ClusterView, survey
 from imap_wal.inspect.verify import CLEAN, plan
+from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.rivals import ADVICE
 from imap_wal.rewrite import conflicts
@@ -226,6 +227,9 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.advice != MISSING]
     for finding in found:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
+    if view.claims.closed:
+        what = "this log is a repaired copy, and the repair did not find who may claim it: no Hazelcast cluster can claim it"
+        yield Check(name, PROBLEM, what, CLOSED_ADVICE)
     folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
     for link in sorted(set(links(store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)

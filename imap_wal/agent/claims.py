@@ -23,7 +23,7 @@ from imap_wal.agent.peers import LOCAL, Peer, Right
 from imap_wal.agent.start import Start
 from imap_wal.errors import ImapWalError, NotAllowed
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, Lifetime
+from imap_wal.manifest.cluster import CLOSED_ADVICE, ClaimManifest, ClusterManifest, Lifetime
 from imap_wal.manifest.older import current_cluster, older_manifest
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.write.node_log import NodeLog, shut_out_others
@@ -76,6 +76,10 @@ class Claims:
         self._number, self._known = log.claims.read()
         if begun > self._known.newest:
             raise older_manifest(log.claims.folder, f"incarnation {begun} has begun, the last one claimed is {self._known.newest}")
+        # The claims get a token before the cluster's manifest says so, and lose it after: so it is
+        # lost only if they have none before and after that manifest is read.
+        if not self._known.names_token and log.clusters.read()[1].token and not log.claims.read()[1].names_token:
+            raise older_manifest(log.claims.folder, "this cluster has a token, and its claims have none")
         self._read_at = log.clock.monotonic()
 
     @property
@@ -248,7 +252,8 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
             return None
         if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
             pinned = manifest.lifetimes, pin(cluster, claims)
-        return replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1])))
+        lifetimes = (*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1]))
+        return replace(manifest, lifetimes=lifetimes, token=manifest.token or bool(claims.tokens))
 
     return _begun(cluster.manifests.update(publish), incarnation)
 
@@ -286,6 +291,8 @@ def _lacks(claims: ClaimManifest, who: Greeting) -> str:
     """Why this peer may not have the log claimed; "" if it may."""
     if Right.CLAIM not in who.peer.rights:
         return f"{who.peer.name} has no right 'claim', which a new cluster and a view of a cluster need"
+    if claims.closed:
+        return f"this log is a repaired copy, and it is not known who may claim it; on this log, {CLOSED_ADVICE}"
     if claims.tokens and not _has_token(claims, who):
         return (
             f"this log has a token, and member {who.member} did not give it: it may not claim the log. Set the map-store property "

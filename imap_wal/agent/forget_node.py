@@ -195,9 +195,12 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
     covered = {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == log_id}
     archives = left.archives if left.directory == log_id else ()
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
-    pieces = [Piece(ARCHIVE, node, each.path, each.map, first=each.first, last=each.last, covered=covered, records=each.records) for each in archives]
+    pieces = [
+        Piece(ARCHIVE, node, each.path, each.map, log_id, first=each.first, last=each.last, covered=covered, records=each.records)
+        for each in archives
+    ]
     pieces += [
-        Piece(SEGMENT, node, each.path, epoch=each.epoch, number=each.number, covered=covered)
+        Piece(SEGMENT, node, each.path, "", log_id, each.epoch, each.number, covered=covered)
         for each in segments
         if _log_of(log.store, each.path) == log_id
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from imap_wal.agent.claims import begin, reserve
 from imap_wal.agent.liveness import present, signs
 from imap_wal.layout import parse_sign_path
-from imap_wal.manifest.cluster import ClaimManifest, claim_manifests
+from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, claim_manifests
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import NotFound
 
@@ -22,7 +22,8 @@ class ClaimReport:
     ever did. `signs`: nodes whose agents hear its members, or did before they were killed.
     `present`: nodes whose agents run without such members, or did before they were killed, with the
     id of the cluster that their member is in ("": none was heard). `claimed`: the incarnation that
-    was claimed; 0 after a dry run. `tokens`: how many tokens may claim the log."""
+    was claimed; 0 after a dry run. `tokens`: how many tokens may claim the log. `closed`: after a
+    repair, no cluster can claim it before an operator decides."""
 
     namespace: str
     cluster: str
@@ -32,13 +33,29 @@ class ClaimReport:
     claimed: int = 0
     present: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 0
+    closed: bool = False
 
 
 def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
     """Have the tokens with these hashes claim the log from now on; `keep`: also those of before.
-    Without any, everybody may who may connect to an agent and claim. It changes nothing else."""
+    Without any, everybody may who may connect to an agent and claim. Claims that were closed are so
+    no more. It changes nothing else."""
     claims = claim_manifests(log.store, log.folder, log.manifest().claims, log.clock, log.randomness)
-    claims.update(lambda now: replace(now, tokens=tuple(dict.fromkeys((*(now.tokens if keep else ()), *add)))))
+
+    def changed(now: ClaimManifest) -> ClaimManifest:
+        return replace(now, tokens=tuple(dict.fromkeys((*(now.tokens if keep else ()), *add))), closed=False)
+
+    has_token = bool(changed(claims.read()[1]).tokens)
+
+    def noted(manifest: ClusterManifest) -> ClusterManifest | None:
+        return None if manifest.token == has_token else replace(manifest, token=has_token)
+
+    # Says the cluster's manifest that there is a token, its claims have one: else they were lost.
+    if not has_token:
+        log.manifests.update(noted)
+    claims.update(changed)
+    if has_token:
+        log.manifests.update(noted)
 
 
 def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
@@ -61,4 +78,4 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
         for path in files:
             with suppress(NotFound):
                 log.store.delete(path)
-    return ClaimReport(log.namespace, log.cluster, before.cluster_id, before.newest, nodes, claimed, others, len(before.tokens))
+    return ClaimReport(log.namespace, log.cluster, before.cluster_id, before.newest, nodes, claimed, others, len(before.tokens), before.closed)

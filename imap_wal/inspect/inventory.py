@@ -8,6 +8,7 @@ from functools import cached_property
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.format import Home
 from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, claim_manifests, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
@@ -124,6 +125,10 @@ class ClusterView:
         """Whose log a node's is: namespace, cluster, node."""
         return self.namespace, self.cluster, node.name
 
+    def home(self, node: NodeView, segment: SegmentFile) -> Home:
+        """The place of a segment of that node, by its name and the node's manifest."""
+        return Home(*self.names(node), node.manifest.directory, segment.epoch, segment.number)
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.cluster}"
 
@@ -158,7 +163,8 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
         claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
         snapshots = 0 if number else sum(file.path.endswith(".parquet") for file in store.list(f"{folder}/snapshot"))
         view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten, opened_epochs(store, folder), snapshots)
-        if claims[1].newest <= manifest.incarnation and not any(_moved(node, view) for node in found):
+        fits = claims[1].newest <= manifest.incarnation and (claims[1].names_token or not manifest.token)
+        if fits and not any(_moved(node, view) for node in found):
             break
     return view
 

@@ -55,6 +55,8 @@ def of_claims(view: ClusterView) -> str:
     """Why the manifest of claims is older than the cluster's, or ""."""
     if view.begun > view.claims.newest:
         return f"incarnation {view.begun} has begun, the last one claimed is {view.claims.newest}"
+    if view.manifest.token and not view.claims.names_token:
+        return "this cluster has a token, and its claims have none"
     return ""
 
 

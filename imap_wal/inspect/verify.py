@@ -23,13 +23,14 @@ import google_crc32c
 
 from imap_wal import layout
 from imap_wal.clock import Clock, SystemClock, SystemRandomness
+from imap_wal.encryption import keys_of
 from imap_wal.entry import decoded
 from imap_wal.errors import CorruptLog, EncryptionError, LogError, UnsupportedVersion
-from imap_wal.format import OF_ENTRIES, START, Frame, Position
+from imap_wal.format import OF_ENTRIES, START, Frame, Home, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.advice import MISSING, advice
 from imap_wal.inspect.inventory import ClusterView, NodeView
-from imap_wal.manifest import missing
+from imap_wal.manifest import key_checks, missing
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import node_manifests
 from imap_wal.parquet.salvage import survey_file
@@ -125,6 +126,11 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
         findings = [_no_manifest(view.folder, whose, view.of_no_manifest)]
     else:
         findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", older_manifests.of_cluster(view)[1])]
+    wrong = key_checks.differing(keys_of(store).ring, view.manifest.keys)
+    if wrong:
+        newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
+        advice_of_keys = "bring back the key that had this id; a new key takes a new id"
+        findings.append(Finding(newest, "manifest", CORRUPT, what=key_checks.what_differs(wrong), advice=advice_of_keys))
     older = older_manifests.of_claims(view)
     if view.claims_number or older:
         findings.append(_manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older))
@@ -182,7 +188,7 @@ def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: li
             f"{node.folder}/manifest/{node.manifest_number:010d}.json", older_manifests.of_node(node, manifest, view.manifest, view.opened).newer
         )
     for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
-        piece = Piece(ARCHIVE, node.name, archive.path, archive.map, first=archive.first, last=archive.last)
+        piece = Piece(ARCHIVE, node.name, archive.path, archive.map, manifest.directory, first=archive.first, last=archive.last)
         units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
     misplaced = older_manifests.misplaced_wal(node)
     if misplaced:
@@ -234,7 +240,7 @@ def _segment(
     store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline
 ) -> Finding:
     manifest = node.manifest
-    place = Place(segment.path, segment.epoch, segment.number, bool(later), manifest.checkpoint, manifest.newest)
+    place = Place(segment.path, manifest.directory, segment.epoch, segment.number, bool(later), manifest.checkpoint, manifest.newest)
     found = Finding(segment.path, "segment", CLEAN, segment.bytes)
     paths = [each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index]  # none is missing
     records, ended_at = 0, -1
@@ -256,10 +262,10 @@ def _segment(
             records = 0
             wrong.clear()
             try:
-                verdict, _ = judge(store, place, visit, partial(said_by, store, paths))
+                verdict, _ = judge(store, place, visit, partial(said_by, store, manifest.directory, paths))
             except EncryptionError as error:
                 unread, records = error, 0
-                verdict, _ = judge(store, place, count, partial(said_by, store, paths), opened=False)
+                verdict, _ = judge(store, place, count, partial(said_by, store, manifest.directory, paths), opened=False)
             if verdict.status == CLEAN or later or verdict.end == ended_at:
                 break
             ended_at = verdict.end  # perhaps a commit under way: damage stays where it is, a writer goes on
@@ -280,13 +286,13 @@ def _segment(
         return replace(found, status=CORRUPT)
     if verdict.is_tail:
         found = replace(found, status=TORN, advice=CUT)
-        return found if verdict.status == UNBORN else _lost(found, segment, store, view.names(node))
+        return found if verdict.status == UNBORN else _lost(found, segment, store, view.home(node, segment))
     found = replace(found, status=CORRUPT, advice=ADVICE)
     if verdict.status == SHORT and verdict.end:
         named = node.manifest.checkpoint
         last = str(named) if named[:2] == (segment.epoch, segment.number) else None
         return replace(found, records=records, last_lost=last)
-    return _lost(found, segment, store, view.names(node))
+    return _lost(found, segment, store, view.home(node, segment))
 
 
 def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, records: int) -> Finding:
@@ -317,10 +323,10 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
     return []
 
 
-def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, names: tuple[str, str, str]) -> Finding:
+def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
     """With what can be told of the damaged frames. `records` are those that `repair` can read."""
     try:
-        scan = scan_segment(store, segment.path, names)
+        scan = scan_segment(store, segment.path, home)
     except EncryptionError as error:
         return replace(found, what=f"{found.what}; {error.what}")
     gaps = scan.gaps
@@ -388,7 +394,7 @@ def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
 def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | None) -> Finding:
     """With what `repair` can read of a damaged file."""
     try:
-        kept = survey_file(store, piece.path, archive=piece.kind == ARCHIVE)
+        kept = survey_file(store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None)
     except EncryptionError as error:
         return replace(found, what=f"{found.what}; {error.what}")
     return replace(found, records=kept.records, lost_records=kept.lost if records is None else records - kept.records)

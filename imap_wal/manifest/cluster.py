@@ -210,6 +210,10 @@ class ClusterManifest:
     """The last incarnation given to an embedded open."""
     clears: bool = False
     """A snapshot has, or had, clears."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Id of each key that was ever to write here → its check value, see `key_checks`."""
+    token: bool = False
+    """The claims have a token. If they have none and are not closed, they were lost."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -229,7 +233,7 @@ class ClusterManifest:
             document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
         if self.clears:
             document["format"] = FORMAT_CLEARS
-        return without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears"))
+        return without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears", "keys", "token"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
@@ -269,6 +273,10 @@ CLAIMS_KEPT = 1000
 """Clusters that are remembered as followed by another one."""
 
 
+CLOSED_ADVICE = "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for whoever may connect"
+"""For closed claims."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimManifest:
     """Which Hazelcast cluster may write. It is checked between every sync and acknowledgement, so
@@ -293,6 +301,9 @@ class ClaimManifest:
     tokens: tuple[str, ...] = ()
     """SHA-256 of each token of this cluster. Agents claim only for who has one of them; (): for all
     who may connect."""
+    closed: bool = False
+    """A repair found that these claims were lost, and with them perhaps a token: agents claim for no
+    cluster until an operator decides (`imap-wal claim`)."""
 
     @property
     def newest(self) -> int:
@@ -306,7 +317,7 @@ class ClaimManifest:
 
     def with_claim(self, cluster_id: str, incarnation: int, members: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> ClaimManifest:
         kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[-CLAIMS_KEPT:]
-        return ClaimManifest(dict(kept), self.permits or incarnation, members, lost, tokens=self.tokens)
+        return ClaimManifest(dict(kept), self.permits or incarnation, members, lost, tokens=self.tokens, closed=self.closed)
 
     def admits(self, member: str, view: int) -> bool:
         """Whether this member of the newest claim's cluster may write, if its hello names this view."""
@@ -321,12 +332,17 @@ class ClaimManifest:
         return replace(self, lost=tuple(sorted({*self.lost, *lost})))
 
     @property
+    def names_token(self) -> bool:
+        """Whether it is known who may claim, where the cluster has a token."""
+        return bool(self.tokens) or self.closed
+
+    @property
     def permitted(self) -> bool:
         """Whether the newest claim has a permit."""
         return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return without_defaults(fields_of(self), ("permits", "members", "lost", "forced", "tokens"))
+        return without_defaults(fields_of(self), ("permits", "members", "lost", "forced", "tokens", "closed"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:

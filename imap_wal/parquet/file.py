@@ -52,7 +52,8 @@ BATCH_BYTES = 4 * 1024 * 1024
 
 ROWS = b"imap-wal.rows"
 PATH = b"imap-wal.path"
-"""In an encrypted file: as what it was written."""
+LOG = b"imap-wal.log"
+"""In an encrypted file: as what it was written, and of which log an archive is."""
 PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
@@ -162,14 +163,16 @@ def batches(
     *,
     checksum: int = 0,
     records: int = 0,
+    log: str = "",
 ) -> Iterator[Any]:
     """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the
-    whole file and `records` are what the manifest says of it; 0: it says nothing.
+    whole file and `records` are what the manifest says of it; 0: it says nothing. `log`: see
+    `open_parquet`.
 
     Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
     with open_checked(store, path, checksum) as source:
         try:
-            file = open_parquet(source, path, keys_of(store))
+            file = open_parquet(source, path, keys_of(store), log)
             if file.schema not in stored_schemas():
                 raise CorruptLog(path, 0, f"this Parquet file has columns {file.schema.names}, or types, that are not ours", "restore it from a copy")
             promised = (file.metadata.metadata or {}).get(ROWS)
@@ -193,10 +196,11 @@ def batches(
             raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
-def open_parquet(source: BinaryIO, path: str, keys: Keys) -> Any:
-    """A `pyarrow.parquet.ParquetFile` of ours, opened with the key that it needs.
+def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:
+    """A `pyarrow.parquet.ParquetFile` of ours, opened with the key that it needs. `log`: directory
+    of the log whose archive it must be, if it is encrypted; "": of a snapshot, or not known.
     `EncryptionError`, `Forged`, and what pyarrow makes of a damaged file."""
-    return _opened(source, path, keys)[0]
+    return _opened(source, path, keys, log)[0]
 
 
 def written_otherwise(store: SegmentStore, path: str) -> bool:
@@ -206,10 +210,10 @@ def written_otherwise(store: SegmentStore, path: str) -> bool:
     if keys is NO_KEYS:
         return False
     with store.open_input(path) as source:
-        return _opened(source, path, keys)[1] != keys.ring.active
+        return _opened(source, path, keys, "")[1] != keys.ring.active
 
 
-def _opened(source: BinaryIO, path: str, keys: Keys) -> tuple[Any, str]:
+def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str]:
     """A Parquet file, and the id of its key."""
     options = {"read_dictionary": DICTIONARIES, "page_checksum_verification": True}
     source.seek(max(source.seek(0, os.SEEK_END) - len(PLAIN_MAGIC), 0))
@@ -225,10 +229,15 @@ def _opened(source: BinaryIO, path: str, keys: Keys) -> tuple[Any, str]:
         except OSError:  # another key, or a damaged footer: it does not tell
             source.seek(0)
             continue
-        written_as = (file.metadata.metadata or {}).get(PATH)
+        said = file.metadata.metadata or {}
+        written_as = said.get(PATH)
         if written_as != path.encode():
             shown = "" if written_as is None else written_as.decode(errors="replace")
             raise Forged(path, 0, f"this file was written as {shown!r}: it was moved or exchanged", "bring the right file back from a copy")
+        if log and said.get(LOG) != log.encode():
+            shown = said.get(LOG, b"").decode(errors="replace")
+            what = f"this file is of log directory {shown!r}, and this log has the directory {log!r}: it was moved here"
+            raise Forged(path, 0, what, "bring the right file back from a copy")
         return file, name
     raise EncryptionError(path, "", f"it is encrypted, {keys.told}: its key is missing", keys.advice, is_missing=True)
 
@@ -285,8 +294,10 @@ def checksum(file: BinaryIO) -> int:
 class ParquetFile:
     """A Parquet file being written on this machine, a row group at a time, and then published whole."""
 
-    def __init__(self, folder: Path, schema: Any, keys: Keys) -> None:
-        """`keys`: those of the store that it is for (`keys_of`)."""
+    def __init__(self, folder: Path, schema: Any, keys: Keys, log: str = "") -> None:
+        """`keys`: those of the store that it is for (`keys_of`). `log`: directory of the log whose
+        archive it is."""
+        self._log = log
         self._schema = schema
         ring = keys.ring
         self._encrypted = ring.active != PLAIN
@@ -329,7 +340,7 @@ class ParquetFile:
         """Close it and publish it under its name, which no other run chooses. `AlreadyExists` where
         another file has it."""
         if self._encrypted and self._writer.is_open:
-            self._writer.add_key_value_metadata({PATH: path.encode()})
+            self._writer.add_key_value_metadata({PATH: path.encode(), **({LOG: self._log.encode()} if self._log else {})})
         self._close()
         try:
             store.create_from(path, str(self.local))

@@ -46,9 +46,10 @@ class Rows(NamedTuple):
     places: list[Position] | None
 
 
-def readable(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Rows | Damage]:
-    """The rows that can be read, and between them the damages."""
-    schema = ARCHIVE_SCHEMA if archive else SNAPSHOT_SCHEMA
+def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Rows | Damage]:
+    """The rows that can be read, and between them the damages. `log`, here and below: directory of
+    the log whose archive it is ("": not known); None: it is of a snapshot."""
+    schema = SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA
     try:
         source = store.open_input(path)
     except NotFound:
@@ -56,7 +57,7 @@ def readable(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Rows 
         return
     with source:
         try:
-            file = open_parquet(source, path, keys_of(store))
+            file = open_parquet(source, path, keys_of(store), log or "")
             groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
@@ -80,7 +81,7 @@ def readable(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Rows 
             try:
                 for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
                     validate(batch)
-                    found = Rows(to_rows(batch), nodes_of(batch), to_positions(batch) if archive else None)
+                    found = Rows(to_rows(batch), nodes_of(batch), None if log is None else to_positions(batch))
                     done += len(found.rows)
                     yield found
             except Exception as error:  # noqa: BLE001  # as above
@@ -104,13 +105,13 @@ class Salvaged(NamedTuple):
     """Of an archive with damage: entries of this frame and later ones may be lost (None: from the file's first on)."""
 
 
-def survey_file(store: SegmentStore, path: str, *, archive: bool, below: Position | None = None) -> Salvaged:
+def survey_file(store: SegmentStore, path: str, *, log: str | None, below: Position | None = None) -> Salvaged:
     """Count what can be kept. `below`: only entries at lower positions."""
     records = tombstones = 0
     lost: int | None = 0
     first = last = seen = end = None
     what = ""
-    for part in readable(store, path, archive=archive):
+    for part in readable(store, path, log=log):
         if isinstance(part, Damage):
             lost = None if lost is None or part.rows is None else lost + part.rows
             if not what:
@@ -126,25 +127,25 @@ def survey_file(store: SegmentStore, path: str, *, archive: bool, below: Positio
     return Salvaged(records, tombstones, first, last, lost, what, end)
 
 
-def rows_of(store: SegmentStore, path: str, *, archive: bool) -> Iterator[Row]:
+def rows_of(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row]:
     """All rows that can be read."""
-    for part in readable(store, path, archive=archive):
+    for part in readable(store, path, log=log):
         if isinstance(part, Rows):
             yield from part.rows
 
 
-def map_of(store: SegmentStore, path: str, component: str, known: Iterable[str], *, archive: bool) -> str:
+def map_of(store: SegmentStore, path: str, component: str, known: Iterable[str], *, log: str | None) -> str:
     """The map of a Parquet file, by its folder or its content; "" if neither tells."""
     if layout.is_hashed(component):
-        return layout.map_of(component, known) or next((row[MAP] for row in rows_of(store, path, archive=archive)), "")
+        return layout.map_of(component, known) or next((row[MAP] for row in rows_of(store, path, log=log)), "")
     return layout.decode(component)
 
 
-def rewrite_file(store: SegmentStore, path: str, target: SegmentStore, name: str, *, archive: bool, below: Position | None = None) -> Published:
+def rewrite_file(store: SegmentStore, path: str, target: SegmentStore, name: str, *, log: str | None, below: Position | None = None) -> Published:
     """Write what can be kept to `target` as `name`."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:
-        file = ParquetFile(Path(folder), ARCHIVE_SCHEMA if archive else SNAPSHOT_SCHEMA, keys_of(target))
-        for part in readable(store, path, archive=archive):
+        file = ParquetFile(Path(folder), SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA, keys_of(target), log or "")
+        for part in readable(store, path, log=log):
             if isinstance(part, Damage):
                 continue
             kept = _below(part, below)

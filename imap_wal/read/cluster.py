@@ -248,7 +248,7 @@ class ClusterLog:
                 continue
             found.append(
                 Piece(
-                    ARCHIVE, node, archive.path, archive.map, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
+                    ARCHIVE, node, archive.path, archive.map, log.manifest.directory, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
                     bytes=archive.bytes, records=archive.records, checksum=archive.checksum, overtaken=overtaken,
                 )
             )  # fmt: skip
@@ -261,7 +261,7 @@ class ClusterLog:
             following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
             found.append(
                 Piece(
-                    SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since, until=until,
+                    SEGMENT, node, segment.path, "", log.manifest.directory, segment.epoch, segment.number, next_path=following, since=since, until=until,
                     covered=marks, cuts=cuts, bytes=segment.bytes, checkpoint=log.manifest.checkpoint,
                     newest=log.manifest.newest, overtaken=overtaken,
                 )
@@ -385,7 +385,9 @@ class ClusterLog:
                         break
                     following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
                     since = end if end[:2] == (segment.epoch, segment.number) else None
-                    piece = Piece(SEGMENT, node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, since=since)
+                    piece = Piece(
+                        SEGMENT, node, segment.path, "", log.manifest.directory, segment.epoch, segment.number, next_path=following, since=since
+                    )
                     last = max((changes.last for changes in read_piece(self.store, piece, ())), default=START)
                     if last > end:
                         return last

@@ -42,6 +42,7 @@ class Changes:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot.
+    `directory`: UUID of the node's log; "": not known, or a snapshot.
     `next_path` is the segment after a sealed one; "" for the newest. `start` is the byte offset to
     begin at (0: at the front, or after `since`). `records` and `checksum` (CRC-32C of the whole
     file) are what the manifest says of a Parquet file; 0: nothing."""
@@ -50,6 +51,7 @@ class Piece:
     node: str
     path: str
     map: str = ""
+    directory: str = ""
     epoch: int = 0
     number: int = 0
     first: Position = START

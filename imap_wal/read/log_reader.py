@@ -220,7 +220,7 @@ class LogReader:
             return  # nothing behind what was read
         until = None if limit is None else limit._replace(index=2**62)  # a frame is acknowledged whole
         piece = Piece(
-            SEGMENT, self.node, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, start=start, until=until,
+            SEGMENT, self.node, segment.path, "", place.directory, segment.epoch, segment.number, next_path=following, start=start, until=until,
             cuts=place.cuts, bytes=segment.bytes,
         )  # fmt: skip
         for changes in read_piece(self._store, piece, positions=True):
@@ -253,7 +253,7 @@ class LogReader:
 
     def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
         piece = Piece(
-            ARCHIVE, self.node, archive.path, archive.map, first=archive.first, last=archive.last, cuts=place.cuts,
+            ARCHIVE, self.node, archive.path, archive.map, place.directory, first=archive.first, last=archive.last, cuts=place.cuts,
             bytes=archive.bytes, records=archive.records, checksum=archive.checksum,
         )  # fmt: skip
         wanted = place.wanted

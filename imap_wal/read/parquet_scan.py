@@ -21,7 +21,7 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
     void = void_below(piece.cuts, piece.first), void_below(piece.cuts, piece.last)
     placed = positions or below >= piece.first or (piece.until is not None and piece.until < piece.last) or void[0] != void[1]
     columns = [field.name for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA) if field.name != "node"]
-    for batch in batches(store, piece.path, columns, checksum=piece.checksum, records=piece.records):
+    for batch in batches(store, piece.path, columns, checksum=piece.checksum, records=piece.records, log=piece.directory):
         rows = to_rows(batch)
         clears = _has_clears(rows)
         places = to_positions(batch) if placed else None

@@ -63,7 +63,7 @@ class _SegmentPass:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
         if not store.capabilities.durable_append:
             self._store = cast(SegmentStore, Held(store, piece.path))  # one commit each, and every read is a request: read it whole
-        self._place = Place(piece.path, piece.epoch, piece.number, bool(piece.next_path), piece.checkpoint, piece.newest)
+        self._place = Place(piece.path, piece.directory, piece.epoch, piece.number, bool(piece.next_path), piece.checkpoint, piece.newest)
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
 
@@ -218,7 +218,7 @@ class _SegmentPass:
             if not probe.strip(b"\0"):
                 return None  # read up to here before: nothing was appended since
         objects = not self._store.capabilities.durable_append  # an object is never cut short
-        found = at_end(reader, self._place, lambda: 0 if objects else said_by(self._store, [piece.next_path]))
+        found = at_end(reader, self._place, lambda: 0 if objects else said_by(self._store, piece.directory, [piece.next_path]))
         if found.is_tail and found.frames_after:
             _log.warning(
                 "%s at byte %d: a torn commit with %d whole frames after it, none of which was synced; they are not "

@@ -16,15 +16,17 @@ from typing import Any
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.encryption import keys_of
 from imap_wal.entry import ORDER
 from imap_wal.errors import CorruptLog, NotRepairable
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, survey
 from imap_wal.inspect.verify import foreign_files
-from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, Mark, Snapshot, claim_manifests, cluster_manifests
+from imap_wal.manifest import key_checks
+from imap_wal.manifest.cluster import CLOSED_ADVICE, ClaimManifest, ClusterManifest, Mark, Snapshot, claim_manifests, cluster_manifests
 from imap_wal.manifest.document import with_checksum
-from imap_wal.manifest.node import NOTHING_SEEN, Seen, node_manifests
+from imap_wal.manifest.node import LOG, NOTHING_SEEN, Seen, node_manifests
 from imap_wal.manifest.store import C, ManifestLog
 from imap_wal.parquet import salvage
 from imap_wal.parquet.file import checksum
@@ -85,6 +87,7 @@ class ClusterRepair:
             what, way_out = older_manifests.other_log(self.store, self.view, node) if self.wants_node(node.name) else ("", "")
             if what:
                 raise NotRepairable(f"{node.folder}: {what}; {way_out}, then repair")
+        key_checks.demand_same(keys_of(self.store).ring, self.view.manifest.keys, f"{self.view.folder}/manifest")
         view = self.view = with_made_manifests(self.store, self.view, self.wants_node, self.randomness.name())
         self._seen, self._newer = older_manifests.of_cluster(view)
         unnamed = self._unnamed_snapshots() if self.older else {}
@@ -200,7 +203,7 @@ class ClusterRepair:
             *_, name, number, part = file.path.split("/")
             if not number.isdigit() or not part.endswith(".parquet"):
                 continue
-            map_name = salvage.map_of(self.store, file.path, name, self.view.manifest.snapshots, archive=False)
+            map_name = salvage.map_of(self.store, file.path, name, self.view.manifest.snapshots, log=None)
             if not map_name:
                 continue
             self._generation = max(self._generation, int(number))
@@ -247,7 +250,7 @@ class ClusterRepair:
                     whole = wanted != 0 and checksum(file) == wanted
             except NotFound:
                 whole, size = False, 0
-            kept = salvage.survey_file(self.store, path, archive=False)
+            kept = salvage.survey_file(self.store, path, log=None)
             records, tombstones = records + kept.records, tombstones + kept.tombstones
             if whole or (not wanted and not kept.what):
                 files.append(path)
@@ -275,7 +278,7 @@ class ClusterRepair:
         for path, known in _files(snapshot):
             self.tell(path)
             if path in self._anew:
-                written = salvage.rewrite_file(self.store, path, target, path, archive=False)
+                written = salvage.rewrite_file(self.store, path, target, path, log=None)
                 size += written.bytes - self.store.size(path)
                 checksums.append(written.checksum)
             else:
@@ -312,6 +315,8 @@ class ClusterRepair:
             # Each lost manifest may have given one that is recorded nowhere else.
             incarnation=max(manifest.incarnation + lost, self._seen.incarnation + self._lost_claims, view.begun, self._incarnation()),
             generation=max(manifest.generation + lost, self._seen.generation, self._generation),
+            keys=key_checks.with_active(keys_of(self.store).ring, manifest.keys),
+            token=manifest.token or (self.older and bool(view.claims.tokens)),
         )
         name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
         self._snapshots = snapshots
@@ -354,21 +359,39 @@ class ClusterRepair:
     def _plan_claims(self, incarnation: int) -> None:
         """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of
         may have been followed by another: the copy then has a claim of the last incarnation for no
-        cluster, and every cluster that comes back has to start anew."""
+        cluster, and every cluster that comes back has to start anew. The lost one may also have had
+        a token that the one before it has not: unless it is known that there was none, the copy is
+        closed until an operator decides."""
         view, older = self.view, older_manifests.of_claims(self.view)
         name = f"{view.claims_folder}/{view.claims_number:010d}.json"
-        if not self._lost_claims and not older:
+        unknown = self._claims_unknown
+        if not self._lost_claims and not older and not unknown:
             if view.claims_number:
                 self.items.append(Item(name, "manifest", "clean", COPIED))
             return
-        self._claims = view.claims.with_claim(OF_NO_CLUSTER, incarnation)
+        closed = view.claims.closed or view.manifest.token or bool(view.claims.tokens) or self.older
+        # A claim says that members write here. Where nothing is known, it may be a log of programs.
+        claims = view.claims if unknown else view.claims.with_claim(OF_NO_CLUSTER, incarnation)
+        self._claims = replace(claims, closed=closed)
         what = f"it is older than the manifest of the cluster ({older})"
+        if unknown:
+            name, what = view.claims_folder, "no manifest of claims and none of the cluster can be read"
         if self._lost_claims:
             name = f"{view.claims_folder}/{view.claims_number + self._lost_claims:010d}.json"
             what = f"the newest manifest of claims cannot be read; number {view.claims_number} is used in its place"
         what += "; Hazelcast clusters start anew with the copy"
+        if closed:
+            what += f". With them a token of this cluster may be lost, so no cluster can claim the copy before you {CLOSED_ADVICE}"
         to = f"{view.claims_folder}/{self._claims_number:010d}.json"
         self.items.append(Item(name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to))
+
+    @property
+    def _claims_unknown(self) -> bool:
+        """Neither claims nor the cluster's manifest are here, and agents may have written the log:
+        nothing says whether it had a token."""
+        view = self.view
+        of_agents = any(node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes)
+        return of_agents and not view.claims_number and not view.manifest_number
 
     def _registered(self) -> dict[str, str]:
         """Node → log directory; where the manifest is older, also of those that joined later."""
@@ -384,7 +407,7 @@ class ClusterRepair:
         found = [repair.highest.incarnation for repair in self._nodes]
         if self.older:
             paths = [path for snapshot in self._snapshots.values() for path in snapshot.files]
-            rows = (row for path in paths for row in salvage.rows_of(self.store, path, archive=False))
+            rows = (row for path in paths for row in salvage.rows_of(self.store, path, log=None))
             found.append(max((row[ORDER][0] for row in rows), default=0))
         return max(found, default=0)
 

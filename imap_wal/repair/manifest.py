@@ -108,7 +108,7 @@ def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> 
     kinds = {each.manifest.kind for each in (*view.nodes, *view.forgotten) if each.manifest_number and not each.manifest.empty}
     if kinds:
         return kinds.pop()
-    if view.claims_number or any(name != RAW for name in _classes(store, node)):
+    if view.claims.newest or any(name != RAW for name in _classes(store, node)):
         return ""
     what = f"its entries can be of raw maps or of {LOG}s of records (imap_wal.log), which their files do not say"
     raise NotRepairable(f"{gone} {what}; {BRING_BACK}")
@@ -125,4 +125,4 @@ def _classes(store: SegmentStore, node: NodeView) -> Iterator[str]:
             continue
     for file in node.files:
         if layout.parse_archive_path(file.path) is not None:
-            yield from (row[KEY_CLASS] for row in salvage.rows_of(store, file.path, archive=True))
+            yield from (row[KEY_CLASS] for row in salvage.rows_of(store, file.path, log=""))

@@ -16,10 +16,10 @@ import msgpack
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.encryption import SEAL_BYTES, cipher_of, resealed, sealed
+from imap_wal.encryption import SEAL_BYTES, cipher_of, keys_of, resealed, sealed
 from imap_wal.entry import ORDER, Row
 from imap_wal.errors import NotRepairable, UnsupportedVersion
-from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.format import START, Home, Position, SegmentHeader
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.evidence import Evidence
@@ -164,7 +164,7 @@ class NodeRepair:
             self.tell(archive.path)
             if anew:
                 source = self._sources.get(archive.path, archive.path)
-                size, crc = salvage.rewrite_file(self.store, source, target, archive.path, archive=True, below=below)
+                size, crc = salvage.rewrite_file(self.store, source, target, archive.path, log=self._manifest.directory, below=below)
                 archives.append(replace(archive, bytes=size, checksum=crc))
             else:
                 salvage.copy_file(self.store, archive.path, target)
@@ -195,7 +195,7 @@ class NodeRepair:
             self._changed = True
             kept = damaged
             if late or kept is None:
-                kept = salvage.survey_file(self.store, archive.path, archive=True, below=below)
+                kept = salvage.survey_file(self.store, archive.path, log=self._manifest.directory, below=below)
             self._rewrite_archive(archive, kept, status, damaged.what if damaged is not None else "", below)
         return below
 
@@ -209,7 +209,7 @@ class NodeRepair:
             whole = False
         if whole:
             return "clean", None
-        kept = salvage.survey_file(self.store, archive.path, archive=True)
+        kept = salvage.survey_file(self.store, archive.path, log=self._manifest.directory)
         if not archive.checksum and not kept.what and kept.records == archive.records:
             return "clean", None
         return "corrupt", kept._replace(lost=archive.records - kept.records)
@@ -254,12 +254,12 @@ class NodeRepair:
         for file, name in unknown:
             if first is not None and name.first.segment >= first.number:
                 continue
-            map_name = salvage.map_of(self.store, file.path, file.path.split("/")[-2], [], archive=True)
+            map_name = salvage.map_of(self.store, file.path, file.path.split("/")[-2], [], log=self._manifest.directory)
             if not map_name:
                 continue
-            rows = salvage.survey_file(self.store, file.path, archive=True)
+            rows = salvage.survey_file(self.store, file.path, log=self._manifest.directory)
             found.append(Archive(map_name, file.path, name.first, name.last, rows.records, rows.tombstones, file.size))
-            for row in salvage.rows_of(self.store, file.path, archive=True):
+            for row in salvage.rows_of(self.store, file.path, log=self._manifest.directory):
                 _, _, session, request = row[ORDER]
                 requests[session] = max(request, requests.get(session, 0))
         if not found:
@@ -319,10 +319,9 @@ class NodeRepair:
             self.items += [Item(each.path, "segment", "clean", LEFT_OUT, what=what) for each in segments]
         living = wal.segments
         found: dict[int, Segment] = {}
-        names = self.view.names(self.node)
         for index, segment in enumerate(living):
             self.tell(segment.path)
-            found[segment.number] = look_at(self.store, segment, names, manifest, newest=index == len(living) - 1)
+            found[segment.number] = look_at(self.store, segment, self.view.home(self.node, segment), manifest, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
         # A missing segment keeps its name where one is known: a mark in it is then not above the
@@ -406,7 +405,7 @@ class NodeRepair:
     def _plan_drops(self, segment: Segment, drops: frozenset[Position], before: int | None) -> None:
         """An undamaged segment without some entries. The bytes of each go to a separate file.
         `NotRepairable` if there is no such entry."""
-        scan = scan_segment(self.store, segment.path, self.view.names(self.node))
+        scan = scan_segment(self.store, segment.path, Home(*self.view.names(self.node), self._manifest.directory, segment.epoch, segment.number))
         data = self.store.read(segment.path)
         for drop in sorted(drops):
             frame = next((each for each in scan.frames if each.offset == drop.frame and drop.index < each.entries), None)
@@ -474,7 +473,7 @@ class NodeRepair:
         header = SegmentHeader(
             self.randomness.token(), view.namespace, view.cluster, self.node.name, segment.epoch, segment.number, 0, created_ms, manifest.directory
         )
-        return sealed(self.store, header, self.randomness)[0].encode()
+        return sealed(keys_of(self.store).ring, header, self.randomness)[0].encode()
 
     def _alone(self, segment: Segment, frame: Place, piece: bytes) -> bytes:
         """One entry of an encrypted segment, as a segment of its own."""
@@ -555,11 +554,11 @@ class NodeRepair:
         """Fill `highest`, from all that can be read."""
         found = self.highest
         for archive, *_ in self._archives:
-            for row in salvage.rows_of(self.store, self._sources.get(archive.path, archive.path), archive=True):
+            for row in salvage.rows_of(self.store, self._sources.get(archive.path, archive.path), log=self._manifest.directory):
                 found = found.with_row(row)
         for segment in self._wal().segments:
             with suppress(UnsupportedVersion):
-                scan = scan_segment(self.store, segment.path, self.view.names(self.node))
+                scan = scan_segment(self.store, segment.path, self.view.home(self.node, segment))
                 data = self.store.read(segment.path)
                 for place in scan.frames:
                     if place.kind in format.OF_ENTRIES:

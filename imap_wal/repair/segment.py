@@ -11,7 +11,7 @@ import msgpack
 
 from imap_wal import format
 from imap_wal.errors import NotRepairable
-from imap_wal.format import START, Frame, Position, SegmentHeader
+from imap_wal.format import START, Frame, Home, Position, SegmentHeader
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.repair.report import Extent
 from imap_wal.segment import verdict
@@ -109,8 +109,8 @@ class Segment:
         return Extent(text(first), text(last), frames, records, size)
 
 
-def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, str], manifest: NodeManifest, *, newest: bool) -> Segment:
-    """Read all of a segment. `names`: the namespace, cluster and node it belongs to. `UnsupportedVersion`."""
+def look_at(store: SegmentStore, segment: SegmentFile, home: Home, manifest: NodeManifest, *, newest: bool) -> Segment:
+    """Read all of a segment. `home`: where it belongs. `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
     places: list[Place] = []
 
@@ -118,7 +118,7 @@ def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, st
         entries = frame.count if frame.kind in format.OF_ENTRIES else 0
         places.append(Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
 
-    place = verdict.Place(segment.path, segment.epoch, segment.number, not newest, manifest.checkpoint, manifest.newest)
+    place = verdict.Place(segment.path, manifest.directory, segment.epoch, segment.number, not newest, manifest.checkpoint, manifest.newest)
     said, reader = verdict.judge(store, place, visit)
     if said.status == verdict.UNSUPPORTED:
         raise said.error()
@@ -132,7 +132,7 @@ def look_at(store: SegmentStore, segment: SegmentFile, names: tuple[str, str, st
     if said.status == verdict.SHORT and said.end:
         found.end_missing = manifest.checkpoint
     elif said.status != verdict.CLEAN:
-        found.scan = scan_segment(store, segment.path, names)
+        found.scan = scan_segment(store, segment.path, home)
         places = found.scan.frames
     found.count(places)
     return found

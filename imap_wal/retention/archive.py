@@ -24,14 +24,15 @@ from typing import TypeAlias
 import msgpack
 
 from imap_wal import layout
-from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.clock import Randomness, SystemClock, SystemRandomness
 from imap_wal.disposal import dispose
 from imap_wal.encryption import keys_of
 from imap_wal.encryption_keys import Keys
 from imap_wal.entry import Row
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
-from imap_wal.manifest import missing
+from imap_wal.manifest import key_checks, missing
+from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, to_batch
@@ -115,8 +116,8 @@ def carried(manifest: NodeManifest, archived: tuple[int, int], summaries: Iterab
 
 
 class _MapFile:
-    def __init__(self, folder: Path, first: Position, keys: Keys) -> None:
-        self.file = ParquetFile(folder, ARCHIVE_SCHEMA, keys)
+    def __init__(self, folder: Path, first: Position, keys: Keys, log: str) -> None:
+        self.file = ParquetFile(folder, ARCHIVE_SCHEMA, keys, log)
         self.first = self.last = first
 
 
@@ -152,6 +153,8 @@ Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], Written]
 def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
     """Read the segments, write and publish a Parquet file a map. Nothing of it counts until the
     manifest names it."""
+    clusters = cluster_manifests(store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness())
+    key_checks.enter(keys_of(store).ring, clusters)
     work = _Pass(store, job)
     work.run()
     return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
@@ -208,6 +211,7 @@ class _Pass:
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = store, job.node_folder, job.node, job.pieces, job.folder
         self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
+        self._log = next((piece.directory for piece in job.pieces), "")
         self.absorbed: list[Archive] = []
         """Small archives that are in `archives` now."""
         self.archives: list[Archive] = []
@@ -260,10 +264,10 @@ class _Pass:
     def _begin(self, name: str, first: Position) -> _MapFile:
         """The file of one map, with what it takes in of the map's smaller archives."""
         absorbed = to_absorb([archive for archive in self._known if archive.map == name])
-        file = _MapFile(self._folder, absorbed[0].first if absorbed else first, keys_of(self._store))
+        file = _MapFile(self._folder, absorbed[0].first if absorbed else first, keys_of(self._store), self._log)
         for archive in absorbed:
             tombstones = archive.tombstones
-            for batch in batches(self._store, archive.path):
+            for batch in batches(self._store, archive.path, log=self._log):
                 file.file.write(plain(batch), tombstones)
                 tombstones = 0
         self.absorbed += absorbed
@@ -363,11 +367,10 @@ class _Run:
         segments = self._segments
         if not segments:
             return Archived()
+        following = [*(each.path for each in segments[1:]), ""]
         pieces = [
-            Piece(SEGMENT, self._node, each.path, epoch=each.epoch, number=each.number, next_path=segments[index + 1].path)
-            if index + 1 < len(segments)
-            else Piece(SEGMENT, self._node, each.path, epoch=each.epoch, number=each.number)
-            for index, each in enumerate(segments)
+            Piece(SEGMENT, self._node, each.path, "", self._manifest.directory, each.epoch, each.number, next_path=after)
+            for each, after in zip(segments, following, strict=True)
         ]
         try:
             with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:

@@ -65,7 +65,9 @@ def plan_removal(
         if segment.number >= writing or (segment.epoch, segment.number) > upto[:2] or segment.path in stay:
             break
         following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
-        piece = Piece(SEGMENT, node.name, segment.path, epoch=segment.epoch, number=segment.number, next_path=following, bytes=segment.bytes)
+        piece = Piece(
+            SEGMENT, node.name, segment.path, "", node.manifest.directory, segment.epoch, segment.number, next_path=following, bytes=segment.bytes
+        )
         try:
             summary = summarize(store, piece)
         except NotFound:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from imap_wal.encryption import keys_of
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
+from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
@@ -35,6 +36,8 @@ def rewrite(
     snapshot keeps all claims."""
     start = log.clock.monotonic()
     skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
+    if not dry_run:
+        key_checks.enter(keys_of(log.store).ring, log.manifests)
     for attempt in range(ATTEMPTS):
         job = prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run, skew_ms_max=skew_ms_max)
         aside = _Aside({}, {})

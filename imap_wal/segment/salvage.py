@@ -16,7 +16,7 @@ import google_crc32c
 from imap_wal import entry, format
 from imap_wal.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
 from imap_wal.errors import EncryptionError, Forged, LogError, UnsupportedVersion
-from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, NoFrame, Position, SegmentHeader
+from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, Home, NoFrame, Position, SegmentHeader
 from imap_wal.segment.frame_search import FrameSearch, shifted
 from storage_backends import SegmentStore
 
@@ -76,9 +76,10 @@ class Scan(NamedTuple):
         return sum(place.entries for place in self.frames)
 
 
-def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) -> Scan:
-    """Read a segment as far as it can be read. `names`: the namespace, cluster and node it belongs
-    to. `UnsupportedVersion`, also for a frame of an unknown type. `EncryptionError`. A frame that was forged is a gap."""
+def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
+    """Read a segment as far as it can be read. `home`: the place where it is. Nothing is read of a
+    segment whose header names another place. A frame that was forged is a gap.
+    `UnsupportedVersion`, also for a frame of an unknown type. `EncryptionError`."""
     data = store.read(path)
     header: SegmentHeader | None = None
     seed: int | None = None
@@ -89,14 +90,16 @@ def scan_segment(store: SegmentStore, path: str, names: tuple[str, str, str]) ->
         raise
     except LogError:
         first = min(format.header_bytes_needed(data), len(data))
-        found = _find_seed(data, names)
+        found = _find_seed(data, home)
         if found is not None:
             seed, first = found
+    if header is not None and not home.admits(header.home):
+        return Scan(header, data[:first], None, first, [], [Gap(0, len(data.rstrip(b"\0")))], len(data))
     cipher: SegmentCipher | None = None
     if header is not None and header.key_id:
         cipher = cipher_of(store, header, data[:first], path)
     elif header is None and seed is not None:
-        cipher = _find_cipher(store, path, data, seed, first)
+        cipher = _find_cipher(store, path, home, data, seed, first)
     elif header is not None:
         keys_of(store).demand_plain(path)
     frames: list[Place] = []
@@ -134,17 +137,19 @@ def _forged(cipher: SegmentCipher | None, frame: Frame) -> bool:
     return False
 
 
-def _find_cipher(store: SegmentStore, path: str, data: bytes, seed: int, first: int) -> SegmentCipher | None:
-    """For a segment whose header is damaged: what opens its first whole frame."""
+def _find_cipher(store: SegmentStore, path: str, home: Home, data: bytes, seed: int, first: int) -> SegmentCipher | None:
+    """For a segment at `home` whose header is damaged: what opens its first whole frame."""
     frame = format.decode_frame(seed, data, first, first)
     if not isinstance(frame, Frame):
         frame = next(FrameSearch(seed, data).after(first), NoFrame("end"))
     if not isinstance(frame, Frame):
         return None
-    found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], frame, path)
+    found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
     if found is None and format.says_encrypted(data):
-        what = f"its header is damaged, it is encrypted, {keys_of(store).told}: its key is missing, or the segment's id is damaged too"
-        raise EncryptionError(path, "", what, keys_of(store).advice)
+        what = f"its header is damaged, it is encrypted, {keys_of(store).told}: its key is missing, its id is damaged too, or it is not of this place"
+        log = home.directory or "not known, for no manifest of this node is here"
+        advice = f"{keys_of(store).advice}. If all keys are given, move the file away. The log directory of this place is {log}"
+        raise EncryptionError(path, "", what, advice)
     if found is None:
         keys_of(store).demand_plain(path)
     return found
@@ -192,8 +197,9 @@ def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
 # ---- the seed of a segment whose header is damaged -------------------------------------------------------------------
 
 
-def _find_seed(data: bytes, names: tuple[str, str, str]) -> tuple[int, int] | None:
+def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
     """(seed, where frames begin)."""
+    names = home[:3]
     longest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**63, "-" * 36).encode())
     shortest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 1, 1, 0, 0, "").encode())
     if format.says_encrypted(data):

@@ -14,7 +14,7 @@ header say of its last frame?
 | corrupt     | any other place that is no frame; any other header that is not whole; at a         |
 |             | recovery, a frame whose checksum is right and whose content is not entries         |
 | short       | the file ends between two frames (or inside its header), and the log went on       |
-| foreign     | a segment of another log, or with another number, under this name                  |
+| foreign     | a segment of another log or log directory, or with another number, under this name |
 | unsupported | a newer format version, or a frame of an unknown type                              |
 | forged      | an encrypted frame whose checksum is right, and which was not sealed for this      |
 |             | place                                                                              |
@@ -58,11 +58,12 @@ SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a segment is in its log. `followed`: a later segment counts. `checkpoint`, `newest`:
+    """Where a segment is in its log. `directory`: the log's, "" if it is not known. `followed`: a later segment counts. `checkpoint`, `newest`:
     the node manifest's; a segment is entered there once its header is safe, and before its first
     frame."""
 
     path: str
+    directory: str
     epoch: int
     number: int
     followed: bool = False
@@ -161,11 +162,15 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
         status = SHORT if isinstance(error, ShortLog) else CORRUPT
         return Verdict(status, place, 0, size, error.what)
     header = reader.header
-    if layout.home(header) != layout.original_path(place.path):
+    if not _at_home(reader, place.directory):
         what = (
             f"this is segment {header.epoch}-{header.number} of node {header.node!r} of {header.namespace}/"
-            f"{header.cluster}, under another name: it was copied here or renamed"
+            f"{header.cluster}, log directory {header.directory}"
         )
+        if layout.home(header) != layout.original_path(place.path):
+            what += ", under another name: it was copied here or renamed"
+        else:
+            what += f", and this log has the directory {place.directory}: it was copied here"
         advice = "move it back to its place and name, and restore the file that belongs here from a copy"
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
     return reader
@@ -209,13 +214,19 @@ def goes_on(known: int | None, said: int) -> bool:
     return known is None or said in (0, NOTHING_BEFORE, known)
 
 
-def said_by(store: SegmentStore, later: Iterable[str]) -> int:
+def _at_home(reader: SegmentReader, directory: str) -> bool:
+    """Whether a segment is of the log with this directory ("": not known), and has its own name."""
+    header = reader.header
+    return layout.home(header) == layout.original_path(reader.path) and directory in ("", header.directory)
+
+
+def said_by(store: SegmentStore, directory: str, later: Iterable[str]) -> int:
     """What the segments that follow say of the last frame before them; 0 where they say nothing.
-    One without frames may not know it; then the next one tells."""
+    One without frames may not know it; then the next one tells. `directory`: see `Place`."""
     for path in later:
         try:
             reader = SegmentReader(store, path)
-            if layout.home(reader.header) != layout.original_path(path):
+            if not _at_home(reader, directory):
                 return 0
             if reader.header.previous_checksum or next(reader.whole_frames(), None) is not None:
                 return reader.header.previous_checksum

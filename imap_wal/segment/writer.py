@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from imap_wal import format
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.encryption import sealed
+from imap_wal.encryption import keys_of, sealed
+from imap_wal.encryption_keys import KeyRing
 from imap_wal.format import SegmentHeader
 from storage_backends import SegmentStore
 
@@ -22,9 +23,11 @@ class SegmentWriter:
         header: SegmentHeader,
         preallocate_bytes: int = 0,
         randomness: Randomness | None = None,
+        ring: KeyRing | None = None,
     ) -> None:
+        """`ring`: the keys that write; default: those that go with the store."""
         self.path = path
-        self.header, self._cipher = sealed(store, header, randomness or SystemRandomness())
+        self.header, self._cipher = sealed(ring or keys_of(store).ring, header, randomness or SystemRandomness())
         self._seed = header.checksum_seed
         self._appender = store.open_append(path, preallocate_bytes)
         self.checksum = 0

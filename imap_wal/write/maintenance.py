@@ -10,7 +10,7 @@ from contextlib import suppress
 from math import inf
 
 from imap_wal.clock import Clock
-from imap_wal.encryption import sealed
+from imap_wal.encryption import keys_of, sealed
 from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
 from imap_wal.format import SegmentHeader
 from imap_wal.segment.listing import wal_folder
@@ -189,4 +189,4 @@ def _header_bytes(log: NodeLog) -> int:
     """What a segment takes beside its frames; where every commit is a segment of its own, that is much."""
     who, number = log.identity, log.end.segment + 1
     header = SegmentHeader(bytes(16), who.namespace, who.cluster, who.node, log.epoch, number, 2**31, log.clock.now_ms(), log.directory)
-    return len(sealed(log.store, header, log.randomness)[0].encode())
+    return len(sealed(keys_of(log.store).ring, header, log.randomness)[0].encode())

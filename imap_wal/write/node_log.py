@@ -26,11 +26,12 @@ import msgpack
 from imap_wal import format, layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.disposal import tell_links
-from imap_wal.encryption import sealed
-from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
+from imap_wal.encryption import keys_of, sealed
+from imap_wal.encryption_keys import KeyRing
+from imap_wal.errors import EncryptionError, Fenced, ImapWalError, InvalidSetting, LogError, LostRace, MissingNode, StorageUnavailable, WriterLocked
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.layout import Identity
-from imap_wal.manifest import evidence
+from imap_wal.manifest import evidence, key_checks
 from imap_wal.manifest.cluster import ClusterManifest, claim_manifests, cluster_manifests
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.older import MISSING_ADVICE, current_cluster, foreign_wal, mark_beyond, older_epoch, older_manifest, opened_epochs
@@ -59,9 +60,11 @@ OTHER_NODE = "a store that was opened later"
 class ObjectSegment:
     """A segment for storages that cannot append: collects frames, and `sync` publishes them as one object. Same surface as `SegmentWriter`."""
 
-    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced], randomness: Randomness) -> None:
+    def __init__(
+        self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced], randomness: Randomness, ring: KeyRing
+    ) -> None:
         self._store, self.path, self._fenced = store, path, fenced
-        self.header, self._cipher = sealed(store, header, randomness)
+        self.header, self._cipher = sealed(ring, header, randomness)
         self._seed = header.checksum_seed
         self._chunks = [self.header.encode()]
         self.size = len(self._chunks[0])
@@ -121,6 +124,7 @@ class NodeLog:
         next_segment: int,
         checksum: int,
         lock: Lock,
+        ring: KeyRing,
     ) -> None:
         self.store, self.identity, self.settings, self.clock, self.randomness = store, identity, settings, clock, randomness
         self.manifests, self.clusters = manifests, clusters
@@ -146,6 +150,7 @@ class NodeLog:
         self._mutex = threading.Lock()
         self.bytes_written = 0
         self._closed = False
+        self._ring = ring
 
     # ---- writing ----
 
@@ -254,17 +259,29 @@ class NodeLog:
         if self._appends:
             room = self.settings.segment_bytes if self.settings.preallocate and self.store.capabilities.preallocate else 0
             self._making = True
-            segment = SegmentWriter(self.store, path, header, room, self.randomness)
+            segment = SegmentWriter(self.store, path, header, room, self.randomness, self._keys_to_write())
             try:
                 self._announce(number)
             except BaseException:
                 segment.close()
                 raise
         else:
-            segment = ObjectSegment(self.store, path, header, self._fenced, self.randomness)
+            segment = ObjectSegment(self.store, path, header, self._fenced, self.randomness, self._keys_to_write())
         began = self.clock.monotonic()
         self._segment, self._began, self._next_segment, self._making = segment, began, number + 1, False
         return segment
+
+    def _keys_to_write(self) -> KeyRing:
+        """The keys as they are now, if the cluster has none of their ids for another key; else those
+        of before, which can read what they write."""
+        ring = keys_of(self.store).ring
+        if ring != self._ring:
+            try:
+                key_checks.enter(ring, self.clusters)
+                self._ring = ring
+            except (EncryptionError, LogError, LostRace, StorageError) as error:
+                _log.error("node %r continues to write with the keys of before, for the new ones cannot be used: %s", self.identity.node, error)
+        return self._ring
 
     def _announce(self, number: int) -> None:
         """Enter a new segment into the manifest, after it was created and before anything in it
@@ -296,7 +313,7 @@ class NodeLog:
         header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
         a successor may have taken the file into account."""
         self.check_fence()
-        self.store.replace(self._next_path(), sealed(self.store, self._next_header(), self.randomness)[0].encode())
+        self.store.replace(self._next_path(), sealed(self._ring, self._next_header(), self.randomness)[0].encode())
         self._next_segment, self._making = self._next_segment + 1, False
 
     def _finish(self) -> None:
@@ -435,7 +452,7 @@ def open_node_log(
         tell_links(store, [f"{folder}/wal", f"{folder}/archive"])
         return NodeLog(
             store, identity, settings, clock, randomness, opening.manifests, opening.clusters, manifest,
-            recovered.recovery, recovered.next_segment, recovered.checksum, lock,
+            recovered.recovery, recovered.next_segment, recovered.checksum, lock, opening.ring,
         )  # fmt: skip
     except BaseException:
         lock.release()
@@ -500,6 +517,7 @@ class _Opening:
         self._folder = identity.node_folder
         self._published = False
         self._opened: Mapping[str, int] = {}
+        self.ring = keys_of(store).ring
         self.manifests = node_manifests(store, self._folder, clock, randomness)
         self.clusters = cluster_manifests(store, identity.cluster_folder, clock, randomness)
 
@@ -508,6 +526,8 @@ class _Opening:
         began, where a node has no manifest."""
         number, before = self.manifests.read()
         self._demand_kind(before)
+        if self.ring.keys:
+            key_checks.demand_same(self.ring, self.clusters.read()[1].keys, self.clusters.folder)
         if number:
             return
         # Listed before the manifest is read again: it may be opened at this moment.
@@ -600,6 +620,7 @@ class _Opening:
 
         def claim() -> None:
             if not self._published:
+                key_checks.enter(self.ring, self.clusters)  # the log was read with it, and nothing is written yet
                 self._claim(number, before, claimed, wal)
 
         mode = self._settings.recovery_mode
@@ -633,7 +654,8 @@ class _Opening:
                 with suppress(AlreadyExists):
                     self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
         else:
-            _occupy(self._store, self._identity, before, self._clock, self._randomness)
+            key_checks.enter(self.ring, self.clusters)
+            _occupy(self._store, self._identity, before, self._clock, self._randomness, self.ring)
 
     def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
         """Publish the new epoch as the successor of what was read. The permit that its writer needs
@@ -735,7 +757,7 @@ def _demand_current(files: Iterable[StoredFile], folder: str, manifest: NodeMani
         raise older_manifest(f"{folder}/manifest", newer)
 
 
-def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness) -> None:
+def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clock: Clock, randomness: Randomness, ring: KeyRing) -> None:
     """Create the segment that the old writer would create next: its create then fails. This comes
     before the scan of the log, so that the scan finds all that it acknowledged. There is one such
     segment, the last of its epoch, however often this is repeated; `layout.fences` never deletes
@@ -764,7 +786,7 @@ def _occupy(store: SegmentStore, identity: Identity, manifest: NodeManifest, clo
             randomness.token(), identity.namespace, identity.cluster, identity.node, epoch, number, 0, clock.now_ms(), manifest.directory
         )
         with suppress(AlreadyExists):  # one more commit of the old writer, or an earlier takeover that stopped half-way
-            store.create(path, sealed(store, header, randomness)[0].encode())
+            store.create(path, sealed(ring, header, randomness)[0].encode())
 
 
 def holds_nothing(store: SegmentStore, path: str) -> bool:

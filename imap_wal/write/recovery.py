@@ -32,7 +32,7 @@ import msgpack
 
 from imap_wal import entry, format, layout
 from imap_wal.clock import Clock, Randomness
-from imap_wal.encryption import sealed
+from imap_wal.encryption import keys_of, sealed
 from imap_wal.errors import CorruptLog, Forged, LogError
 from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.layout import Identity
@@ -196,7 +196,7 @@ class Recoverer:
         if following > expected:
             epochs = [file.epoch for file in self._files[: after + 1]]
             epoch = epochs[-1] if after < len(self._files) else max([self._manifest.checkpoint.epoch, *epochs])
-            place = Place(layout.wal_path(self._node.node_folder, epoch, expected), epoch, expected, followed=True)
+            place = Place(layout.wal_path(self._node.node_folder, epoch, expected), self._manifest.directory, epoch, expected, followed=True)
             what = f"segment {expected} is missing: the log goes on after it"
             return _Damage(after, Verdict(SHORT, place, 0, what=what), range(expected, following))
         return None
@@ -269,7 +269,7 @@ class Recoverer:
 
     def _place(self, index: int) -> Place:
         file, manifest = self._files[index], self._manifest
-        return Place(file.path, *file[:2], index < len(self._files) - 1, manifest.checkpoint, manifest.newest)
+        return Place(file.path, manifest.directory, *file[:2], index < len(self._files) - 1, manifest.checkpoint, manifest.newest)
 
     def _known(self) -> int:
         """Number of the newest segment that the manifest knows of."""
@@ -422,7 +422,7 @@ class Recoverer:
             self._clock.now_ms(),
             self._manifest.directory,
         )
-        return sealed(self._store, header, self._randomness)[0].encode()
+        return sealed(keys_of(self._store).ring, header, self._randomness)[0].encode()
 
     def _tell(self, lost: Lost) -> None:
         _log.warning(

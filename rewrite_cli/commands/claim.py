@@ -62,7 +62,7 @@ def command(scope: Scope, force: bool, add: Path | None, only: Path | None, forg
             ", ".join(each.signs) or "-",
             _others(each),
             each.claimed or "-",
-            each.tokens,
+            "closed" if each.closed else each.tokens,
         )
         for each in reports
     ]

@@ -20,7 +20,16 @@ def test_a_cluster_that_is_given_up_is_shut_out_and_the_next_one_does_not_wait(r
         eventually(lambda: signs(store, "default/c"), "the sign of the first")
         assert new.client.ask("hello", new.about())[0][2] == "not-ready"
         shown = named(run("claim", one.url, "-o", "json").json)
-        report = {"namespace": "default", "cluster": "c", "former": "cluster-1", "incarnation": 1, "signs": ["n1"], "claimed": 0, "tokens": 0}
+        report = {
+            "namespace": "default",
+            "cluster": "c",
+            "former": "cluster-1",
+            "incarnation": 1,
+            "signs": ["n1"],
+            "claimed": 0,
+            "tokens": 0,
+            "closed": False,
+        }
         assert shown == {"dry_run": True, "clusters": [report | {"present": {"n2": "cluster-2"}}]}
         assert old.put(b="1")[0] == "ack", "it was only shown"
         taken = run("claim", one.url, "--force", "--yes", "-o", "json").json

@@ -296,3 +296,24 @@ def test_a_log_of_records_is_encrypted_and_read_by_another_process(tmp_path: Pat
     assert [record.entry.value for record in reader.read()] == [SECRET.encode()] * 10
     with pytest.raises(EncryptionError):
         list(log.LogReader(place).read())
+
+
+def test_an_archive_of_another_log_does_not_open_under_the_same_path(tmp_path: Path) -> None:
+    """Same names, same key: only the log directory differs. The file's checksum is in the manifest,
+    which somebody without the key can change."""
+    place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
+    with imap_wal.open(place, encryption_keys=source) as store:
+        store.map("orders")["k"] = "v"
+        store.archive()
+    disk = keyed(open_store(place), "a")
+    (path,) = (file.path for file in disk.list("") if file.path.endswith(".parquet"))
+    (directory,) = {SegmentReader(disk, file).header.directory for file in segments(disk)}
+    from imap_wal.parquet import salvage
+    from imap_wal.parquet.file import batches
+
+    assert sum(len(batch) for batch in batches(disk, path, log=directory)) == 1
+    assert salvage.survey_file(disk, path, log=directory).records == 1
+    with pytest.raises(Forged, match="it was moved here"):
+        list(batches(disk, path, log="00000000-0000-4000-8000-000000000009"))
+    moved = salvage.survey_file(disk, path, log="00000000-0000-4000-8000-000000000009")
+    assert moved.records == 0 and "it was moved here" in moved.what

@@ -219,16 +219,22 @@ def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
     )
 
 
+@pytest.mark.parametrize(
+    ("seed", "said"),
+    [(1, r"continues from a later frame|names as the last good one"), (2, "and this log has the directory")],
+    ids=["copy", "other log"],
+)
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("exchanged", range(3))
-def test_the_checksum_carried_from_segment_to_segment_shows_one_that_was_exchanged_for_a_whole_one_from_elsewhere(
-    memory: MemoryStore, exchanged: int, closed: bool
+def test_a_segment_that_was_exchanged_for_a_whole_one_from_elsewhere_is_refused(
+    memory: MemoryStore, exchanged: int, closed: bool, seed: int, said: str
 ) -> None:
-    """Of the same node, epoch and number, with whole frames: from an old copy of the log, or from another log. Its neighbours know that it is not theirs."""
+    """Of the same node, epoch and number, with whole frames. From a copy of the log that was written
+    to: its neighbours know that it is not theirs. From another log: its header names that log."""
     history(memory)
     left = copy_files(memory)
     elsewhere = copy_files(MemoryStore("nothing"))
-    other = node_log(elsewhere, seed=2)
+    other = node_log(elsewhere, seed=seed)
     for number in range(12):
         other.write(format.ENTRIES, 1, [row(f"foreign {number}", "v", number + 1)])
         other.sync()
@@ -243,7 +249,7 @@ def test_the_checksum_carried_from_segment_to_segment_shows_one_that_was_exchang
     assert list(whole.frames()) and whole.tail().status == "clean"
     overwrite(left, path, foreign.read(path))
     for mode in ("absolute", "torn-tail"):
-        with pytest.raises(LogError, match=r"continues from a later frame|names as the last good one"):
+        with pytest.raises(LogError, match=said):
             contents(left, recovery_mode=mode)
 
 

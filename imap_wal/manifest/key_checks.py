@@ -1,0 +1,60 @@
+"""One key id stands for one key in all of a cluster. The cluster's manifest has a check value of
+each key that was ever to write there; a key is compared with it before it writes.
+
+Two nodes with two keys under one id could each read only what they wrote themselves, and no node
+could restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from imap_wal.encryption import check_value
+from imap_wal.encryption_keys import PLAIN, KeyRing
+from imap_wal.errors import EncryptionError
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.store import ManifestLog
+
+
+def differing(ring: KeyRing, known: Mapping[str, str]) -> list[str]:
+    """Ids of the ring under which the cluster has another key. `known`: the check values of its
+    manifest."""
+    both = ring.keys.keys() & known.keys()
+    return sorted(name for name in both if known[name] != check_value(ring.keys[name]))
+
+
+def demand_same(ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
+    """`EncryptionError` if the cluster has another key under an id of the ring. `folder`: of the
+    manifests that have `known`."""
+    wrong = differing(ring, known)
+    if wrong:
+        advice = f"bring back the key that had the id {wrong[0]!r}, or give the new key another id"
+        raise EncryptionError(folder, wrong[0], what_differs(wrong), f"{advice}; nothing was changed")
+
+
+def what_differs(ids: list[str]) -> str:
+    """For errors and findings."""
+    names = ", ".join(map(repr, ids))
+    return f"under the id {names} another key is given than the one that this cluster has"
+
+
+def with_active(ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:
+    """The check values with that of the key that writes."""
+    active = {} if ring.active == PLAIN else {ring.active: check_value(ring.keys[ring.active])}
+    return {**known, **active}
+
+
+def enter(ring: KeyRing, clusters: ManifestLog[ClusterManifest]) -> None:
+    """Have the key that writes stand under its id in the cluster from now on. Call it before the
+    ring writes for the first time. `EncryptionError` if another key does, and for each other key of
+    the ring; `LostRace`, StorageError."""
+    if not ring.keys:
+        return
+
+    def change(manifest: ClusterManifest) -> ClusterManifest | None:
+        demand_same(ring, manifest.keys, clusters.folder)
+        wanted = with_active(ring, manifest.keys)
+        return None if wanted == manifest.keys else replace(manifest, keys=wanted)
+
+    clusters.update(change)

@@ -1,0 +1,197 @@
+"""Somebody who may write to the storage, and has no key, puts a segment of another place into an
+encrypted log: with its header as it was, damaged, or changed to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imap_wal import format
+from imap_wal.clock import SeededRandomness
+from imap_wal.encryption import KeyedStore
+from imap_wal.errors import EncryptionError, ImapWalError, LogError
+from imap_wal.format import Frame, Home
+from imap_wal.manifest.node import node_manifests
+from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.salvage import scan_segment
+from imap_wal.segment.verdict import CLEAN, Place, judge
+from imap_wal.segment.writer import SegmentWriter
+from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore, forget
+from tests.encrypted import keyed
+from tests.support import IDENTITY, FakeClock, copy_files, embedded, header, node_log, overwrite, row, segments
+
+FORGED = "forged"
+
+
+def _flipped(at: int) -> Callable[[bytes, Home], bytes]:
+    return lambda data, home: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def _renamed(data: bytes, home: Home) -> bytes:
+    """With a header that names the place, and has the right checksum."""
+    found, end = format.decode_header(data, "donor")
+    return found._replace(**home._asdict()).encode() + data[end:]
+
+
+def _without_end(data: bytes, home: Home) -> bytes:
+    """The header's checksum and check value are zeros."""
+    _, end = format.decode_header(data, "donor")
+    return data[: end - 20] + bytes(20) + data[end:]
+
+
+CHANGES: dict[str, Callable[[bytes, Home], bytes]] = {
+    "as it was": lambda data, home: data,
+    "magic": _flipped(3),
+    "version": _flipped(8),
+    "length": _flipped(10),
+    "names": _flipped(34),
+    "end of the header": _without_end,
+    "names the place": _renamed,
+}
+VALUES = {
+    "namespace": st.sampled_from(["other", "defaulu"]),
+    "cluster": st.sampled_from(["other", "embedde"]),
+    "node": st.sampled_from(["n2", "n10"]),
+    "directory": st.sampled_from(["00000000-0000-4000-8000-000000000009", ""]),
+    "epoch": st.integers(2, 300),
+    "number": st.integers(4, 300),
+}
+
+
+def elsewhere() -> st.SearchStrategy[dict[str, object]]:
+    """Fields of another place: one of them differs, or several, or all."""
+    return st.sets(st.sampled_from(sorted(VALUES)), min_size=1).flatmap(lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names}))
+
+
+def donor(home: Home) -> bytes:
+    """A segment of that place, with two frames, written with the same key."""
+    memory = MemoryStore("donor")
+    store = keyed(memory, "a")
+    try:
+        writer = SegmentWriter(store, "x", header(**home._asdict(), segment_id=b"\7" * 16), randomness=SeededRandomness(9))
+        for number in range(2):
+            writer.append(format.ENTRIES, 1, [row(f"{FORGED}-{number}", "v", 100 + number)])
+            writer.sync()
+        writer.seal()
+        return memory.read("x")
+    finally:
+        memory.close()
+        forget("donor")
+
+
+def victim() -> KeyedStore:
+    """A log of three segments, whose writer was killed."""
+    memory = MemoryStore("victim")
+    log = node_log(keyed(memory, "a"))
+    for number in range(6):
+        log.write(format.ENTRIES, 1, [row(f"own-{number}", "v", number + 1)])
+        log.sync()
+        if number % 2 and number < 5:
+            log.rotate()
+    left = copy_files(memory)
+    forget("victim")
+    return keyed(left, "a")
+
+
+def contents_of(store: KeyedStore, recovery: str) -> set[str]:
+    """Keys after an open with this recovery mode, in a copy."""
+    left = keyed(copy_files(store), "a")
+    with embedded(left, recovery_mode=recovery) as opened:
+        return {key.decode() for key in opened.map("m", raw=True)}
+
+
+def repaired(store: SegmentStore, mode: str) -> KeyedStore:
+    (view,), lost = tolerant_survey(store, (), ())
+    repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None, lost)
+    repair.plan()
+    forget("repaired")
+    copy = keyed(MemoryStore("repaired"), "a")
+    repair.write(copy)
+    return copy
+
+
+def keys_after_repair(store: SegmentStore, mode: str) -> set[str]:
+    copy = repaired(store, mode)
+    found: set[str] = set()
+    for path in segments(copy):
+        for frame in SegmentReader(copy, path).frames():
+            if frame.kind == format.ENTRIES:
+                found |= {name for name in (*(f"own-{n}" for n in range(6)), f"{FORGED}-0", f"{FORGED}-1") if name.encode() in frame.payload}
+    return found
+
+
+@settings(deadline=None)
+@given(elsewhere(), st.sampled_from(sorted(CHANGES)))
+def test_no_frame_of_another_place_is_read(changes: dict[str, object], change: str) -> None:
+    """Neither when it is judged nor when it is salvaged."""
+    home = header().home
+    assert home._replace(**changes) != home  # type: ignore[arg-type]
+    forget("moved")
+    store = keyed(MemoryStore("moved"), "a")
+    path = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
+    store.create(path, CHANGES[change](donor(home._replace(**changes)), home))  # type: ignore[arg-type]
+    read: list[Frame] = []
+    status = ""
+    try:
+        status = judge(store, Place(path, home.directory, home.epoch, home.number), read.append)[0].status
+    except EncryptionError:
+        pass
+    assert not read and status != CLEAN
+    try:
+        assert not scan_segment(store, path, home).frames
+    except EncryptionError:
+        pass
+
+
+@settings(max_examples=60, deadline=None)
+@given(elsewhere(), st.sampled_from(sorted(CHANGES)), st.integers(0, 2), st.sampled_from([SALVAGE, POINT_IN_TIME]))
+def test_neither_restore_nor_archive_nor_repair_takes_in_a_segment_of_another_place(
+    changes: dict[str, object], change: str, which: int, mode: str
+) -> None:
+    store = victim()
+    path = segments(store)[which]
+    home = SegmentReader(store, path).header.home
+    overwrite(store, path, CHANGES[change](donor(home._replace(**changes)), home))  # type: ignore[arg-type]
+    with pytest.raises(ImapWalError):
+        archive_sealed(store, IDENTITY.node_folder, "n1", node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)))
+    for recovery in ("absolute", "torn-tail", "point-in-time"):
+        try:
+            found = contents_of(store, recovery)
+        except (LogError, EncryptionError):
+            continue
+        assert not any(key.startswith(FORGED) for key in found)
+    try:
+        kept = keys_after_repair(store, mode)
+    except EncryptionError:
+        return
+    assert not any(key.startswith(FORGED) for key in kept)
+
+
+@pytest.mark.parametrize("change", [each for each in CHANGES if each not in ("as it was", "names the place")])
+def test_repair_reads_a_segment_of_its_own_place_whose_header_is_damaged(change: str) -> None:
+    store = victim()
+    path = segments(store)[1]
+    home = SegmentReader(store, path).header.home
+    overwrite(store, path, CHANGES[change](store.read(path), home))
+    assert keys_after_repair(store, SALVAGE) == {f"own-{number}" for number in range(6)}
+
+
+def test_a_segment_of_a_log_that_was_here_before_does_not_open_in_this_one() -> None:
+    """Same names, same key, same numbers: only the log directory differs."""
+    store = victim()
+    path = segments(store)[2]
+    own = SegmentReader(store, path).header.home
+    former = donor(own._replace(directory="00000000-0000-4000-8000-000000000009"))
+    overwrite(store, path, former)
+    with pytest.raises(LogError, match="this log has the directory"):
+        contents_of(store, "torn-tail")
+    overwrite(store, path, CHANGES["names"](former, own))
+    with pytest.raises(EncryptionError, match="it is not of this place"):
+        repaired(store, SALVAGE)
