@@ -1,6 +1,9 @@
-# Each target sets up what it needs. Needs python3.11 and make; Java 17 and Maven for all but `demo` and `docs`.
+# Each target sets up what it needs. Needs make and Python 3.11 or newer; Java 17 and Maven for all but
+# `demo` and `docs`. PYTHON=python3.12 takes that one, instead of the newest that is installed.
 
-PYTHON ?= python3.11
+PYTHON ?= $(or $(shell for each in 3.14 3.13 3.12 3.11; do \
+	if python$$each -c '' 2>/dev/null; then echo python$$each; break; fi; done),python3)
+VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"$$/\1/p' imap_wal/version.py)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -8,13 +11,18 @@ VERSIONS := build/versions.txt
 MVN := mvn -q -B -f hazelcast_plugin
 JAR := hazelcast_plugin/target/imap-wal-hazelcast.jar
 JAVA_SOURCES := LICENSE NOTICE hazelcast_plugin/pom.xml $(shell find hazelcast_plugin/src/main -type f 2>/dev/null)
-PACKAGING := pyproject.toml hatch_build.py requirements/constraints.txt
+PACKAGING := pyproject.toml hatch_build.py imap_wal/version.py requirements/constraints.txt
 SBOM_TOOL := cyclonedx-bom==7.5.0
 SBOM_PLUGIN := 2.9.3
 PYTEST := $(BIN)/python -m pytest
+LOWEST := build/lowest/bin/python
+LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 hdfs duckdb demo test)
+LOWEST_MARKS := not cluster and not storage and not torture
+LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage torture nemesis bench bench-quick docs lint format constraints sbom reproducible wheel clean
+.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage test-lowest torture nemesis
+.PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,6 +32,8 @@ python: $(VENV)/.everything
 jar: $(JAR)
 
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo 'Python 3.11 or newer is needed: install it, or name it with make PYTHON=...' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps are empty files that say when pip last ran; pip itself is slow even with nothing to do.
@@ -66,6 +76,14 @@ test-python: setup
 test-storage: setup ## conformance of every storage backend
 	$(PYTEST) -m storage
 
+test-lowest: jar ## the oldest versions of libraries that pyproject.toml allows, and the tests that depend on them
+	python3.11 -m venv --clear build/lowest
+	$(LOWEST) -m pip install --quiet --require-hashes --requirement requirements/lowest.txt
+	$(LOWEST) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(LOWEST) -m pytest -m '$(LOWEST_MARKS)' -k 'not encrypt' $(LOWEST_TESTS)
+	$(LOWEST) -m pip install --quiet --require-hashes --requirement requirements/lowest-encryption.txt
+	$(LOWEST) -m pytest -m '$(LOWEST_MARKS)' -k encrypt $(LOWEST_TESTS)
+
 torture: setup ## long runs with kills and faults
 	$(PYTEST) -m torture --timeout 3600
 
@@ -91,11 +109,17 @@ format: python ## write what ruff would
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-constraints: ## newest versions of everything that the extras need, and their hashes
+# For the oldest Python that is supported: newer ones need a part of that.
+COMPILE := build/fresh/bin/uv pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 pyproject.toml
+OLDEST := $(COMPILE) --resolution lowest-direct
+
+constraints: ## newest and oldest versions of everything that the extras need, and their hashes
 	$(PYTHON) -m venv build/fresh
 	build/fresh/bin/python -m pip install --quiet --upgrade uv
-	(echo '# Versions and hashes of everything that the tests run with; regenerate with `make constraints`.'; build/fresh/bin/uv pip compile --quiet --no-header --no-annotate --generate-hashes --extra dev --python $(PYTHON) pyproject.toml) > build/constraints.txt
-	mv build/constraints.txt requirements/constraints.txt
+	(echo '# Versions and hashes of everything that the tests run with; regenerate with `make constraints`.'; $(COMPILE) --extra dev) > build/constraints.txt
+	(echo '# The oldest versions that pyproject.toml allows, for `make test-lowest`; regenerate with `make constraints`.'; $(OLDEST) $(LOWEST_EXTRAS)) > build/lowest.txt
+	(echo '# The same for encryption at rest, which needs a newer pyarrow.'; $(OLDEST) --extra encryption --extra test) > build/lowest-encryption.txt
+	mv build/constraints.txt build/lowest.txt build/lowest-encryption.txt requirements/
 
 sbom: $(JAR) $(VERSIONS) ## what both sides are made of, as CycloneDX, in out/sbom/
 	rm -rf build/sbom && mkdir -p out/sbom
@@ -114,6 +138,17 @@ reproducible: jar ## builds the jar again in another folder: the bytes must be t
 
 wheel: setup ## a wheel with the jar in it, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+release: setup ## sdist and wheel in dist/, checked as a package index does
+	rm -rf dist && $(BIN)/python -m hatchling build
+	$(PYTHON) -m venv build/twine
+	build/twine/bin/python -m pip install --quiet twine
+	build/twine/bin/twine check --strict dist/*
+
+version: ## write a new version into the two files that have it: make version NEW=0.2.0
+	@test -n "$(NEW)" || { echo 'this is $(VERSION); for another one: make version NEW=0.2.0' >&2; exit 1; }
+	sed -i 's/^VERSION = ".*"$$/VERSION = "$(NEW)"/' imap_wal/version.py
+	sed -i '0,/<version>.*<\/version>/s//<version>$(NEW)<\/version>/' hazelcast_plugin/pom.xml
 
 clean: ## remove what was built; .venv stays
 	rm -rf build dist site out hazelcast_plugin/target .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,6 +14,7 @@ IN_WHEEL = "rewrite_cli/jars/imap-wal-hazelcast.jar"
 HASH = f"{JAR}.sha256"
 SHADED = "io/imapwal/hazelcast/nacl/"
 """Classes of another library: they have the times of its release."""
+PROPERTIES = "io/imapwal/hazelcast/plugin.properties"
 TIME = (2026, 1, 1, 0, 0, 0)
 """The time of every file in a reproducible jar; see `project.build.outputTimestamp` in pom.xml."""
 
@@ -34,6 +35,9 @@ class JarBuildHook(BuildHookInterface[Any]):
         with zipfile.ZipFile(jar) as file:
             if {each.date_time for each in file.infolist() if not each.filename.startswith(SHADED)} != {TIME}:
                 raise ValueError(f"{JAR} was not built from this source: its files have other times; run `mvn -B -f hazelcast_plugin clean package`")
+            found = file.read(PROPERTIES).decode().strip()
+        if found != f"version={self.metadata.version}":
+            raise ValueError(f"{JAR} says {found}, and this is {self.metadata.version}; run `mvn -B -f hazelcast_plugin clean package`")
         build_data["force_include"][str(jar)] = IN_WHEEL if self.target_name == "wheel" else JAR
         if self.target_name == "wheel":
             hash_file = Path(self.root) / HASH

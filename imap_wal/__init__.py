@@ -48,8 +48,9 @@ from imap_wal.errors import (
     WriterLocked,
 )
 from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy, Settings
+from imap_wal.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "STOP",

@@ -15,8 +15,13 @@ from typing import Any
 from rewrite_cli.console.interrupts import ends_the_process
 
 with ends_the_process():
-    import click
+    from storage_backends.extras import needs
 
+    with needs("cli"):
+        import click
+        import rich  # noqa: F401  # every command needs it; a missing one is reported before anything is done
+
+    from imap_wal.version import VERSION
     from rewrite_cli.console import config_file as config
     from rewrite_cli.console.failures import CLEAN, report
 
@@ -73,12 +78,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def version() -> str:
-    from importlib.metadata import version as installed
-
-    return installed("imap-wal")
-
-
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "IMAP_WAL", "max_content_width": 110},
@@ -87,7 +86,7 @@ URL is the root of the logs: a path, file:///var/lib/maps, s3://bucket/maps, or 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 findings (damage), 4 locked or lost a race.
 Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",
 )
-@click.version_option(package_name="imap-wal", prog_name="imap-wal", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="imap-wal", message="%(prog)s %(version)s")
 @click.option(
     "--config",
     "config_file",

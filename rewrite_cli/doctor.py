@@ -22,6 +22,7 @@ from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.rivals import ADVICE
 from imap_wal.rewrite import conflicts
+from imap_wal.version import VERSION
 from rewrite_cli.console import output
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster import jars
@@ -34,14 +35,19 @@ DISK_FREE_MIN = 0.1
 ORDER_BYTES_MAX = 1024**3
 """Of a larger log, only `verify` looks for conflicts of order."""
 EXTRAS = {
+    "pyarrow": "archive",
     "pyzmq": "agent",
-    "hazelcast-python-client": "agent",
+    "hazelcast-python-client": "hazelcast",
     "pyspark": "spark",
+    "fsspec": "fsspec",
     "s3fs": "s3",
     "gcsfs": "gcs",
     "adlfs": "azure",
+    "requests": "hdfs",
+    "cryptography": "encryption",
     "duckdb": "duckdb",
 }
+"""Which extra installs a package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ def environment() -> Iterator[Check]:
         f"{found} at {sys.executable}",
         "" if sys.version_info >= (3, 11) else "use Python 3.11 or newer",
     )
-    yield Check("imap-wal", OK, version("imap-wal"))
+    yield Check("imap-wal", OK, VERSION)
     absent = []
     for package, extra in EXTRAS.items():
         try:

@@ -2,6 +2,7 @@
 
     interface   SegmentStore, Appender, Lock, Capabilities: imports nothing of ours
     errors      what a store raises
+    extras      libraries that only some installs have
     local       a directory: fdatasync, directory fsync, link, flock
     descriptors a segment being written and a held lock, for local
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
@@ -19,6 +20,7 @@ The log is the only caller. fsspec is imported in this package and nowhere else.
 """
 
 from storage_backends.errors import AlreadyExists, Linked, Locked, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.extras import MissingExtra
 from storage_backends.factory import open_store
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
 from storage_backends.lease import holder as lock_holder
@@ -30,6 +32,7 @@ __all__ = [
     "Linked",
     "Lock",
     "Locked",
+    "MissingExtra",
     "NoSpace",
     "NotFound",
     "SegmentStore",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from storage_backends.errors import StorageError
+from storage_backends.extras import MissingExtra, extra_of, needs
 from storage_backends.interface import SegmentStore
 from storage_backends.lease import system_clock_ms
 from storage_backends.local import LocalStore
@@ -82,18 +83,23 @@ def _open(url: Location, clock_ms: Callable[[], int]) -> SegmentStore:
         return _local(_local_path(url, rest), url.file_mode)
     if protocol == "memory":
         return MemoryStore(rest.strip("/"))
-    # The rest is imported when it is asked for: fsspec and its drivers cost more than all of the log.
-    if protocol == "objects+file":
-        from storage_backends.objects import LocalObjects
+    # The rest is imported when it is asked for: not every install has fsspec and its drivers, and
+    # they take longer to load than all of the log.
+    try:
+        with needs(extra_of(protocol)):
+            if protocol == "objects+file":
+                from storage_backends.objects import LocalObjects
 
-        return LocalObjects(_local_path(url, rest), clock_ms=clock_ms, file_mode=url.file_mode)
-    if protocol in ("webhdfs", "swebhdfs", "hdfs"):
-        from storage_backends.hdfs import HdfsStore
+                return LocalObjects(_local_path(url, rest), clock_ms=clock_ms, file_mode=url.file_mode)
+            if protocol in ("webhdfs", "swebhdfs", "hdfs"):
+                from storage_backends.hdfs import HdfsStore
 
-        return HdfsStore(str(url), options, clock_ms=clock_ms)
-    from storage_backends.objects import ObjectStore
+                return HdfsStore(str(url), options, clock_ms=clock_ms)
+            from storage_backends.objects import ObjectStore
 
-    return ObjectStore(str(url), options, clock_ms=clock_ms)
+            return ObjectStore(str(url), options, clock_ms=clock_ms)
+    except MissingExtra as error:
+        raise StorageError(f"{protocol}:// cannot be opened: {error}") from error
 
 
 def _local(path: str, file_mode: int) -> LocalStore:

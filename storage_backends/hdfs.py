@@ -20,6 +20,9 @@ from secrets import token_hex
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, urlsplit
 
+import requests
+from fsspec.implementations.webhdfs import WebHDFS
+
 from storage_backends.descriptors import read_local
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
@@ -63,11 +66,11 @@ class HdfsStore:
         if parts.scheme == "swebhdfs":
             options["use_https"] = True
         try:
-            from fsspec.implementations.webhdfs import WebHDFS
-
             self._driver: Any = WebHDFS(parts.hostname, port=int(port), skip_instance_cache=True, **options)
         except ImportError as error:
-            raise StorageError(f"the driver for {parts.scheme}:// is not installed: pip install requests requests-kerberos") from error
+            raise StorageError(
+                f"the driver for {parts.scheme}:// needs another library ({error}); for Kerberos: pip install requests-kerberos"
+            ) from error
         except (TypeError, ValueError) as error:
             raise self._veil.over(StorageError(f"{parts.scheme}:// cannot be opened: {error}")) from self._veil.cause(error)
         self._root = parts.path.rstrip("/")
@@ -223,8 +226,6 @@ class HdfsStore:
         return str(self._driver._apply_proxy(self._driver.url + quote(self._full(path), safe="/")))
 
     def _request(self, method: str, address: str, path: str, **more: Any) -> Any:
-        import requests
-
         try:
             answer = self._driver.session.request(method, address, allow_redirects=False, timeout=TIMEOUT_S, **more)
         except requests.exceptions.Timeout as error:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.extras import EXTRA_OF_SCHEME
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
 from storage_backends.local import LocalStore
@@ -31,13 +32,9 @@ from storage_backends.location import PRIVATE, Location, Veil
 from storage_backends.paths import check_path, folder_prefix
 
 CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
-"""fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional request (read in s3fs 2026.9.0, gcsfs
-2026.10.1, adlfs 2026.8.0; seen with s3fs)."""
-
-EXTRAS = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure", "adl": "azure",
-}  # fmt: skip
-"""Which extra of imap-wal brings the driver of a protocol."""
+"""fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional request.
+Read in s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and 2026.10.1, adlfs 2025.8.0 and 2026.8.0; seen
+with s3fs."""
 
 _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
@@ -68,7 +65,7 @@ class ObjectStore:
             opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
             self._fs, self._root = opened[0], opened[1].rstrip("/")
         except ImportError as error:
-            extra = EXTRAS.get(protocol)
+            extra = EXTRA_OF_SCHEME.get(protocol)
             what = f"pip install 'imap-wal[{extra}]'" if extra else f"pip install the fsspec driver ({error})"
             raise StorageError(f"the driver for {protocol}:// is not installed: {what}") from error
         except Exception as error:

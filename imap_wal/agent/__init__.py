@@ -15,3 +15,8 @@
 
 `docs/protocol.md` is the wire.
 """
+
+from storage_backends.extras import needs
+
+with needs("agent"):
+    import structlog  # noqa: F401  # most modules of the agent import it

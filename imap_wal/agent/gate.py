@@ -13,14 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
-import zmq
-from zmq.utils import z85
 
 from imap_wal.agent.access import Rules, Verdict
 from imap_wal.agent.keys import KeyPair, key_bytes
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 from imap_wal.worker import Worker
+from storage_backends.extras import needs
+
+with needs("agent"):
+    import zmq
+    from zmq.utils import z85
 
 _PLACE = "inproc://zeromq.zap.01"
 _DOMAIN = b"imap-wal"

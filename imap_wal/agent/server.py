@@ -39,13 +39,13 @@ from imap_wal.read.cluster import ClusterLog, from_manifest
 from imap_wal.read.view import LiveView
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema, sound_schemas
 from imap_wal.settings import Durability, mode
+from imap_wal.version import VERSION
 from imap_wal.worker import Worker
 from imap_wal.write.committer import Batch
 from imap_wal.write.node_log import holder_text
 from storage_backends import StorageError
 from storage_backends.ownership import doubts
 
-VERSION = "0.1.0"
 TICK_MS = 200
 LOOK_S, LOOK_TICK_MS = 1.0, 10
 """A hello that claims the log waits for a look at the signs of other agents: at most for this time,

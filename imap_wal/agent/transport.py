@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
-import zmq
 
 from imap_wal.agent.access import Rules
 from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
@@ -23,6 +22,10 @@ from imap_wal.agent.requests import Malformed, Request, kind_of, read
 from imap_wal.clock import Clock, SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
 from imap_wal.worker import Worker
+from storage_backends.extras import needs
+
+with needs("agent"):
+    import zmq
 
 _INBOX, _EVENTS = "inproc://answers", "inproc://events"
 _EVENT = struct.Struct("=HI")

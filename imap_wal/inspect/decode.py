@@ -23,6 +23,7 @@ import msgpack
 
 from imap_wal.entry import KEY, KEY_CLASS, ORDER, VALUE, VALUE_CLASS, Row, is_clear
 from imap_wal.schemas import Schema, sound_schemas
+from storage_backends.extras import needs
 
 _log = logging.getLogger("imap_wal.inspect")
 
@@ -75,7 +76,7 @@ class Decoder:
             if partition_version or label == "msgpack":
                 return value if _is_small(value, len(data)) else Opaque(label, data)
         except ModuleNotFoundError:
-            raise  # hazelcast-python-client: the command line says which extra brings it
+            raise  # of hazelcast-python-client: the text says which extra installs it
         except Exception:  # noqa: BLE001  # a value of any kind may be broken in any way; the reader still gets the others
             return Opaque(label, data)
         return bytes(data) if label == "raw" else Opaque(label, data)
@@ -96,14 +97,15 @@ class Decoder:
 
 
 def _data_reader(schemas: Iterable[Schema]) -> Callable[[bytes], Any]:
-    from hazelcast.config import Config
-    from hazelcast.core import HazelcastJsonValue
-    from hazelcast.serialization.api import FieldKind
-    from hazelcast.serialization.compact import FieldDescriptor
-    from hazelcast.serialization.compact import Schema as ClientSchema
-    from hazelcast.serialization.data import Data
-    from hazelcast.serialization.serialization_const import PYTHON_TYPE_PICKLE
-    from hazelcast.serialization.service import SerializationServiceV1
+    with needs("hazelcast"):
+        from hazelcast.config import Config
+        from hazelcast.core import HazelcastJsonValue
+        from hazelcast.serialization.api import FieldKind
+        from hazelcast.serialization.compact import FieldDescriptor
+        from hazelcast.serialization.compact import Schema as ClientSchema
+        from hazelcast.serialization.data import Data
+        from hazelcast.serialization.serialization_const import PYTHON_TYPE_PICKLE
+        from hazelcast.serialization.service import SerializationServiceV1
 
     service = SerializationServiceV1(Config())
     service._registry._id_dict[PYTHON_TYPE_PICKLE] = _Pickle

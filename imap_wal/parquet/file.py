@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from imap_wal.encryption import archive_key, archive_keys, keys_of
 from imap_wal.encryption_keys import NO_KEYS, PLAIN, Keys
@@ -22,6 +20,11 @@ from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, I
 from imap_wal.format import Position
 from imap_wal.parquet.contents import open_checked
 from storage_backends import AlreadyExists, SegmentStore
+from storage_backends.extras import needs
+
+with needs("archive"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 _ENTRY_FIELDS = [
     pa.field("map", pa.string(), nullable=False),

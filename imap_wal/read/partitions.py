@@ -9,11 +9,12 @@ writer computed, perhaps with another number of partitions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
 
-import mmh3
+from storage_backends.extras import needs
 
 SEED = 0x01000193
 """Of Hazelcast's MurmurHash3_x86_32."""
@@ -83,5 +84,14 @@ def partition_number(key: bytes) -> int:
     """A number whose rest after division by the number of partitions is the partition: the absolute
     value of the key's hash; 0 for the lowest hash, whose absolute value Java cannot express."""
     given = int.from_bytes(key[:4], "big", signed=True) if len(key) >= DATA else 0
-    hashed = given or mmh3.hash(key[DATA:], SEED)
+    hashed = given or _murmur3()(key[DATA:], SEED)
     return 0 if hashed == LOWEST else abs(hashed)
+
+
+@cache
+def _murmur3() -> Callable[[bytes, int], int]:
+    """Of a library that only logs of Hazelcast clusters need. `MissingExtra` without it."""
+    with needs("hazelcast"):
+        from mmh3 import hash as found
+
+    return found

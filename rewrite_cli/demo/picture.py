@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewrite_cli.console.output import duration, size
+from storage_backends.extras import needs
 
 if TYPE_CHECKING:
     from rewrite_cli.demo.embedded import Report
@@ -18,10 +19,11 @@ PARTS = {"log": "#1f6f8b", "archives": "#66a182", "snapshots": "#edae49"}
 
 def draw(report: Report, path: Path) -> None:
     """Write a PNG."""
-    import matplotlib as mpl
+    with needs("demo"):
+        import matplotlib as mpl
 
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
+        mpl.use("agg")
+        import matplotlib.pyplot as plt
 
     style: Any = {
         "font.family": "DejaVu Sans",

@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 
 from rewrite_cli.demo.flights import Step
+from storage_backends.extras import needs
 
 ACK = struct.Struct("<BI")
 """Producer, number of the step."""
@@ -52,7 +53,8 @@ def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
 
 def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
     """Steps are sent ahead of their answers, unless they touch a key that is still on its way."""
-    from hazelcast.core import HazelcastJsonValue
+    with needs("hazelcast"):
+        from hazelcast.core import HazelcastJsonValue
 
     from rewrite_cli.local_cluster.clients import connect
 

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from storage_backends.extras import needs
+
 
 def connect(addresses: Sequence[str], cluster_name: str = "dev", timeout_s: float = 30) -> Any:
     """A client; an error of the client's own when no member answers in time."""
-    import hazelcast
+    with needs("hazelcast"):
+        import hazelcast
 
     logging.getLogger("hazelcast").setLevel(logging.CRITICAL)
     return hazelcast.HazelcastClient(

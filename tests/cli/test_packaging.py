@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+import imap_wal
+from imap_wal.version import VERSION
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster.jars import plugin_jar
 
@@ -29,7 +32,7 @@ def hook(root: Path) -> Any:
         from hatch_build import JarBuildHook
     finally:
         sys.path.pop(0)
-    return JarBuildHook(str(root), {}, None, SimpleNamespace(), str(root), "wheel")
+    return JarBuildHook(str(root), {}, None, SimpleNamespace(version=VERSION), str(root), "wheel")
 
 
 def test_a_wheel_without_the_jar_is_refused_and_an_editable_install_needs_none(tmp_path: Path) -> None:
@@ -44,6 +47,15 @@ def test_a_jar_whose_files_have_times_of_their_own_is_refused(tmp_path: Path) ->
     with zipfile.ZipFile(jar, "w") as file:
         file.writestr("a", "")
     with pytest.raises(ValueError, match="other times"):
+        hook(tmp_path).initialize("standard", {"force_include": {}})
+
+
+def test_a_jar_of_another_version_is_refused(tmp_path: Path) -> None:
+    jar = tmp_path / "hazelcast_plugin" / "target" / "imap-wal-hazelcast.jar"
+    jar.parent.mkdir(parents=True)
+    with zipfile.ZipFile(jar, "w") as file:
+        file.writestr(zipfile.ZipInfo("io/imapwal/hazelcast/plugin.properties", (2026, 1, 1, 0, 0, 0)), "version=0.0.9\n")
+    with pytest.raises(ValueError, match=r"says version=0\.0\.9, and this is "):
         hook(tmp_path).initialize("standard", {"force_include": {}})
 
 
@@ -95,6 +107,29 @@ def _needed(package: str, extras: set[str]) -> set[str]:
     return set(found)
 
 
+def test_plug_in_and_library_have_one_version() -> None:
+    pom = (ROOT / "hazelcast_plugin" / "pom.xml").read_text(encoding="utf-8")
+    found = re.search(r"<artifactId>imap-wal-hazelcast</artifactId>\s*<version>(.*)</version>", pom)
+    assert found is not None
+    assert found[1] == VERSION == imap_wal.__version__, "make version NEW=… writes both"
+
+
+@pytest.mark.cluster
+def test_the_source_archive_has_licence_changelog_and_all_that_a_build_needs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    (archive,) = tmp_path.glob(f"imap_wal-{VERSION}.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert {
+        "LICENSE", "NOTICE", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "README.md",
+        "pyproject.toml", "hatch_build.py", "Makefile", ".ci/run", "requirements/constraints.txt", "requirements/lowest.txt",
+        "hazelcast_plugin/pom.xml", "hazelcast_plugin/target/imap-wal-hazelcast.jar", "imap_wal/py.typed", "tests/conftest.py",
+    } <= names  # fmt: skip
+    assert not [name for name in names if "__pycache__" in name]
+
+
 @pytest.mark.cluster
 def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -107,6 +142,7 @@ def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
         told = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar.sha256").decode()
     assert told.split() == [hashlib.sha256(jar).hexdigest(), "imap-wal-hazelcast.jar"]
     assert {name.rpartition("/")[2] for name in names} >= {"LICENSE", "NOTICE"}
+    assert f"imap_wal-{VERSION}.dist-info/METADATA" in names
     with zipfile.ZipFile(io.BytesIO(jar)) as file:
         assert {"META-INF/LICENSE", "META-INF/NOTICE"} <= set(file.namelist())
         # The classes of another library have the times of its release.
@@ -115,7 +151,7 @@ def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
         assert not [name for name in file.namelist() if name.startswith("software/") or name == "module-info.class"]
     assert {
         "imap_wal/__init__.py",
-        "imap_wal/py.typed",
+        *(f"{package}/py.typed" for package in ("storage_backends", "imap_wal", "rewrite_cli", "pyspark_imap_wal")),
         "storage_backends/interface.py",
         "rewrite_cli/cli.py",
         "pyspark_imap_wal/__init__.py",

@@ -16,7 +16,7 @@ import imap_wal
 from rewrite_cli import cli, reference
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("imap-wal", ".venv/bin/imap-wal", "make")
 # These start services or play for a minute; their options are parsed, tests/cli runs them.

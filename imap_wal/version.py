@@ -1,0 +1,3 @@
+"""The version of this release. Only here, and in `hazelcast_plugin/pom.xml`: `make version` writes both."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,46 @@
+"""Libraries that are not part of the core install, and which extra of imap-wal installs each.
+
+    with needs("archive"):
+        import pyarrow
+
+It is here because every package may import this one. See docs/decisions/0034-a-small-core.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EXTRA_OF_SCHEME = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure", "adl": "azure",
+    "webhdfs": "hdfs", "swebhdfs": "hdfs", "hdfs": "hdfs",
+}  # fmt: skip
+"""Which extra installs the driver of a URL's scheme. Of every other scheme fsspec knows the driver."""
+
+
+class MissingExtra(ModuleNotFoundError):
+    """A library is not installed; `extra` of imap-wal installs it, and the text says how."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(f"the library {module} is not installed; install it with: pip install 'imap-wal[{extra}]'", name=module)
+        self.extra = extra
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Imports within this need an extra of imap-wal.
+
+    `extra`: its name in `pyproject.toml`. `MissingExtra` if a library is not installed; every other
+    error of an import passes, also that of a broken install.
+    """
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except ModuleNotFoundError as error:
+        raise MissingExtra((error.name or "").partition(".")[0], extra) from error
+
+
+def extra_of(scheme: str) -> str:
+    """The extra that a URL of this scheme needs."""
+    return EXTRA_OF_SCHEME.get(scheme, "fsspec")
