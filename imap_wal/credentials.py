@@ -9,13 +9,13 @@ Options are used only for the URLs in this file, even if another URL comes from 
 
 from __future__ import annotations
 
-import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.errors import InvalidSetting
+from imap_wal.secret_files import read_secret_file
 from storage_backends.location import Location, located, without_secrets
 
 
@@ -27,13 +27,10 @@ class Credentials:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """`InvalidSetting` for a file that cannot be read, that every user of the machine can
-        read, or that is not as described above. No error shows a value."""
+        """`InvalidSetting` for a file that cannot be read, that another user can read or replace,
+        or that is not as described above. No error shows a value."""
         try:
-            mode = Path(path).stat().st_mode
-            if mode & 0o007:
-                raise InvalidSetting(f"{path} holds secrets and is open to every user of this machine ({stat.filemode(mode)}); run: chmod o= {path}")
-            places = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            places = tomllib.loads(read_secret_file(path).decode())
         except OSError as error:
             raise InvalidSetting(f"{path}: {error.strerror}") from error
         except UnicodeDecodeError as error:

@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import shlex
-import stat
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from imap_wal.errors import EncryptionError, InvalidSetting
+from imap_wal.secret_files import read_secret_file
 from imap_wal.settings import check_source
 from imap_wal.watched import Watched
 
@@ -146,10 +146,7 @@ def _path_of(source: str) -> Path | None:
 def _file(name: str) -> str:
     path = Path(name).expanduser()
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode) and mode & 0o007:
-            raise InvalidSetting(f"{path} holds keys and is open to every user of this machine ({stat.filemode(mode)}); run: chmod o= {path}")
-        return path.read_text(encoding="ascii")
+        return read_secret_file(path).decode("ascii")
     except OSError as error:
         raise InvalidSetting(f"encryption_keys: {path}: {error.strerror}") from error
     except UnicodeDecodeError:

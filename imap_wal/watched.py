@@ -70,4 +70,4 @@ class Watched(Generic[T]):
             found = os.stat(self._path)
         except OSError:
             return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
+        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode, found.st_uid

@@ -14,9 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import structlog
 from imap_wal.agent.peers import Peer, Right
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
+from imap_wal.secret_files import read_secret_file, read_trusted_file
 from imap_wal.watched import Watched
 
 KEY_BYTES = 32
@@ -62,8 +62,8 @@ def key_bytes(text: Any, what: str) -> bytes:
 
 
 def read_secret(path: str | Path) -> KeyPair:
-    """A file with a secret key. `InvalidSetting` if every user of the machine may open it."""
-    data = _toml(_private(path), path)
+    """A file with a secret key. `InvalidSetting` if another user may read or replace it."""
+    data = _toml(_text(path, read_secret_file), path)
     pair = _pair(data, path)
     key_bytes(data.get("secret-key"), f"{path}: secret-key")
     return KeyPair(pair.name, pair.public, str(data["secret-key"]))
@@ -71,7 +71,7 @@ def read_secret(path: str | Path) -> KeyPair:
 
 def read_public(path: str | Path) -> KeyPair:
     """The public part of a file of a key."""
-    return _pair(_toml(_text(path), path), path)
+    return _pair(_toml(_text(path, lambda file: Path(file).read_bytes()), path), path)
 
 
 def _pair(data: Mapping[str, Any], path: str | Path) -> KeyPair:
@@ -87,8 +87,8 @@ def checked_name(name: Any, where: str) -> str:
 
 
 def read_token(path: str | Path) -> str:
-    """The token in a file. `InvalidSetting` if every user of the machine may open it."""
-    token = _private(path).strip()
+    """The token in a file. `InvalidSetting` if another user may read or replace it."""
+    token = _text(path, read_secret_file).strip()
     if not TOKEN.fullmatch(token):
         raise InvalidSetting(f"{path}: {_TAKES}")
     return token
@@ -118,7 +118,7 @@ def write_new(path: Path, text: str, mode: int) -> None:
 def read_clients(path: str | Path) -> dict[str, Peer]:
     """Peers by their public keys. `InvalidSetting` for a file that others may change."""
     found: dict[str, Peer] = {}
-    for name, entry in _toml(_unchanged_by_others(path), path).items():
+    for name, entry in _toml(_text(path, read_trusted_file), path).items():
         where = f"{path}: [{checked_name(name, str(path))}]"
         if not isinstance(entry, Mapping) or set(entry) != {"public-key", "rights"}:
             raise InvalidSetting(f'{where} takes public-key = "…" and rights = ["read", "write", "claim"]')
@@ -184,21 +184,9 @@ def _names(peers: Iterable[Peer]) -> str:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def _private(path: str | Path) -> str:
-    return _text(path, 0o007, "holds a secret and is open to every user of this machine", "o=")
-
-
-def _unchanged_by_others(path: str | Path) -> str:
-    return _text(path, 0o022, "says who may connect, and other users may change it", "go-w")
-
-
-def _text(path: str | Path, refused: int = 0, why: str = "", remedy: str = "") -> str:
+def _text(path: str | Path, read: Callable[[str | Path], bytes]) -> str:
     try:
-        with Path(path).open(encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & refused:
-                raise InvalidSetting(f"{path} {why} ({stat.filemode(mode)}); run: chmod {remedy} {path}")
-            return file.read(1 << 20)
+        return read(path).decode()
     except OSError as error:
         raise InvalidSetting(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -119,7 +119,7 @@ def test_an_agents_configuration_is_checked_with_its_keys(made: Path, run: Run, 
     assert run("agent", "--config", str(file), "--check").code == 0
     (made / "agent-1.key").chmod(0o644)
     refused = run("agent", "--config", str(file), "--check")
-    assert (refused.code, "open to every user" in refused.err) == (2, True)
+    assert (refused.code, "other users may open it" in refused.err) == (2, True)
 
 
 def test_drop_prune_and_forget_say_who_did_what(tmp_path: Path, run: Run) -> None:

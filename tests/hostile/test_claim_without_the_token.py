@@ -138,6 +138,6 @@ def test_a_token_that_could_be_guessed_or_read_is_refused(tmp_path: Path) -> Non
         assert text not in str(refused.value)
     file.write_text("x" * 64)
     file.chmod(0o604)
-    with pytest.raises(InvalidSetting, match="open to every user"):
+    with pytest.raises(InvalidSetting, match="other users may open it"):
         read_token(file)
     assert TOKEN not in repr(Greeting("c", "m", "p", 0, TOKEN))

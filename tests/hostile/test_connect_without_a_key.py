@@ -173,7 +173,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
 @pytest.mark.parametrize(
     ("name", "mode", "text", "said"),
     [
-        ("agent-1.key", 0o644, None, "open to every user of this machine"),
+        ("agent-1.key", 0o644, None, "other users may open it"),
         ("agent-1.key", 0o600, 'name = "a"\n', "public-key is not a key"),
         ("agent-1.key", 0o600, f'name = "a"\npublic-key = "{AGENT.public}"\n', "secret-key is not a key"),
         ("agent-1.key", 0o600, f'name = "a"\npublic-key = "{MEMBER.public}"\nsecret-key = "{AGENT.secret}"\n', "is not that of its secret key"),

@@ -208,7 +208,7 @@ def test_the_next_cluster_without_the_token_does_not_get_the_log(world: World) -
         ({"agent-public-key": None}, "belong together"),
         ({"agent-public-key": "00"}, "takes the 64 hexadecimal digits"),
         ({"agent-key-file": "{folder}/none.key"}, "none.key does not exist"),
-        ({"agent-key-file": "{folder}/open.key"}, "holds a secret and is open to every user"),
+        ({"agent-key-file": "{folder}/open.key"}, "other users may open it"),
         ({"agent-key-file": "{folder}/c.token"}, "has no public-key and secret-key"),
         ({"cluster-token-file": "{folder}/short.token"}, "has no token of 32 to 200 visible ASCII characters"),
     ],

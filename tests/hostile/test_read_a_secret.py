@@ -231,7 +231,7 @@ def test_a_file_of_credentials_gives_options_to_the_places_it_names_and_to_no_ot
         (f"['bucket']\nsecret = '{SECRET}'", 0o600, "not the URL of a storage"),
         (f"['s3://b{QUERY}']\nkey = 1", 0o600, "not the URL of a storage"),
         (f"['s3://b']\nsecret = {SECRET}", 0o600, "not TOML"),
-        (f"['s3://b']\nsecret = '{SECRET}'", 0o644, "open to every user"),
+        (f"['s3://b']\nsecret = '{SECRET}'", 0o644, "other users may open it"),
         (f"\xff{SECRET}", 0o600, "not UTF-8"),
     ],
 )

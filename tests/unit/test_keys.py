@@ -83,7 +83,7 @@ def test_a_source_that_fails_is_named(source: str) -> None:
 def test_a_file_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
     source = key_file(tmp_path, "a")
     os.chmod(source.removeprefix("file:"), 0o644)
-    with pytest.raises(InvalidSetting, match="open to every user"):
+    with pytest.raises(InvalidSetting, match="other users may open it"):
         Keys(source)
 
 

@@ -1,16 +1,7 @@
 package io.imapwal.hazelcast;
 
 import java.io.IOException;
-import java.nio.charset.MalformedInputException;
-import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
-import java.nio.file.InvalidPathException;
-import java.nio.file.NoSuchFileException;
-import java.nio.file.Path;
-import java.nio.file.attribute.PosixFileAttributeView;
-import java.nio.file.attribute.PosixFilePermission;
 import java.util.HexFormat;
-import java.util.Set;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -28,9 +19,6 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
 
     private static final Pattern LINE = Pattern.compile("(?m)^([a-z-]+) = \"([0-9A-Za-z_.-]*)\"$");
     private static final Pattern TOKEN = Pattern.compile("[\\x21-\\x7e]{32,200}");
-    private static final long FILE_BYTES_MAX = 1 << 16;
-    private static final Set<PosixFilePermission> OF_OTHERS =
-            Set.of(PosixFilePermission.OTHERS_READ, PosixFilePermission.OTHERS_WRITE, PosixFilePermission.OTHERS_EXECUTE);
 
     /** A key of this member. */
     record Own(byte[] publicKey, byte[] secretKey) {
@@ -53,7 +41,7 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
         }
         byte[] publicKey = null;
         byte[] secretKey = null;
-        Matcher lines = LINE.matcher(secret(keyFile));
+        Matcher lines = LINE.matcher(SecretFile.read(keyFile));
         while (lines.find()) {
             if (lines.group(1).equals("public-key")) {
                 publicKey = key(lines.group(2));
@@ -72,7 +60,7 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
         if (tokenFile.isEmpty()) {
             return "";
         }
-        String token = secret(tokenFile).strip();
+        String token = SecretFile.read(tokenFile).strip();
         if (!TOKEN.matcher(token).matches()) {
             throw new IOException(tokenFile + " has no token of 32 to 200 visible ASCII characters; imap-wal keys token makes one");
         }
@@ -88,24 +76,6 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
             return HexFormat.of().parseHex(hex);
         } catch (IllegalArgumentException e) {
             return null;
-        }
-    }
-
-    private static String secret(String file) throws IOException {
-        try {
-            Path path = Path.of(file);
-            PosixFileAttributeView view = Files.getFileAttributeView(path, PosixFileAttributeView.class);
-            if (view != null && view.readAttributes().permissions().stream().anyMatch(OF_OTHERS::contains)) {
-                throw new IOException(file + " holds a secret and is open to every user of this machine; run: chmod o= " + file);
-            }
-            if (!Files.isRegularFile(path) || Files.size(path) > FILE_BYTES_MAX) {
-                throw new IOException(file + " is not a file of a key or a token");
-            }
-            return Files.readString(path, StandardCharsets.UTF_8);
-        } catch (NoSuchFileException e) {
-            throw new IOException(file + " does not exist", e);
-        } catch (MalformedInputException | InvalidPathException e) {
-            throw new IOException(file + " is not a file of a key or a token", e);
         }
     }
 

@@ -390,7 +390,7 @@ class CurveClientTest {
     @ValueSource(strings = {"rw-r--r--", "rw----r--", "rw-----w-"})
     void aKeyThatOthersMayOpenIsRefused(String permissions) throws IOException {
         Files.setPosixFilePermissions(Path.of(secrets.keyFile()), PosixFilePermissions.fromString(permissions));
-        assertTrue(assertThrows(IOException.class, secrets::own).getMessage().contains("open to every user"));
+        assertTrue(assertThrows(IOException.class, secrets::own).getMessage().contains("other users may open it"));
     }
 
     @Test
