@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from imap_wal.agent.keys import Clients, KeyPair, read_clients, read_secret
-from imap_wal.agent.peers import LOCAL, UNKNOWN, Peer
+from imap_wal.agent.peers import Peer
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import mode
-from storage_backends.ownership import user_name
 
 DEFAULT_ENDPOINT = "ipc:///run/imap-wal/agent.sock"
 UID_MAX = 2**32 - 2
@@ -119,8 +119,9 @@ class Rules(Protocol):
         """`address`: of the peer, as libzmq tells it. `public`: the key that it has proven to have;
         b"" without keys."""
 
-    def peer(self, user: str) -> Peer:
-        """Who sent a message."""
+    def clients(self) -> Mapping[str, Peer]:
+        """Those who may connect, by their public keys, as they are now: the same object until the
+        file of clients changes. Empty without keys."""
 
 
 class Users:
@@ -138,11 +139,12 @@ class Users:
             uid, pid = int(parts[1]), int(parts[3])
         except (IndexError, ValueError):
             return Verdict("an unknown user", "the kernel did not name the user")
-        who = f"{user_name(uid)}, process {pid}"
+        # A number: to look its name up may mean to ask a server, and others wait to be admitted.
+        who = f"user {uid}, process {pid}"
         return Verdict(who) if uid in self._uids else Verdict(who, "not in allow_uids")
 
-    def peer(self, user: str) -> Peer:
-        return LOCAL
+    def clients(self) -> Mapping[str, Peer]:
+        return {}
 
 
 class Keys:
@@ -153,10 +155,10 @@ class Keys:
         self._clients = clients
 
     def judge(self, address: str, public: bytes) -> Verdict:
-        found = self._clients.find(public.hex())
+        found = self.clients().get(public.hex())
         if found is None:
             return Verdict(f"key {public.hex()} at {address}", "this key is not among the clients")
         return Verdict(f"{found.name} at {address}", user=public.hex())
 
-    def peer(self, user: str) -> Peer:
-        return self._clients.find(user) or UNKNOWN
+    def clients(self) -> Mapping[str, Peer]:
+        return self._clients.known()

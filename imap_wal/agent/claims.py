@@ -145,6 +145,22 @@ class Claims:
             self._start.ended()
         return incarnation
 
+    def of_reader(self, who: Greeting) -> int:
+        """The newest incarnation, for a client of its cluster that only reads. Changes nothing, and
+        does not complete a claim that is half done: the client may read while it is. `NotAllowed`,
+        `VoidIncarnation`."""
+        self.newest()
+        claims = self._known
+        check_token(claims, who)
+        claimed = claims.claims.get(who.cluster_id)
+        if claimed is None:
+            raise NotAllowed(
+                f"cluster {who.cluster_id} does not have this log, and {who.peer.name} may not claim it: that needs the rights 'write' and 'claim'"
+            )
+        if claimed != claims.newest:
+            raise _followed(claims, claimed)
+        return claimed
+
     def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
         """A view without `lost`: the newest one, or the next with exactly `members`.
         `VoidIncarnation`, `NotAllowed`."""

@@ -11,11 +11,13 @@ as hexadecimal digits. See docs/decisions/0030.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,24 @@ def rights_of(words: Any, where: str) -> frozenset[Right]:
     return frozenset(Right(word) for word in words)
 
 
+@contextmanager
+def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
+    """The clients of a file by their public keys, {} without one, to be changed in place. Without an
+    error they are written at the end. Another process that changes the file waits meanwhile, at the
+    lock of a file beside it. `InvalidSetting` for files that cannot be used."""
+    try:
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InvalidSetting(f"{error.filename}: {error.strerror}; whoever changes {path} must be able to lock this file") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        clients = read_clients(path) if os.path.lexists(path) else {}
+        yield clients
+        write_clients(path, clients)
+    finally:
+        os.close(lock)
+
+
 def write_clients(path: Path, clients: Mapping[str, Peer]) -> None:
     """Replace the file as a whole: an agent may read it at any moment."""
     text = "# Whom the agent admits; `imap-wal keys allow` and `revoke` write it. Agents read it again when it changes.\n"
@@ -166,15 +186,15 @@ class Clients:
         self._path = path
         self._looked = clock.monotonic()
 
-    def find(self, public: str) -> Peer | None:
-        """The client with this public key; None if the file does not have it."""
+    def known(self) -> Mapping[str, Peer]:
+        """The clients by their public keys: the same object until the file has changed."""
         now = self._clock.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
             before = self._file.last
             if self._file.look() is not before:
                 _log.info("clients read again", file=self._path, clients=_names(self._file.last.values()))
-        return self._file.last.get(public)
+        return self._file.last
 
 
 def _names(peers: Iterable[Peer]) -> str:

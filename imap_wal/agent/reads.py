@@ -20,7 +20,7 @@ from imap_wal.agent.transport import Message, Outbox
 from imap_wal.agent.unsent import Payload, Unsent
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
-from imap_wal.errors import ImapWalError, InvalidSetting
+from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
 from imap_wal.read.partitions import Partitions
 from imap_wal.read.view import LiveView
 from imap_wal.schemas import Schema, sound_schemas
@@ -67,7 +67,8 @@ class _Left:
 class Reads:
     """Answers read requests from one LiveView, which merges all nodes' logs once and then reads
     only what was appended. `appended`: the bytes that this node has appended. `disconnect` closes a
-    connection, and says why in the log output."""
+    connection, and says why in the log output. `demand` raises `NotAllowed` unless the sender still
+    has the right to read."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Reads:
         make_outbox: Callable[[], Outbox],
         appended: Callable[[], int],
         disconnect: Callable[[bytes, str], None] = lambda sender, why: None,
+        demand: Callable[[Message], None] = lambda message: None,
         *,
         at_once: bool,
         clock: Clock,
@@ -84,7 +86,7 @@ class Reads:
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
         self._queue: queue.SimpleQueue[_Asked | _Left | None] = queue.SimpleQueue()
-        self._disconnect = disconnect
+        self._disconnect, self._demand = disconnect, demand
         self._waiting: deque[_Asked] = deque()
         """Requests that came and are not taken up, for there is no room for their answers."""
         self._queued: set[bytes] = set()
@@ -272,6 +274,7 @@ class Reads:
     def _answer(self, asked: _Asked) -> tuple[list[Any], bytes | bytearray]:
         request, kind, number = asked.message.request, asked.message.kind, asked.message.request.number
         try:
+            self._demand(asked.message)
             if isinstance(request, Keys):
                 return self._keys(asked, request)
             if isinstance(request, List):
@@ -282,6 +285,8 @@ class Reads:
                 return self._maps(asked, request)
             assert isinstance(request, Schemas)
             return self._schemas(asked, request)
+        except NotAllowed as error:  # its key lost the right while it waited
+            return ["error", number, "not-allowed", str(error)], b""
         except ListingGone as error:
             return ["error", number, "listing-gone", str(error)], b""
         except StorageError as error:

@@ -18,13 +18,12 @@ from msgspec.msgpack import Decoder
 from imap_wal.agent.bounds import HEADER_BYTES_MAX
 from imap_wal.entry import HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
+from imap_wal.manifest.cluster import MEMBERS_MAX
 
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """A UUID of a cluster, member or plug-in, as Java and Python write it."""
 LABEL_MAX = 255
 """Characters of a version or a token."""
-MEMBERS_MAX = 1000
-"""Members of a view."""
 NAMES_MAX = 10_000
 """Maps that one request may ask about."""
 _FRONT_BYTES = 64

@@ -25,7 +25,7 @@ from imap_wal.agent.gate import check_pair
 from imap_wal.agent.lane import Lane
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
-from imap_wal.agent.peers import demand
+from imap_wal.agent.peers import Peer, Right, demand
 from imap_wal.agent.reads import Reads
 from imap_wal.agent.requests import SUPPORTED, Append, Beat, Bye, Hello, Malformed, Metadata, Stat, View, Wish
 from imap_wal.agent.start import NotLooked, Waits
@@ -123,6 +123,7 @@ class Agent:
             self._router.outbox,
             lambda: self._committer.statistics.bytes,
             self._router.door.shut,
+            lambda message: demand(self._router.peer(message.user), message.request),
             at_once=config.restore_at_start,
             clock=self._clock,
             randomness=randomness,
@@ -261,7 +262,7 @@ class Agent:
         except Waits as error:
             self._refuse(message, "not-ready", _text(error), pending)
         except NotAllowed as error:
-            _log.warning("request refused", kind=message.kind, peer=message.peer.name, reason=_text(error))
+            _log.warning("request refused", kind=message.kind, peer=self._router.peer(message.user).name, reason=_text(error))
             self._refuse(message, "not-allowed", _text(error), pending)
         except VoidIncarnation as error:
             self._refuse(message, "void-incarnation", _text(error), pending)
@@ -275,20 +276,22 @@ class Agent:
             self._refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
 
     def _serve(self, message: Message, pending: list[Pending], kept: Kept | None) -> None:
-        sender, request = message.sender, message.request
-        demand(message.peer, request)
+        sender, request, peer = message.sender, message.request, self._router.peer(message.user)
+        demand(peer, request)
+        if Right.WRITE not in peer.rights:
+            self._sessions.demote(sender)
         if isinstance(request, Malformed):
             self._malformed(message, request, pending)
         elif isinstance(request, Append | Metadata):
             self._append(message, request, pending)
         elif isinstance(request, Hello):
-            self._hello(message, request, look=kept.number if kept is not None else 0)
+            self._hello(message, request, peer, look=kept.number if kept is not None else 0)
         elif isinstance(request, Stat):
             self._router.send(sender, ["stat", request.number, self.statistics()])
         elif (connection := self._sessions.connection(sender)) is None:
             self._error(sender, request.number, "not-ready", "say hello first")
         elif isinstance(request, View):
-            self._view(sender, request.number, request.about)
+            self._view(sender, request.number, request.about, peer)
         elif isinstance(request, Beat):
             self._router.send(sender, ["beat", request.number])
         elif isinstance(request, Bye):
@@ -304,43 +307,54 @@ class Agent:
             return
         self._refuse(message, "bad-request", request.text, pending)
 
-    def _hello(self, message: Message, request: Hello, *, look: int) -> None:
+    def _hello(self, message: Message, request: Hello, peer: Peer, *, look: int) -> None:
         sender, number, about = message.sender, request.number, request.about
+        if sender in self._kept:
+            self._error(sender, number, "not-ready", "an earlier hello of this connection waits for its answer")
+            return
+        if Right.WRITE not in peer.rights:
+            reading = self._sessions.hello_to_read(sender, about, peer)
+            self._welcome(sender, number, 0, reading.incarnation)
+            return
         if self._mender is None:
             self._committer.commit_ready()  # what came before it: `last_request` must be true, and a new incarnation begins after it
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
-        session, new = self._sessions.hello(sender, about, look, message.peer)
+        session, new = self._sessions.hello(sender, about, look, peer)
         if new:
             member = ["member", session.cluster_id, about.member_uuid, self.config.node, session.number, session.incarnation]
             batch = Batch([msgpack.packb(member)], 1, kind=METADATA)
             self._committer.submit(batch)
             self._committer.wait(batch)
             batch.result()
-            about_whom = {"cluster": session.cluster_id, "member": about.member_uuid, "peer": message.peer.name}
+            about_whom = {"cluster": session.cluster_id, "member": about.member_uuid, "peer": peer.name}
             _log.info("plug-in connected", session=session.number, incarnation=session.incarnation, **about_whom)
+        self._welcome(sender, number, session.number, session.incarnation, self._sessions.former(session.plugin))
+
+    def _welcome(self, sender: bytes, number: int, session: int, incarnation: int, former: Sequence[tuple[int, int]] = ()) -> None:
+        """`session` 0: none, as the peer may only read."""
         welcome = {
             "protocol": SUPPORTED,
             "node": self.config.node,
-            "session": session.number,
-            "incarnation": session.incarnation,
-            "last_request": self._node_log.requests.get(session.number, 0),
+            "session": session,
+            "incarnation": incarnation,
+            "last_request": self._node_log.requests.get(session, 0),
             "max_value_bytes": self.config.log.max_value_bytes,
             "max_message_bytes": self.bounds.message_bytes,
             "agent_version": VERSION,
-            "former": self._sessions.former(session.plugin),
+            "former": former,
         }
         self._router.door.greeted(sender)
         self._router.send(sender, ["welcome", number, welcome])
 
-    def _view(self, sender: bytes, number: int, wish: Wish) -> None:
+    def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:
         if self._mender is None:
             self._committer.commit_ready()  # appends that arrived before it belong to the view that it ends
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
-        view = self._sessions.view(sender, wish)
+        view = self._sessions.view(sender, wish, peer)
         self._router.send(sender, ["view", number, view.incarnation, view.members])
 
     def _append(self, message: Message, request: Append | Metadata, pending: list[Pending]) -> None:
@@ -451,7 +465,7 @@ class Agent:
             "retention_error": self._keeper.retention_error,
             "commit": asdict(self._committer.statistics),
             "ring": asdict(self._log.ring.statistics),
-            "connections": asdict(self._router.door.statistics),
+            "connections": {**asdict(self._router.door.statistics), "revoked": self._router.revoked},
         }
 
 

@@ -1,10 +1,15 @@
-"""Who is connected: plug-ins, the incarnation their cluster lives in, the session their changes are numbered by."""
+"""Who is connected: members, with the incarnation of their cluster and the session that numbers
+their changes, and clients that only read.
+
+    hello of a peer that may write   a `Connection` of a member, with a `Session`; it may claim
+    hello of any other peer          a `ReadSession`: nothing is stored, nobody counts as alive
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from imap_wal.agent import former
@@ -13,10 +18,10 @@ from imap_wal.agent.liveness import SignOfLife, Watch
 from imap_wal.agent.peers import LOCAL, Peer
 from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
-from imap_wal.errors import NotAppended, OutcomeUnknown
+from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.write.committer import Batch
-from imap_wal.write.node_log import NodeLog
+from imap_wal.write.node_log import PLUGINS_KEPT, NodeLog
 from storage_backends import StorageError
 
 
@@ -33,10 +38,24 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection that said hello, and what its hello gave."""
+    """A connection of a member, and what its hello gave."""
 
     who: Greeting
     partition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSession:
+    """A connection of a client without the right to write. It is no member, whatever its hello says:
+    it has no number, so it cannot append, and no member, so it gets no view and is no sign of
+    life. `incarnation`: the newest one when it said hello."""
+
+    incarnation: int
+    partition_count: int
+
+
+SESSIONS_KEPT = PLUGINS_KEPT
+"""Sessions without a connection that are known here: the node's manifest has as many."""
 
 
 class Sessions:
@@ -53,6 +72,7 @@ class Sessions:
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, Connection] = {}
+        self._readers: dict[bytes, ReadSession] = {}
         self._shut: set[bytes] = set()
         """Connections of which an append was refused, until they say hello again."""
 
@@ -72,6 +92,7 @@ class Sessions:
             number = self._log.new_session(f"{plugin}/{incarnation}", self._ended(incarnation))
             session = Session(number, incarnation, who.cluster_id, plugin)
             self._by_plugin[plugin, incarnation] = self._by_number[session.number] = session
+        self._readers.pop(sender, None)
         if about.purpose == "write":
             if session.writer != sender:
                 self._connections.pop(session.writer, None)
@@ -79,7 +100,33 @@ class Sessions:
             session.writer = sender
         self._connections[sender] = Connection(who, about.partition_count or 0)
         self._shut.discard(sender)
+        self._forget_old()
         return session, new
+
+    def hello_to_read(self, sender: bytes, about: About, peer: Peer) -> ReadSession:
+        """The session of a client that may not write. Changes nothing outside this object, and only
+        reads the storage. `NotAllowed` if its cluster does not have the log, `VoidIncarnation` if
+        another cluster followed it."""
+        who = Greeting(about.cluster_id, about.member_uuid, about.plugin_uuid, about.view, about.token, peer)
+        found = ReadSession(self.claims.of_reader(who), about.partition_count or 0)
+        self.gone(sender)
+        self._readers[sender] = found
+        return found
+
+    def demote(self, sender: bytes) -> None:
+        """The peer of this connection has no right to write any more: it is a member no longer."""
+        if sender in self._connections:
+            self.gone(sender)
+
+    def _forget_old(self) -> None:
+        """Of the sessions without a connection, keep the newest. Nothing of the others is under way:
+        a hello commits first."""
+        if len(self._by_number) <= SESSIONS_KEPT:
+            return
+        connected = {connection.who.plugin for connection in self._connections.values()}
+        idle = [session for number, session in sorted(self._by_number.items()) if session.plugin not in connected]
+        for session in idle[:-SESSIONS_KEPT]:
+            del self._by_number[session.number], self._by_plugin[session.plugin, session.incarnation]
 
     def _ended(self, incarnation: int) -> dict[int, int]:
         """The last request that counts of each session of an earlier incarnation, except for those
@@ -98,9 +145,14 @@ class Sessions:
         numbers = sorted(number for each, number in manifest.plugins.items() if each.rpartition("/")[0] == plugin)
         return [(number, last) for number in numbers if (last := manifest.former.get(number, former.UNKNOWN)) != former.UNKNOWN]
 
-    def view(self, sender: bytes, wish: Wish) -> View:
-        """The view that a member asks for: without the members that it lost."""
-        who = self._connections[sender].who
+    def view(self, sender: bytes, wish: Wish, peer: Peer = LOCAL) -> View:
+        """The view that a member asks for: without the members that it lost. `peer`: who asks, with
+        the rights of now. `NotAllowed`, `VoidIncarnation`; ValueError for a wish that contradicts
+        the hello."""
+        connection = self._connections.get(sender)
+        if connection is None:
+            raise NotAllowed(f"{peer.name} said hello without the right 'write': only members get a view")
+        who = replace(connection.who, peer=peer)
         if (wish.cluster_id, wish.member_uuid) != (who.cluster_id, who.member):
             raise ValueError("cluster_id and member_uuid are not those of the connection's hello; say hello again")
         members, lost = tuple(wish.members), frozenset(wish.lost)
@@ -123,19 +175,23 @@ class Sessions:
             self._shut.add(sender)
 
     def heard(self, sender: bytes) -> None:
-        """A request came from this connection: the cluster is alive, if it has the log."""
+        """A request came from this connection: if it is a member's, its cluster is alive."""
         connection, newest = self._connections.get(sender), self.claims.known.newest
         if self.sign is not None and connection is not None:
             self.sign.greeted(connection.who.cluster_id)
             if (connection.who.plugin, newest) in self._by_plugin:
                 self.sign.heard(newest)
 
-    def connection(self, sender: bytes) -> Connection | None:
+    def connection(self, sender: bytes) -> Connection | ReadSession | None:
         """None if it has not said hello."""
-        return self._connections.get(sender)
+        return self._connections.get(sender) or self._readers.get(sender)
 
     def bye(self, sender: bytes) -> None:
-        """The plug-in of this connection has stopped: forget all its connections."""
+        """The plug-in of this connection has stopped: forget all its connections. A client that only
+        reads ends only its own."""
+        if sender not in self._connections:
+            self._readers.pop(sender, None)
+            return
         plugin = self._connections[sender].who.plugin
         for each in [each for each, connection in self._connections.items() if connection.who.plugin == plugin]:
             del self._connections[each]
@@ -149,6 +205,7 @@ class Sessions:
     def gone(self, sender: bytes) -> None:
         """This connection has ended: forget it. Its member may be alive, and connect again."""
         connection = self._connections.pop(sender, None)
+        self._readers.pop(sender, None)
         self._shut.discard(sender)
         if connection is not None:
             for session in self._by_number.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from imap_wal.agent.door import Door, Ended, Event
 from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.gate import Gate, identify
 from imap_wal.agent.keys import KeyPair
-from imap_wal.agent.peers import LOCAL, Peer
+from imap_wal.agent.peers import LOCAL, UNKNOWN, Peer
 from imap_wal.agent.requests import Malformed, Request, kind_of, read
 from imap_wal.clock import Clock, SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
@@ -41,13 +41,14 @@ TRACKED_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the connection `sender`: a request, or a malformed one, from `peer`."""
+    """One message of the connection `sender`: a request, or a malformed one. `user`: the public key
+    of the connection, "" without one; `Router.peer` says who that is when the message is served."""
 
     sender: bytes
     request: Request | Malformed
     payload: bytes
     header_bytes: int = 0
-    peer: Peer = LOCAL
+    user: str = ""
 
     @property
     def kind(self) -> str:
@@ -86,6 +87,12 @@ class Router:
         self.door.worker.start()
         self._unanswered: dict[bytes, int] = {}
         """Of each connection that sent something, the requests without an answer."""
+        self._users: dict[bytes, str] = {}
+        """Of each connection with a key that sent something, the public key."""
+        self._clients = self._rules.clients() if self._rules is not None else {}
+        """As they were when the connections were last compared with them."""
+        self.revoked = 0
+        """Connections that were closed because their keys were revoked."""
         self._late: list[bytes] = []
         self._answers: deque[_Answer] = deque()
         self._inbox = self._context.socket(zmq.PULL)
@@ -143,12 +150,12 @@ class Router:
 
     def _receive(self) -> Message | None:
         """The next message; None if its connection must not send it."""
-        peer = LOCAL
+        user = ""
         if self._rules is None:
             sender: bytes = self._socket.recv()
         else:  # libzmq names the peer beside the frames
             frame = self._socket.recv(copy=False)
-            sender, peer = frame.bytes, self._rules.peer(str(frame.get("User-Id")))
+            sender, user = frame.bytes, str(frame.get("User-Id"))
         known = self._unanswered.get(sender)
         first = self._socket.recv(copy=known is not None) if self._socket.getsockopt(zmq.RCVMORE) else b""
         header: bytes = first if isinstance(first, bytes) else first.bytes
@@ -160,6 +167,8 @@ class Router:
             known = 0
             if not self.door.met(sender, -1 if isinstance(first, bytes) else first.get(zmq.SRCFD)):
                 self._late.append(sender)
+            elif user:
+                self._users[sender] = user
         self._unanswered[sender] = known + 1
         if len(sender) != 5 or sender[0]:
             self.door.shut(sender, "a peer chose a routing id of its own")
@@ -168,13 +177,40 @@ class Router:
             if known == REQUESTS_MAX:
                 self.door.shut(sender, f"a peer sent more than {REQUESTS_MAX} requests without waiting for their answers")
             return None
-        return replace(_decode(sender, header, payload, 2 + others), peer=peer)
+        if user and user not in self._now():
+            self._end(sender)
+            return None
+        return replace(_decode(sender, header, payload, 2 + others), user=user)
+
+    def peer(self, user: str) -> Peer:
+        """Who sent a message, with the rights of now. Safe from any thread."""
+        return LOCAL if self._rules is None else self._now().get(user, UNKNOWN)
+
+    def _now(self) -> Mapping[str, Peer]:
+        return self._rules.clients() if self._rules is not None else {}
+
+    def _end_revoked(self) -> None:
+        """Close the connections of keys that were revoked. One that has sent nothing yet is not known
+        by its key: it is closed when it sends something, and is among the first to make room."""
+        now = self._now()
+        if now is not self._clients:
+            self._clients = now
+            for sender in [sender for sender, user in self._users.items() if user not in now]:
+                self._end(sender)
+
+    def _end(self, sender: bytes) -> None:
+        if self._users.pop(sender, None) is not None:
+            self.revoked += 1
+            self.door.shut(sender, "its key was revoked")
 
     def gone(self) -> list[bytes]:
-        """The senders whose connections have ended since the last call."""
+        """The senders whose connections have ended since the last call; those of revoked keys are
+        closed first."""
+        self._end_revoked()
         found, self._late = self._late + self.door.gone(), []
         for sender in found:
             self._unanswered.pop(sender, None)
+            self._users.pop(sender, None)
         return found
 
     def _pass_on(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import TooLarge
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import Packed, Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.node import Pair, Seen, without_turn
@@ -269,6 +270,8 @@ class ClusterManifest:
         return replace(self, versions={number: table for number, table in self.versions.items() if number in used})
 
 
+MEMBERS_MAX = 1000
+"""Members of a view, and those that are kept out of it."""
 CLAIMS_KEPT = 1000
 """Clusters that are remembered as followed by another one."""
 
@@ -324,12 +327,18 @@ class ClaimManifest:
         return not self.members or member in self.members or (view == self.newest and member not in self.lost)
 
     def with_member(self, member: str) -> ClaimManifest:
-        """The same with this member in the list."""
-        return self if not self.members or member in self.members else replace(self, members=(*self.members, member))
+        """The same with this member in the list. `TooLarge` if the list is full."""
+        if not self.members or member in self.members:
+            return self
+        if len(self.members) >= MEMBERS_MAX:
+            raise TooLarge(f"view {self.newest} has {len(self.members)} members, which is the most; member {member} is not one of them")
+        return replace(self, members=(*self.members, member))
 
-    def barring(self, lost: Collection[str]) -> ClaimManifest:
-        """The same with further lost members, none of which is in the list."""
-        return replace(self, lost=tuple(sorted({*self.lost, *lost})))
+    def barring(self, lost: Collection[str]) -> ClaimManifest | None:
+        """The same with further lost members, none of which is in the list; None if these would be
+        too many: then another view follows, whose number they do not know."""
+        found = {*self.lost, *lost}
+        return replace(self, lost=tuple(sorted(found))) if len(found) <= MEMBERS_MAX else None
 
     @property
     def names_token(self) -> bool:

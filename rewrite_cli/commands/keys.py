@@ -11,9 +11,14 @@ from imap_wal.agent import keys
 from imap_wal.agent.peers import Peer, Right
 from imap_wal.errors import InvalidSetting
 from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
 
 TOKEN_BYTES = 32
 _FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _words(rights: frozenset[Right]) -> str:
+    return "+".join(right for right in Right if right in rights)
 
 
 @click.group()
@@ -50,6 +55,7 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
         pair = new_pair(name)
         keys.write_new(folder / f"{name}.key", pair.text(), 0o600)
         keys.write_new(folder / f"{name}.pub", keys.KeyPair(name, pair.public).text(), 0o644)
+        audit("key made", file=(folder / f"{name}.key").absolute(), name=name, key=pair.public)
         made.append({"name": name, "public_key": pair.public, "file": str(folder / f"{name}.key")})
     if output == out.JSON:
         out.print_json({"keys": made})
@@ -90,14 +96,15 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
       imap-wal keys allow /etc/imap-wal/clients.toml member-1.pub member-2.pub
       imap-wal keys allow /etc/imap-wal/clients.toml monitor.pub --right read
     """
-    known = keys.read_clients(clients) if clients.exists() else {}
     granted = frozenset(map(Right, rights)) or frozenset(Right)
-    for file in public:
-        pair = keys.read_public(file)
-        for other in [other for other, peer in known.items() if peer.name == pair.name and other != pair.public]:
-            raise InvalidSetting(f"{clients}: {pair.name} has another key, {other}; revoke it first, or give the new key another name")
-        known[pair.public] = Peer(pair.name, granted)
-    keys.write_clients(clients, known)
+    allowed = [keys.read_public(file) for file in public]
+    with keys.changing_clients(clients) as known:
+        for pair in allowed:
+            for other in [other for other, peer in known.items() if peer.name == pair.name and other != pair.public]:
+                raise InvalidSetting(f"{clients}: {pair.name} has another key, {other}; revoke it first, or give the new key another name")
+            known[pair.public] = Peer(pair.name, granted)
+    for pair in allowed:
+        audit("key allowed", file=clients.absolute(), name=pair.name, key=pair.public, rights=_words(granted))
     out.echo(f"{clients}: {', '.join(sorted(peer.name for peer in known.values()))}")
 
 
@@ -111,11 +118,15 @@ def revoke(clients: Path, names: tuple[str, ...]) -> None:
     Example:
       imap-wal keys revoke /etc/imap-wal/clients.toml member-1
     """
-    known = keys.read_clients(clients)
-    unknown = set(names) - {peer.name for peer in known.values()}
-    if unknown:
-        raise InvalidSetting(f"{clients}: no client {', '.join(map(repr, sorted(unknown)))}")
-    keys.write_clients(clients, {public: peer for public, peer in known.items() if peer.name not in names})
+    revoked = {}
+    with keys.changing_clients(clients) as known:
+        unknown = set(names) - {peer.name for peer in known.values()}
+        if unknown:
+            raise InvalidSetting(f"{clients}: no client {', '.join(map(repr, sorted(unknown)))}")
+        for public in [public for public, peer in known.items() if peer.name in names]:
+            revoked[public] = known.pop(public)
+    for public, peer in revoked.items():
+        audit("key revoked", file=clients.absolute(), name=peer.name, key=public, rights=_words(peer.rights))
     out.echo(f"{clients}: revoked {', '.join(names)}")
 
 
@@ -149,5 +160,7 @@ def token(file: Path) -> None:
     Example:
       imap-wal keys token /etc/imap-wal/eu.token
     """
-    keys.write_new(file, f"{secrets.token_hex(TOKEN_BYTES)}\n", 0o600)
+    made = secrets.token_hex(TOKEN_BYTES)
+    keys.write_new(file, f"{made}\n", 0o600)
+    audit("token made", file=file.absolute(), sha256=keys.token_hash(made))
     out.echo(f"{file}: set the map-store property cluster-token-file on every member of the cluster")

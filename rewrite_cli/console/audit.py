@@ -1,4 +1,5 @@
-"""Who did what to a log: a line on stderr for each command that gives up data or takes a log over.
+"""Who did what: a line on stderr for each command that gives up data, takes a log over, or decides
+who may connect.
 
 The service manager, or whoever runs the command, keeps stderr; the same line goes to the system's
 log where there is one.

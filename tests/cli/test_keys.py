@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from structlog.testing import capture_logs
 import imap_wal
 from imap_wal.agent import keys
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.peers import Right
+from imap_wal.agent.peers import Peer, Right
 from tests.agent.harness import serving
 from tests.cli.conftest import Run
+from tests.support import eventually
 
 
 def mode(path: Path) -> int:
@@ -67,6 +70,56 @@ def test_rights_are_granted_changed_listed_and_revoked(made: Path, run: Run) -> 
     assert run("keys", "revoke", str(clients), "monitor").code == 0
     assert [peer.name for peer in keys.read_clients(clients).values()] == ["member-1"]
     assert mode(clients) == 0o644
+
+
+def test_each_change_of_keys_is_audited(tmp_path: Path, run: Run) -> None:
+    clients, public = tmp_path / "clients.toml", tmp_path / "monitor.pub"
+    who = f"({os.geteuid()})"
+
+    def lines(*words: str) -> list[str]:
+        done = run("keys", *words)
+        assert done.code == 0, done.err
+        return [line for line in done.err.splitlines() if line.startswith("audit:")]
+
+    (made,) = lines("new", "monitor", "--folder", str(tmp_path))
+    key = keys.read_public(public).public
+    assert made.startswith(f"audit: key made: file='{tmp_path}/monitor.key' name='monitor' key='{key}' by='") and who in made
+    (allowed,) = lines("allow", str(clients), str(public), "--right", "read", "--right", "claim")
+    about = f"file='{clients}' name='monitor' key='{key}' rights='read+claim' by='"
+    assert allowed.startswith(f"audit: key allowed: {about}") and who in allowed
+    assert lines("list", str(clients)) == lines("show", str(public)) == []
+    (revoked,) = lines("revoke", str(clients), "monitor")
+    assert revoked.startswith(f"audit: key revoked: {about}") and who in revoked
+    (token,) = lines("token", str(tmp_path / "t"))
+    secret = keys.read_token(tmp_path / "t")
+    assert keys.token_hash(secret) in token and secret not in token and who in token
+    refused = run("keys", "revoke", str(clients), "monitor")
+    assert refused.code == 2 and "audit:" not in refused.err
+
+
+def test_two_commands_at_once_do_not_undo_each_other(made: Path, run: Run) -> None:
+    clients = made / "clients.toml"
+    with keys.changing_clients(clients) as known:
+        revoking = subprocess.Popen(
+            [sys.executable, "-c", "from rewrite_cli.cli import main; main()", "keys", "revoke", str(clients), "member-1"], stderr=subprocess.PIPE
+        )
+        # It waits for the lock, as the kernel shows.
+        eventually(lambda: any("->" in line and f" {revoking.pid} " in line for line in Path("/proc/locks").open()), "the other command waits")
+        known["ab" * 32] = Peer("another", frozenset({Right.READ}))
+    assert revoking.wait(60) == 0
+    assert sorted(peer.name for peer in keys.read_clients(clients).values()) == ["another", "monitor"]
+
+
+def test_a_change_that_fails_leaves_the_clients_as_they_were(made: Path, run: Run) -> None:
+    clients = made / "clients.toml"
+    before = clients.read_bytes()
+    assert run("keys", "revoke", str(clients), "monitor", "nobody").code == 2
+    assert clients.read_bytes() == before
+    (made / ".clients.toml.lock").unlink()
+    (made / ".clients.toml.lock").symlink_to(made / "agent-1.key")
+    refused = run("keys", "revoke", str(clients), "monitor")
+    assert (refused.code, "must be able to lock this file" in refused.err) == (2, True)
+    assert clients.read_bytes() == before
 
 
 def test_a_token_is_random_and_for_its_owner_only(tmp_path: Path, run: Run) -> None:

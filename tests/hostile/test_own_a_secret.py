@@ -102,7 +102,7 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path, write: Calla
 def test_a_secret_that_others_may_open_is_refused(folder: Path, mode: int) -> None:
     write_token(folder / "token")
     (folder / "token").chmod(mode)
-    with pytest.raises(InvalidSetting, match="other users may open it .*; run: chmod go= "):
+    with pytest.raises(InvalidSetting, match=r"other users may open it .*; run: chmod go= "):
         read_secret_file(folder / "token")
 
 

@@ -106,6 +106,6 @@ def test_a_number_of_thousands_of_digits_is_a_wrong_file_of_clients(tmp_path: Pa
     clients = keys.Clients(str(path), clock := FakeClock())
     path.write_text(f"a = {'9' * 5000}")
     clock.advance(10_000)
-    assert clients.find("00") is None
+    assert "00" not in clients.known()
     with pytest.raises(InvalidSetting, match="not TOML"):
         keys.read_clients(path)
