@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -66,8 +67,8 @@ def test_another_user_is_refused_by_the_kernels_word_and_the_refusal_is_logged(o
         assert asked_as(0, settings.endpoint) == "stat"
     (refused,) = [line for line in lines if line["event"] == "peer refused"]
     assert (refused["log_level"], refused["reason"]) == ("warning", "not in allow_uids")
-    assert f"({OTHER}), process " in refused["peer"]
-    assert any(line["event"] == "peer admitted" and "root (0)" in line["peer"] for line in lines)
+    assert f"user {OTHER}, process " in refused["peer"]
+    assert any(line["event"] == "peer admitted" and "user 0, process " in line["peer"] for line in lines)
 
 
 @needs_root
@@ -97,6 +98,18 @@ def test_the_users_number_is_what_counts() -> None:
     users = Users(frozenset({4_000_007}))
     assert users.judge("localhost:4000007:0:99", b"") == Verdict("user 4000007, process 99")
     assert users.judge("localhost:40000070:4000007:4000007", b"").why == "not in allow_uids"
+
+
+def test_no_name_is_looked_up_while_others_wait_to_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_a_server(uid: int) -> object:
+        raise AssertionError("a directory service may take minutes")
+
+    settings = config(tmp_path)
+    with capture_logs() as lines, serving(settings):
+        monkeypatch.setattr(pwd, "getpwuid", ask_a_server)
+        with plugin(settings) as member:
+            assert member.put(a="1")[0] == "ack"
+    assert [line["peer"] for line in lines if line["event"] == "peer admitted"] == [f"user {os.geteuid()}, process {os.getpid()}"]
 
 
 def test_the_default_endpoint_is_a_socket_in_a_folder_of_its_own(tmp_path: Path) -> None:

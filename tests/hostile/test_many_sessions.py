@@ -1,0 +1,97 @@
+"""Attack: have an agent keep more and more of sessions and members, or give one connection two
+sessions."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from imap_wal import layout
+from imap_wal.agent import server
+from imap_wal.agent.requests import About, Wish
+from imap_wal.agent.sessions import SESSIONS_KEPT, Sessions
+from imap_wal.agent.start import Start
+from imap_wal.errors import TooLarge
+from imap_wal.manifest.cluster import MEMBERS_MAX, ClaimManifest
+from storage_backends import open_store
+from storage_backends.memory import MemoryStore
+from tests.actors.test_metadata_size import opened
+from tests.agent.harness import config, identity, plugin, serving
+from tests.restore.test_live_view import cluster
+from tests.support import FakeClock, eventually
+
+
+def test_a_second_hello_while_the_first_one_waits_gets_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LOOK_S", 60)
+    settings = config(tmp_path, lifetime_timeout_s=60, start_policy="partial")
+    with serving(settings) as agent, plugin(settings) as former, plugin(settings, greet=False, cluster_id="cluster-2", uuid="new") as member:
+        assert former.client.ask("bye")[0][0] == "bye"
+        store = open_store(settings.url)
+        eventually(lambda: not store.list(layout.alive_folder("default/c")), "the former cluster is over")
+        looked, may_look = Start.looked, threading.Event()
+        monkeypatch.setattr(Start, "looked", lambda start, number: may_look.is_set() and looked(start, number))
+        first = member.client.post("hello", member.about())
+        eventually(lambda: agent._kept, "the first hello waits")
+        (kept,) = agent._kept.values()
+        second, _ = member.client.ask("hello", member.about(plugin_uuid="another"))
+        assert second[0] == "error"
+        assert second[2:] == ["not-ready", second[3]] and "an earlier hello of this connection waits for its answer" in second[3]
+        assert [each.message for each in agent._kept.values()] == [kept.message]
+        may_look.set()
+        header, _ = member.client.answer(first)
+        assert (header[0], header[2]["session"], header[2]["incarnation"]) == ("welcome", 2, 2)
+        assert {plugin for plugin, _ in agent._sessions._by_plugin} == {identity("plugin-1"), identity("new")}
+
+
+def test_sessions_that_ended_are_forgotten_and_connected_ones_are_not(memory: MemoryStore) -> None:
+    clock = FakeClock()
+    log = opened(memory, clock)
+    sessions = Sessions(log, cluster(memory, clock))
+    who = About("c-1", "stays", "write")
+    stays, _ = sessions.hello(b"stays", who)
+    for number in range(3 * SESSIONS_KEPT):
+        sender = b"c%d" % number
+        session, new = sessions.hello(sender, replace(who, plugin_uuid=f"p-{number}"))
+        assert new
+        sessions.gone(sender)
+    assert len(sessions._by_number) == len(sessions._by_plugin) <= SESSIONS_KEPT + 2
+    assert sessions.refusal(b"stays", stays.number) is None
+    again, new = sessions.hello(b"again", replace(who, plugin_uuid=f"p-{number}"))
+    assert (again.number, new) == (session.number, False)
+    log.close()
+
+
+def test_a_view_is_never_larger_than_its_limit(memory: MemoryStore) -> None:
+    clock = FakeClock()
+    log = opened(memory, clock)
+    sessions = Sessions(log, cluster(memory, clock))
+    who = About("c-1", "p", "write", member_uuid="m-0")
+    sessions.hello(b"a", who)
+    members = [f"m-{number}" for number in range(MEMBERS_MAX)]
+    assert sessions.view(b"a", Wish("c-1", "m-0", members, ["lost"])).incarnation == 2
+    sessions.hello(b"b", replace(who, plugin_uuid="q", member_uuid="m-1", view=2))
+    before = log.claims.read()
+    with pytest.raises(TooLarge, match="view 2 has 1000 members, which is the most; member another is not one of them"):
+        sessions.hello(b"c", replace(who, plugin_uuid="r", member_uuid="another", view=2))
+    assert log.claims.read() == before
+    log.close()
+
+
+def test_members_that_are_kept_out_are_bounded_by_another_view(memory: MemoryStore) -> None:
+    clock = FakeClock()
+    log = opened(memory, clock)
+    sessions = Sessions(log, cluster(memory, clock))
+    who = About("c-1", "p", "write", member_uuid="m-0")
+    sessions.hello(b"a", who)
+    found: list[ClaimManifest] = []
+    for turn in range(4):
+        sessions.view(b"a", Wish("c-1", "m-0", ["m-0"], [f"lost-{turn}-{number}" for number in range(MEMBERS_MAX // 2)]))
+        sessions.hello(b"a", replace(who, view=turn))
+        found.append(log.claims.read()[1])
+    assert all(len(claims.lost) <= MEMBERS_MAX for claims in found)
+    assert [claims.newest for claims in found] == [2, 2, 3, 3]
+    assert not found[-1].admits("lost-0-1", 2), "it does not know the number of the view that followed"
+    log.close()
