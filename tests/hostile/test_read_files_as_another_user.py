@@ -6,6 +6,8 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.agent import keys
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.gate import new_pair
+from imap_wal.agent.peers import Peer, Right
 from imap_wal.errors import InvalidSetting
 from rewrite_cli.cli import group
 from storage_backends import open_store
@@ -21,7 +26,33 @@ from storage_backends.location import Location
 from storage_backends.testing import check_segment_store
 from tests.agent.harness import plugin, serving
 
+AGENT = 64123
+"""The user of the agent."""
 UNIT = Path(__file__).parents[2] / "docs/reference/imap-wal-agent.service"
+
+
+class RunAsAgent:
+    """Runs a statement about `imap_wal.agent.keys` as the agent's user; "" or what went wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, statement: str) -> str:
+        script = (
+            "import os, sys\nfrom imap_wal.agent.keys import read_clients, read_secret\n"
+            f"os.setgroups([]), os.setgid({AGENT}), os.setuid({AGENT})\n"
+            f"try:\n    {statement}\nexcept Exception as error:\n    print(error, end='')\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, env=environment)
+        return ended.stdout
+
+
+@pytest.fixture
+def run_as_agent() -> Iterator[RunAsAgent]:
+    with tempfile.TemporaryDirectory(prefix="imap-wal-") as folder:
+        os.chmod(folder, 0o755)
+        yield RunAsAgent(Path(folder))
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -130,7 +161,32 @@ def test_the_group_of_the_socket_reads_no_secrets() -> None:
     assert "# LoadCredential=credentials.toml:/etc/imap-wal/credentials.toml" in lines
     starts = [line for line in lines if line.removeprefix("# ").startswith("ExecStart=")]
     assert len(starts) == 2 and not any("/etc/" in line for line in starts)
-    assert any("chown root:root /etc/imap-wal/*.toml; chmod 0600 /etc/imap-wal/*.toml" in line for line in lines)
+    assert "#   chown -R root:root /etc/imap-wal; chmod 0755 /etc/imap-wal" in lines
+    assert any(line.startswith("#   cd /etc/imap-wal; chmod 0600 agent.toml  ") for line in lines)
+    # What is read again when it changes is no copy, and the agent's user can read it.
+    assert "# LoadCredential=agent-1.key:/etc/imap-wal/agent-1.key" in lines
+    assert '#   clients = "/etc/imap-wal/clients.toml"' in lines
+    assert not any("LoadCredential=clients" in line or "*.toml" in line for line in lines)
     for text in (unit, (UNIT.parents[1] / "security.md").read_text()):
         assert "root:imap-wal" not in text and "0640 with the group" not in text
         assert "LoadCredential=" in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_user_of_the_unit_reads_its_files_as_the_unit_says(run_as_agent: RunAsAgent) -> None:
+    """As its comments say: root's files in /etc, and the copies that systemd makes of two of them."""
+    etc, credentials = run_as_agent.folder / "etc", run_as_agent.folder / "credentials"
+    etc.mkdir(mode=0o755)
+    credentials.mkdir(mode=0o755)
+    pair = new_pair("agent-1")
+    keys.write_new(etc / "agent-1.key", pair.text(), 0o600)
+    keys.write_clients(etc / "clients.toml", {pair.public: Peer("member-1", frozenset(Right))})
+    keys.write_new(credentials / "owned.key", pair.text(), 0o400)  # without access lists, systemd gives the copy to the user
+    os.chown(credentials / "owned.key", AGENT, AGENT)
+    keys.write_new(credentials / "listed.key", pair.text(), 0o440)  # with one, root owns it, and the list is shown as the group
+    os.chown(credentials / "listed.key", 0, AGENT)
+    for name in ("owned.key", "listed.key"):
+        assert run_as_agent(f"read_secret({str(credentials / name)!r}); read_clients({str(etc / 'clients.toml')!r})") == ""
+    assert "Permission denied" in run_as_agent(f"read_secret({str(etc / 'agent-1.key')!r})")
+    (etc / "clients.toml").chmod(0o600)  # what the comments said before
+    assert "Permission denied" in run_as_agent(f"read_clients({str(etc / 'clients.toml')!r})")
