@@ -18,6 +18,7 @@ from imap_wal import entry
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.endpoint import EndpointLock
+from imap_wal.agent.peers import LOCAL, Peer
 from imap_wal.agent.requests import read
 from imap_wal.agent.start import StartPolicy
 from imap_wal.agent.transport import Message
@@ -124,13 +125,16 @@ class SimRouter:
         self.endpoint, self.process, self.closed = endpoint, me.process, False
         self.inbox: collections.deque[Message] = collections.deque()
         self.connections: dict[bytes, Connection] = {}
-        self.sent = 0
+        self.sent = self.revoked = 0
         self._drops = me.spec.drops
         me.stage.wires.routers[endpoint] = self
         threads._wake(me.stage.wires)
 
     def outbox(self) -> SimRouter:
         return self
+
+    def peer(self, user: str) -> Peer:
+        return LOCAL
 
     def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
         if not self.inbox and timeout_ms and isinstance(getcurrent(), Task):
