@@ -29,6 +29,8 @@ from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 from imap_wal.secret_files import read_secret_file, read_trusted_file
 from imap_wal.watched import Watched
+from storage_backends import StorageError
+from storage_backends.local import LocalStore
 
 KEY_BYTES = 32
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -158,18 +160,16 @@ def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
 
 
 def write_clients(path: Path, clients: Mapping[str, Peer]) -> None:
-    """Replace the file as a whole: an agent may read it at any moment."""
+    """Replace the file as a whole: an agent may read it at any moment. Durable when it returns, so
+    that a revoked key stays revoked. `InvalidSetting` if the file cannot be written."""
     text = "# Whom the agent admits; `imap-wal keys allow` and `revoke` write it. Agents read it again when it changes.\n"
     for public, peer in sorted(clients.items(), key=lambda client: client[1].name):
         rights = ", ".join(f'"{right}"' for right in Right if right in peer.rights)
         text += f'\n["{peer.name}"]\npublic-key = "{public}"\nrights = [{rights}]\n'
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    write_new(draft, text, 0o644)
     try:
-        os.replace(draft, path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise InvalidSetting(f"{path}: {error.strerror}") from error
+        LocalStore(str(path.absolute().parent), file_mode=0o644).replace(path.name, text.encode())
+    except StorageError as error:
+        raise InvalidSetting(str(error)) from error
 
 
 class Clients:
