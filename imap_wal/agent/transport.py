@@ -29,12 +29,16 @@ with needs("agent"):
 
 _INBOX, _EVENTS = "inproc://answers", "inproc://events"
 _EVENT = struct.Struct("=HI")
+_HEADER = struct.Struct(">I")
+"""An answer begins with the size of its header."""
 
 HANDSHAKE_MS = 3000
 """A peer that has not finished the handshake of ZeroMQ by then is disconnected."""
 KEEPALIVE_S, KEEPALIVE_PROBES = 10, 3
 """The kernel asks a silent peer over TCP whether it is still there, so often, and then gives it up.
 Heartbeats of ZeroMQ would not do: the plug-in reads only while it waits for an answer."""
+CURVE_BYTES = 64
+"""libzmq counts what CURVE adds to a frame, 33 bytes, as a part of it."""
 TRACKED_BYTES = 4096
 """A larger answer is not copied. When its memory is free, it has left the agent."""
 
@@ -76,6 +80,7 @@ class Router:
                 self.gate.guard(self._socket)
             with lock.private():
                 self._socket.bind(self.endpoint)
+            self._name_peers()
         except (zmq.ZMQError, OSError) as error:
             events.close()
             if self.gate is not None:
@@ -102,7 +107,7 @@ class Router:
     def _bound(self, bounds: Bounds) -> None:
         """What libzmq itself can limit."""
         for option, value in (
-            (zmq.MAXMSGSIZE, bounds.message_bytes),
+            (zmq.MAXMSGSIZE, bounds.message_bytes + CURVE_BYTES if bounds.message_bytes >= 0 else -1),
             (zmq.RCVHWM, 4),  # of each connection; then its peer waits
             (zmq.SNDHWM, 2 * REQUESTS_MAX),
             (zmq.ROUTER_MANDATORY, 1),  # an answer that finds no room is an error, and not dropped silently
@@ -114,6 +119,14 @@ class Router:
         ):
             self._socket.setsockopt(option, value)
         self._socket.copy_threshold = TRACKED_BYTES
+
+    def _name_peers(self) -> None:
+        """Have libzmq give each connection a routing id of its own, and ignore the one that a peer
+        presents. It gives ids by a counter and aborts the process at one that a peer presented
+        before. In raw mode it ignores them. Set after the bind, this option changes only how peers
+        are named and that an answer has one frame: the listener keeps the options of the bind and
+        reads messages of ZMTP as before."""
+        self._socket.setsockopt(zmq.ROUTER_RAW, 1)
 
     def _place(self) -> str | int:
         """Where it listens, as the door needs it."""
@@ -161,9 +174,6 @@ class Router:
             if not self.door.met(sender, -1 if isinstance(first, bytes) else first.get(zmq.SRCFD)):
                 self._late.append(sender)
         self._unanswered[sender] = known + 1
-        if len(sender) != 5 or sender[0]:
-            self.door.shut(sender, "a peer chose a routing id of its own")
-            return None
         if known >= REQUESTS_MAX:
             if known == REQUESTS_MAX:
                 self.door.shut(sender, f"a peer sent more than {REQUESTS_MAX} requests without waiting for their answers")
@@ -184,20 +194,19 @@ class Router:
             except zmq.Again:
                 return
             answer = self._answers.popleft()
-            self._send(answer.to, answer.header, answer.payload)
+            self._send(answer.to, answer.frame)
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
         """Answer; a connection that is gone loses it, and asks again after its next hello."""
-        self._send(to, _packed(header), payload)
+        self._send(to, _joined(header, payload))
 
-    def _send(self, to: bytes, header: bytes, payload: bytes | bytearray) -> None:
+    def _send(self, to: bytes, frame: bytes | bytearray) -> None:
         unanswered = self._unanswered.get(to)
         if unanswered:
             self._unanswered[to] = unanswered - 1
         try:
             self._socket.send(to, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(payload, zmq.NOBLOCK, copy=len(payload) < TRACKED_BYTES)
+            self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < TRACKED_BYTES)
         except zmq.Again:
             self.door.shut(to, "a peer does not read its answers")
         except zmq.ZMQError as error:
@@ -245,12 +254,11 @@ class _Events:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     to: bytes
-    header: bytes
-    payload: bytes | bytearray
+    frame: bytes | bytearray
 
 
 class Outbox:
-    """How another thread answers. The payload is not copied: it is free when it has left."""
+    """How another thread answers. A bytearray is not copied: it is free when it has left."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], answers: deque[_Answer]) -> None:
         self._answers = answers
@@ -259,8 +267,7 @@ class Outbox:
         self._socket.connect(_INBOX)
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
-        answer = _Answer(to, _packed(header), payload)
-        self._answers.append(answer)
+        self._answers.append(_Answer(to, _joined(header, payload)))
         self._socket.send(b"")
 
     def close(self) -> None:
@@ -274,10 +281,22 @@ def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Messag
     return Message(sender, read(header), payload, len(header))
 
 
-def _packed(header: Sequence[Any]) -> bytes:
-    """An answer's header. An error's text may quote a name that is not valid Unicode."""
+def _joined(header: Sequence[Any], payload: bytes | bytearray) -> bytes | bytearray:
+    """The frame of an answer; a bytearray becomes it. An error's text may quote a name that is not
+    valid Unicode."""
     packed: bytes = msgpack.packb(header, unicode_errors="backslashreplace")
-    return packed
+    front = _HEADER.pack(len(packed)) + packed
+    if isinstance(payload, bytearray):
+        payload[:0] = front
+        return payload
+    return front + payload
+
+
+def parts(frame: bytes) -> tuple[list[Any], bytes]:
+    """Header and payload of an answer."""
+    end = _HEADER.size + _HEADER.unpack_from(frame)[0]
+    header: list[Any] = msgpack.unpackb(frame[_HEADER.size : end], strict_map_key=False)
+    return header, frame[end:]
 
 
 class Client:
@@ -314,10 +333,9 @@ class Client:
         while ready := dict(self._poller.poll(self._timeout_ms)):
             if self._socket not in ready:
                 raise self._refusal()
-            header, body = self._socket.recv_multipart()
-            answer = msgpack.unpackb(header, strict_map_key=False)
-            if answer[1] == number:
-                return answer, body
+            header, payload = parts(self._socket.recv())
+            if header[1] == number:
+                return header, payload
         raise TimeoutError(f"no answer from {self.endpoint} within {self._timeout_ms} ms")
 
     def _refusal(self) -> NotAllowed:
