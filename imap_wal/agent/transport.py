@@ -12,13 +12,14 @@ from typing import Any
 import msgpack
 
 from imap_wal.agent.access import Rules
-from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
+from imap_wal.agent.bounds import HEADER_MEMORY, RECEIVED_BYTES, REQUESTS_MAX, Bounds
 from imap_wal.agent.door import Door, Ended, Event
 from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.gate import Gate, identify
 from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.lines import Lines
 from imap_wal.agent.peers import LOCAL, Peer
-from imap_wal.agent.requests import Malformed, Request, kind_of, read
+from imap_wal.agent.requests import Malformed, Request, kind_of, read, with_payload
 from imap_wal.clock import Clock, SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
 from imap_wal.worker import Worker
@@ -58,20 +59,30 @@ class Message:
         """The kind of the request; "" if it cannot be read."""
         return kind_of(self.request)
 
+    @property
+    def memory(self) -> int:
+        """About how many bytes it takes while it waits. Of a malformed one, only the reason is
+        left."""
+        return 0 if isinstance(self.request, Malformed) else HEADER_MEMORY * self.header_bytes + len(self.payload)
+
 
 class Router:
     """The ROUTER socket, for the serving thread; other threads answer through `outbox()`."""
 
-    def __init__(self, lock: EndpointLock, bounds: Bounds | None = None, rules: Rules | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, lock: EndpointLock, bounds: Bounds | None = None, rules: Rules | None = None, clock: Clock | None = None, lines: Lines | None = None
+    ) -> None:
         """Bind at the endpoint whose lock is held; `close` releases it. `InvalidSetting` if that
         is not possible. `rules` say who may connect; None: whoever reaches the endpoint."""
+        clock = clock or SystemClock()
+        lines = lines or Lines(clock)
         self.endpoint, self._lock = lock.endpoint, lock
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
         bounds = bounds or Bounds()
         self._bound(bounds)
-        self.gate = Gate(self._context, rules, self.endpoint, clock or SystemClock()) if rules is not None else None
+        self.gate = Gate(self._context, rules, self.endpoint, lines) if rules is not None else None
         self._rules = rules if rules is not None and rules.own is not None else None
         """Where each connection has rights of its own."""
         events = _Events(self._context, self._socket)
@@ -87,7 +98,7 @@ class Router:
                 self.gate.close()
             self._context.destroy(linger=0)
             raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}; another agent may have it") from error
-        self.door = Door(events, self._place(), bounds.connections, clock or SystemClock())
+        self.door = Door(events, self._place(), bounds.connections, clock, lines)
         self.door.worker.start()
         self._unanswered: dict[bytes, int] = {}
         """Of each connection that sent something, the requests without an answer."""
@@ -278,7 +289,8 @@ def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Messag
     if frames != 2:
         text = f"a message has a header [kind, number, ...] and a payload; this one has {frames} frames"
         return Message(sender, Malformed("", 0, text), b"")
-    return Message(sender, read(header), payload, len(header))
+    request = with_payload(read(header), len(payload))
+    return Message(sender, request, b"" if isinstance(request, Malformed) else payload, len(header))
 
 
 def _joined(header: Sequence[Any], payload: bytes | bytearray) -> bytes | bytearray:

@@ -19,6 +19,7 @@ from imap_wal.agent import keys
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.gate import check_pair, new_pair
 from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.lines import WINDOW_S
 from imap_wal.agent.peers import Peer, Right
 from imap_wal.agent.server import Agent
 from imap_wal.errors import InvalidSetting, NotAllowed
@@ -221,3 +222,17 @@ def test_a_payload_of_the_largest_size_arrives_over_tcp_with_keys(settings: Agen
         header, _ = member.client.ask("append", member.session, 1, len(sizes), payload=payload())
         assert header[0] == "ack", header
         assert member.load("k")["k"][0] == "\0" * sizes[-1]
+
+
+def test_a_refused_peer_does_not_fill_the_log_output(settings: AgentConfig) -> None:
+    with capture_logs() as lines, serving(settings) as agent, plugin(settings, MEMBER) as member, plugin(settings, READER, uuid="r") as reader:
+        member.hello()
+        for _ in range(300):
+            refused(reader, "append", 1, 1, 1, payload=b"x")
+        agent._lines._since -= WINDOW_S
+        eventually(lambda: any(line["event"] == "log lines left out" for line in lines), "the others are counted")
+        assert member.put(a="1")[0] == "ack"
+    written = sum(line["event"] == "request refused" for line in lines)
+    left_out = sum(line["lines"].get("request refused", 0) for line in lines if line["event"] == "log lines left out")
+    assert written <= 10
+    assert 300 - 10 <= written + left_out <= 300
