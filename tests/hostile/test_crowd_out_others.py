@@ -139,18 +139,17 @@ def test_a_stop_answers_all_that_waits(settings: AgentConfig, monkeypatch: pytes
     monkeypatch.setattr(server, "STOP_S", 0.0)
     with ExitStack() as opened:
         with serving(settings) as agent, plugin(settings) as member:
+            member.put(a="1")
+            member.values()
+            take = agent._lane.take
+            monkeypatch.setattr(agent._lane, "take", lambda *, at_once=False: take(at_once=True) if at_once else None)
             others = [opened.enter_context(plugin(settings, greet=False, uuid=f"other-{number}")) for number in range(10)]
-            slow = SlowHello(agent, monkeypatch, 20)
-            member.client.post("hello", member.about())
-            assert slow.entered.wait(20)
             for other in others:
                 other.client.post("hello", other.about())
                 other.client.post("stat")
-            agent.stop()
-            slow.release.set()
-            answers = [other.client.answer(number)[0] for other in others for number in (1, 2)]
-        assert all(answer[0] in ("welcome", "stat") or answer[2] == "not-ready" for answer in answers)
-        assert any("the agent stops" in answer[3] for answer in answers if answer[0] == "error")
+            eventually(lambda: sum(len(each.messages) for each in agent._lane._waiting.values()) == 20, "all of them wait")
+        answers = [other.client.answer(number)[0] for other in others for number in (1, 2)]
+        assert all(answer[2] == "not-ready" and "the agent stops" in answer[3] for answer in answers)
 
 
 # ---- reads -------------------------------------------------------------------------------------------------------------
