@@ -37,8 +37,17 @@ REQUESTS_MAX = 64
 has at most 6."""
 RECEIVED_BYTES = 64 * 1024 * 1024
 """A turn of the agent's loop commits when it has received so much."""
-WAITING_BYTES = 64 * 1024
+WAITING_BYTES = 128 * 1024
 """Requests of one connection that wait in the lane."""
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""Requests of all connections that wait: in the lane, for a look, for the thread of reads."""
+SMALL_BYTES = 16 * 1024
+"""A request up to this size may wait although others take all the room."""
+HEADER_MEMORY = 8
+"""A header takes up to so many times its bytes after it was read."""
+LOAD_KEYS_MAX = 65_536
+LOAD_BYTES_MAX = 16 * 1024 * 1024
+"""Keys of one `load`, and their bytes; a single key may be larger."""
 UNSENT_BYTES = 64 * 1024 * 1024
 """No answer to a read is begun while so much of earlier ones has not left the agent."""
 

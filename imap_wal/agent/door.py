@@ -16,8 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import structlog
-
+from imap_wal.agent.lines import Lines
 from imap_wal.clock import Clock
 from imap_wal.worker import Worker
 
@@ -28,10 +27,6 @@ CLOSED_S = 0.02
 this time, the report was about an earlier one on the same descriptor."""
 SWEEP_S = 1.0
 """How often all connections are looked at, while there are too many: libzmq does not report each end."""
-LOG_S = 60.0
-"""Refusals are logged at most so often."""
-
-_log = structlog.get_logger("imap_wal.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +68,14 @@ class Door:
     """`next_event` waits for an event for a moment, None: there was none; `Ended`. `place`: where
     libzmq listens, as `getsockname` gives it for each accepted connection: a path, or a port."""
 
-    def __init__(self, next_event: Callable[[], Event | None], place: str | int, most: int, clock: Clock) -> None:
-        self._next_event, self._place, self._most, self._clock = next_event, place, most, clock
+    def __init__(self, next_event: Callable[[], Event | None], place: str | int, most: int, clock: Clock, lines: Lines) -> None:
+        self._next_event, self._place, self._most, self._clock, self._lines = next_event, place, most, clock, lines
         self._mutex = threading.Lock()
         self._open: dict[int, _Known] = {}
         self._by_sender: dict[bytes, _Known] = {}
         self._gone: list[bytes] = []
         self._ending: deque[_Known] = deque()
-        self._refused, self._logged, self._swept = 0, -LOG_S, -SWEEP_S
+        self._refused, self._swept = 0, -SWEEP_S
         # To look at a socket takes a descriptor, also when there is none left.
         self._nothing, self._spare = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
         self.worker = Worker("imap-wal-door", self._turn)
@@ -128,9 +123,7 @@ class Door:
             before = now - GREETING_S
             silent = next((each for each in self._open.values() if not each.greeted and each.since < before), known)
             self._shut(silent)
-            if now - self._logged >= LOG_S:
-                self._logged = now
-                _log.warning("too many connections", most=self._most, refused=self._refused)
+            self._lines.warning("too many connections", most=self._most, refused=self._refused)
 
     def _admit(self, fd: int) -> _Known | None:
         """The connection that is on this descriptor now; None: it is closed already."""
@@ -211,7 +204,7 @@ class Door:
         """Disconnect it."""
         with self._mutex:
             if known := self._by_sender.get(sender):
-                _log.warning("connection closed", reason=why)
+                self._lines.warning("connection closed", why, reason=why)
                 self._shut(known)
 
     def gone(self) -> list[bytes]:

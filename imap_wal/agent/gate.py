@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
-
 from imap_wal.agent.access import Rules, Verdict
 from imap_wal.agent.keys import KeyPair, key_bytes
-from imap_wal.clock import Clock
+from imap_wal.agent.lines import Lines
 from imap_wal.errors import InvalidSetting
 from imap_wal.worker import Worker
 from storage_backends.extras import needs
@@ -29,23 +27,16 @@ _PLACE = "inproc://zeromq.zap.01"
 _DOMAIN = b"imap-wal"
 _VERSION = b"1.0"
 _POLL_MS = 100
-_TOLD_S = 10.0
-"""A peer that tries again and again is logged once in this time."""
-_TOLD_MAX = 1000
-
-_log = structlog.get_logger("imap_wal.agent")
 
 
 class Gate:
     """Asks `rules`. To be made before the socket binds."""
 
-    def __init__(self, context: zmq.Context[Any], rules: Rules, endpoint: str, clock: Clock) -> None:
-        self._rules, self._endpoint, self._clock = rules, endpoint, clock
+    def __init__(self, context: zmq.Context[Any], rules: Rules, endpoint: str, lines: Lines) -> None:
+        self._rules, self._endpoint, self._lines = rules, endpoint, lines
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_PLACE)
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}
-        """By who and why: when it was logged last, and how often it came since."""
         self.worker = Worker("gate", self._turn)
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
@@ -85,18 +76,11 @@ class Gate:
 
     def _tell(self, verdict: Verdict) -> None:
         """A line for the audit."""
-        now, about = self._clock.monotonic(), (verdict.who.partition(", process ")[0], verdict.why)
-        last, times = self._told.get(about, (-_TOLD_S, 0))
-        if now - last < _TOLD_S:
-            self._told[about] = last, times + 1
-            return
-        if len(self._told) >= _TOLD_MAX:
-            self._told.clear()
-        self._told[about] = now, 0
+        about = verdict.who.partition(", process ")[0], verdict.why
         if verdict.why:
-            _log.warning("peer refused", endpoint=self._endpoint, peer=verdict.who, reason=verdict.why, before=times)
+            self._lines.warning("peer refused", about, endpoint=self._endpoint, peer=verdict.who, reason=verdict.why)
         else:
-            _log.info("peer admitted", endpoint=self._endpoint, peer=verdict.who, before=times)
+            self._lines.info("peer admitted", about, endpoint=self._endpoint, peer=verdict.who)
 
 
 def new_pair(name: str) -> KeyPair:

@@ -11,11 +11,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from imap_wal.agent.bounds import WAITING_BYTES
+from imap_wal.agent.room import Room
 from imap_wal.agent.transport import Message
 from imap_wal.clock import Clock
 
 PAUSE = 2
 """The pause after a request, in times of its duration."""
+TURN_S = 0.02
+"""After so long the loop looks for changes again, whatever waits in the lane."""
 BUSY_S = 0.1
 """Changes arrive: one did within this time."""
 PAUSE_S_MAX = 0.1
@@ -31,20 +34,23 @@ class _Waiting:
 class Lane:
     """Used by the serving thread."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, room: Room) -> None:
+        self._clock, self._room = clock, room
         self._waiting: dict[bytes, _Waiting] = {}
         """By the sender; the first is served next."""
         self._next_at = self._busy_until = 0.0
 
     def put(self, message: Message) -> bool:
-        """Whether there is room for it: so many bytes of one connection may wait, and always one
-        request."""
-        waiting = self._waiting.setdefault(message.sender, _Waiting(deque()))
-        if waiting.messages and waiting.bytes + message.header_bytes > WAITING_BYTES:
+        """Whether there is room for it: so many bytes of one connection may wait, or one request, as
+        far as there is room for those of all connections."""
+        waiting = self._waiting.get(message.sender) or _Waiting(deque())
+        if waiting.messages and waiting.bytes + message.memory > WAITING_BYTES:
+            return False
+        if not self._room.enter(message.memory):
             return False
         waiting.messages.append(message)
-        waiting.bytes += message.header_bytes
+        waiting.bytes += message.memory
+        self._waiting[message.sender] = waiting
         return True
 
     def changes(self) -> None:
@@ -69,7 +75,8 @@ class Lane:
         sender = next(iter(self._waiting))
         waiting = self._waiting.pop(sender)
         message = waiting.messages.popleft()
-        waiting.bytes -= message.header_bytes
+        waiting.bytes -= message.memory
+        self._room.leave(message.memory)
         if waiting.messages:
             self._waiting[sender] = waiting  # after those of the other connections
         return message
@@ -81,4 +88,5 @@ class Lane:
 
     def forget(self, sender: bytes) -> None:
         """Its connection is gone."""
-        self._waiting.pop(sender, None)
+        if waiting := self._waiting.pop(sender, None):
+            self._room.leave(waiting.bytes)

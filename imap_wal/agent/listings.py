@@ -4,10 +4,15 @@ A cursor is `[listing, page]`. Only two pages can be requested: the next one, an
 was answered (its answer may have been lost with a connection). Any other page, and any change of
 the index that affects the listing, gives `ListingGone`: the listing must begin again. Each page has
 the number of keys sent so far, so the reader knows that none is missing.
+
+A listing belongs to the connection that asked for its last page. When that connection ends, another
+one may continue it for a while. What is kept is limited for each connection, and for all together;
+the connection that takes the most is the first to lose a listing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,11 +21,21 @@ from imap_wal.errors import ImapWalError
 from imap_wal.read.partitions import Partitions
 from imap_wal.read.view import LiveView
 
-LISTINGS_MAX = 64
-"""So many listings are kept; beyond that, the one that has waited longest is dropped."""
+LISTINGS_MAX = 4
+"""Listings of one connection; beyond that, the one that has waited longest is dropped."""
+ABANDONED_MAX = 16
+"""The same of all connections that have ended."""
+LISTINGS_BYTES = 256 * 1024 * 1024
+"""What all listings may take together."""
+KEY_BYTES = 64
+"""What a key takes in memory besides its bytes, about."""
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends with the key that takes it past this size: each listing keeps its last page."""
 PAGE_KEYS_MAX = 100_000
+BATCH_KEYS = 10_000
+"""Keys that are read from the index at once."""
+NOBODY = b""
+"""To whom the listings of connections that ended belong."""
 
 
 class ListingGone(ImapWalError):
@@ -45,10 +60,18 @@ class Listing:
         self.what = (name, partitions)
         self.name = name
         self._token, self._view, self._version = token, view, view.version
-        self._batches = view.keys(name, limit, partitions)
+        self._batches = view.keys(name, min(limit, BATCH_KEYS), partitions)
         self._left: Iterator[bytes] = iter(())
+        self._left_bytes = self._page_bytes = 0
+        self.owner = NOBODY
+        """The sender that asked for its last page."""
         self._number = 0
         self._last: Page | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it keeps: its last page, and keys that were read for the next ones."""
+        return self._left_bytes + self._page_bytes
 
     def has(self, number: int) -> bool:
         """Whether that page can be requested; the first is 1."""
@@ -76,9 +99,10 @@ class Listing:
                 if batch is None:
                     break
                 self._left = iter(batch)
+                self._left_bytes = _size(batch)
         self._check()
         total = len(keys) + (self._last.total if self._last is not None else 0)
-        self._number = number
+        self._number, self._page_bytes = number, _size(keys)
         self._last = Page([self._token, number + 1] if keys else None, keys, total)
         return self._last
 
@@ -94,9 +118,9 @@ class Listings:
         self._view, self._randomness = view, randomness
         self._listings: dict[str, Listing] = {}
 
-    def page(self, name: str, cursor: tuple[str, int] | None, limit: int, partitions: Partitions | None = None) -> Page:
-        """The page at `cursor`; None begins a listing of what the view has, in all partitions or in
-        some. `ListingGone`, and what reading the index raises."""
+    def page(self, name: str, cursor: tuple[str, int] | None, limit: int, partitions: Partitions | None = None, sender: bytes = NOBODY) -> Page:
+        """The page at `cursor`, for this connection; None begins a listing of what the view has, in
+        all partitions or in some. `ListingGone`, and what reading the index raises."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
         if cursor is None:
             token, number = self._randomness.token().hex(), 1
@@ -111,7 +135,30 @@ class Listings:
             listing = self._listings.pop(token)
         page = listing.page(number, limit)
         # Only now: a listing with a failed page cannot continue, and must not seem complete.
+        listing.owner = sender
         self._listings[token] = listing
-        while len(self._listings) > LISTINGS_MAX:
-            del self._listings[next(iter(self._listings))]
+        self._limit(sender)
         return page
+
+    def forget(self, sender: bytes) -> None:
+        """A connection has ended."""
+        for listing in self._listings.values():
+            if listing.owner == sender:
+                listing.owner = NOBODY
+        self._limit(NOBODY)
+
+    def _limit(self, owner: bytes) -> None:
+        """Drop what is too much: of this owner, and of all."""
+        own = [token for token, listing in self._listings.items() if listing.owner == owner]
+        for token in own[: -(LISTINGS_MAX if owner else ABANDONED_MAX)]:
+            del self._listings[token]
+        while len(self._listings) > 1 and sum(listing.memory for listing in self._listings.values()) > LISTINGS_BYTES:
+            taken: Counter[bytes] = Counter()
+            for listing in self._listings.values():
+                taken[listing.owner] += listing.memory
+            most = NOBODY if taken[NOBODY] else max(taken, key=taken.__getitem__)
+            del self._listings[next(token for token, listing in self._listings.items() if listing.owner == most)]
+
+
+def _size(keys: list[bytes]) -> int:
+    return sum(map(len, keys)) + KEY_BYTES * len(keys)

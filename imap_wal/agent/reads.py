@@ -14,8 +14,10 @@ import msgpack
 import structlog
 
 from imap_wal import layout
+from imap_wal.agent.lines import Lines
 from imap_wal.agent.listings import ListingGone, Listings, Page
 from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
+from imap_wal.agent.room import Room
 from imap_wal.agent.transport import Message, Outbox
 from imap_wal.agent.unsent import Payload, Unsent
 from imap_wal.clock import Clock, Randomness
@@ -31,6 +33,9 @@ ANSWER_BYTES = 16 * 1024 * 1024
 LOAD_KEYS = 64
 """An answer has at most this size, or one entry: large values come in several answers. So many keys
 are looked up at once."""
+LOAD_S = 0.5
+"""An answer to a `load` ends after this time, with the keys looked up so far: other connections read
+on the same thread."""
 STUCK_LOOK_S = 0.2
 """How often answers that do not leave are looked at, while there is no room for others."""
 CLOSE_S = 5
@@ -64,6 +69,13 @@ class _Left:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """The connection of this sender has ended."""
+
+    sender: bytes
+
+
 class Reads:
     """Answers read requests from one LiveView, which merges all nodes' logs once and then reads
     only what was appended. `appended`: the bytes that this node has appended. `disconnect` closes a
@@ -81,11 +93,14 @@ class Reads:
         at_once: bool,
         clock: Clock,
         randomness: Randomness,
+        room: Room | None = None,
+        lines: Lines | None = None,
     ) -> None:
         self._view, self._clock, self._appended = view, clock, appended
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
-        self._queue: queue.SimpleQueue[_Asked | _Left | None] = queue.SimpleQueue()
+        self._room, self._lines = room or Room(), lines or Lines(clock)
+        self._queue: queue.SimpleQueue[_Asked | _Left | _Gone | None] = queue.SimpleQueue()
         self._disconnect, self._demand = disconnect, demand
         self._waiting: deque[_Asked] = deque()
         """Requests that came and are not taken up, for there is no room for their answers."""
@@ -114,18 +129,24 @@ class Reads:
         self._metadata = 0
         self._named: set[str] = set()
         self.served = 0
+        self._ended = False
         self.worker = Worker("imap-wal-reads", self._turn)
         self.worker.start()
 
-    def ask(self, message: Message, partition_count: int) -> bool:
-        """Have the message answered by this thread. False: it is not, as another request of this
-        connection waits."""
+    def ask(self, message: Message, partition_count: int) -> str:
+        """Have the message answered by this thread. Otherwise, why it is not."""
         if message.sender in self._queued:
-            return False
+            return "another read of this connection waits for its answer"
+        if not self._room.enter(message.memory):
+            return "requests of other connections take all the room"
         self._queued.add(message.sender)
         self._arrived += 1
         self._queue.put(_Asked(self._arrived, message, partition_count))
-        return True
+        return ""
+
+    def forget(self, sender: bytes) -> None:
+        """A connection has ended: drop its request, and what is kept for it."""
+        self._queue.put(_Gone(sender))
 
     @property
     def unmerged_bytes(self) -> int:
@@ -134,19 +155,20 @@ class Reads:
         return abs(self._appended() - self._merged_bytes)
 
     def unanswered(self) -> list[Message]:
-        """What a dead thread left; [] while it lives."""
-        if self.worker.state.alive or self.worker.stopping.is_set():
+        """What a thread left that is dead or was closed; [] while it lives."""
+        if not self._ended and (self.worker.state.alive or self.worker.stopping.is_set()):
             return []
         taken, self._taken = self._taken, None
-        found = [] if taken is None else [taken]
-        found += [asked.message for asked in self._waiting]
+        found = [asked.message for asked in self._waiting]
         self._waiting.clear()
         while not self._queue.empty():
             asked = self._queue.get()
             if isinstance(asked, _Asked):
                 found.append(asked.message)
+        for message in found:
+            self._room.leave(message.memory)
         self._queued.clear()
-        return found
+        return found if taken is None else [taken, *found]
 
     def close(self) -> bool:
         """End the thread, and a merge under way at its next batch. False: it waits for the storage,
@@ -154,7 +176,7 @@ class Reads:
         self.worker.stopping.set()
         self._view.interrupt()
         self._queue.put(None)
-        ended = self.worker.stop(CLOSE_S)
+        ended = self._ended = self.worker.stop(CLOSE_S)
         if ended:
             if self._outbox is not None:
                 self._outbox.close()
@@ -167,6 +189,7 @@ class Reads:
             return self._listen()
         message = self._taken = asked.message
         self._queued.discard(message.sender)
+        self._room.leave(message.memory)
         header, payload = self._answer(asked)
         self.served += 1
         self._send(message, asked.arrived, header, payload)
@@ -193,9 +216,19 @@ class Reads:
             return self._idle()
         if isinstance(item, _Asked):
             self._waiting.append(item)
-        elif item is not None:
+        elif isinstance(item, _Left):
             self._unsent.left(item.sender, item.number)
+        elif item is not None:
+            self._drop(item.sender)
         return item is None
+
+    def _drop(self, sender: bytes) -> None:
+        """A connection has ended. Nobody would get the answer to what waits."""
+        for asked in [asked for asked in self._waiting if asked.message.sender == sender]:
+            self._waiting.remove(asked)
+            self._queued.discard(sender)
+            self._room.leave(asked.message.memory)
+        self._listings.forget(sender)
 
     def _idle(self) -> bool:
         if self._unsent.full and (stuck := self._unsent.stuck()) is not None:
@@ -290,12 +323,12 @@ class Reads:
         except ListingGone as error:
             return ["error", number, "listing-gone", str(error)], b""
         except StorageError as error:
-            _log.error("read failed", kind=kind, error=str(error))
+            self._lines.error("read failed", (kind, str(error)), kind=kind, error=str(error))
             return ["error", number, "storage", str(error)], b""
         except InvalidSetting as error:
             return ["error", number, "bad-request", f"{kind}: {error}"], b""
         except ImapWalError as error:
-            _log.error("read failed", kind=kind, error=str(error))
+            self._lines.error("read failed", (kind, str(error)), kind=kind, error=str(error))
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
         except (TypeError, ValueError) as error:
             return ["error", number, "bad-request", f"{kind}: {error}"], b""
@@ -327,18 +360,19 @@ class Reads:
             self._partition_count = asked.partition_count
         if request.cursor is None:
             self._catch_up(asked.arrived)
-        return self._listings.page(request.map, request.cursor, request.limit, partitions)
+        return self._listings.page(request.map, request.cursor, request.limit, partitions, asked.message.sender)
 
     def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytearray]:
-        """The entries of the first keys: of all, or of as many as fit into an answer, at least of
-        one key."""
+        """The entries of the first keys: of all, or of as many as fit into an answer and its time, at
+        least of one key."""
         name, count = request.map, request.count
         layout.check_map_name(name)
         keys = keys_of(asked.message.payload, count)
         self._catch_up(asked.arrived)
         payload = self._payload(asked)
         entries = taken = 0
-        while taken < count and len(payload) < ANSWER_BYTES:
+        until = self._clock.monotonic() + LOAD_S
+        while taken < count and len(payload) < ANSWER_BYTES and (not taken or self._clock.monotonic() < until):
             rows, done = self._view.load_some(name, keys[taken : taken + LOAD_KEYS], ANSWER_BYTES - len(payload))
             packed = _packed(rows)
             if payload and len(payload) + len(packed) > ANSWER_BYTES:

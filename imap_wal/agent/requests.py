@@ -15,7 +15,7 @@ import msgpack
 from msgspec import Meta, MsgspecError, Raw, Struct
 from msgspec.msgpack import Decoder
 
-from imap_wal.agent.bounds import HEADER_BYTES_MAX
+from imap_wal.agent.bounds import HEADER_BYTES_MAX, LOAD_BYTES_MAX, LOAD_KEYS_MAX
 from imap_wal.entry import HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
 from imap_wal.manifest.cluster import MEMBERS_MAX
@@ -107,7 +107,7 @@ class List(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 class Load(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="load"):
     number: Number
     map: str
-    count: Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+    count: Annotated[int, Meta(ge=0, le=LOAD_KEYS_MAX)]
 
 
 class Maps(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="maps"):
@@ -187,6 +187,20 @@ def read(header: bytes) -> Request | Malformed:
     if isinstance(request, Hello) and request.about.protocol != SUPPORTED:
         return Malformed("hello", request.number, "", request.about.protocol)
     return request
+
+
+def with_payload(request: Request | Malformed, size: int) -> Request | Malformed:
+    """The request, or `Malformed` if its payload of `size` bytes is too large for its kind. Most
+    kinds have none."""
+    match request:
+        case Append() | Metadata() | Malformed():
+            return request
+        case Load():
+            text = f"the keys of a load take {size} bytes; {LOAD_BYTES_MAX} is the most, or one key"
+            fits = size <= LOAD_BYTES_MAX or request.count == 1
+        case _:
+            text, fits = f"{kind_of(request)} has no payload; this one has {size} bytes", not size
+    return request if fits else Malformed(kind_of(request), request.number, text)
 
 
 def keys_of(payload: bytes, count: int) -> list[bytes]:

@@ -22,12 +22,14 @@ from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.gate import check_pair
-from imap_wal.agent.lane import Lane
+from imap_wal.agent.lane import TURN_S, Lane
+from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.peers import Peer, Right, demand
 from imap_wal.agent.reads import Reads
 from imap_wal.agent.requests import SUPPORTED, Append, Beat, Bye, Hello, Malformed, Metadata, Stat, View, Wish
+from imap_wal.agent.room import Room
 from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
@@ -50,8 +52,12 @@ TICK_MS = 200
 LOOK_S, LOOK_TICK_MS = 1.0, 10
 """A hello that claims the log waits for a look at the signs of other agents: at most for this time,
 which is shorter than a plug-in's connect-timeout-ms."""
+STOP_S = 1.0
+"""How long a stop serves hellos and similar requests that wait; the others are refused."""
 CLOSE_S = 5.0
 """How long a stop waits for a log that is just being opened again."""
+
+STOPS = "the agent stops"
 
 READS = ("keys", "list", "load", "maps", "schemas")
 SLOW = Hello | View | Stat | Bye | Malformed
@@ -101,7 +107,9 @@ class Agent:
         """By the sender."""
         self._schemas: dict[int, Schema] = {}
         """Those that this agent wrote or found in its node's manifest. `Reads` has the others."""
-        self._lane = Lane(self._clock)
+        self._lines = Lines(self._clock)
+        self._room = Room()
+        self._lane = Lane(self._clock, self._room)
         self.bounds = bounds(config.connections_max, config.log.max_value_bytes, local=config.endpoint.startswith(IPC))
         with ExitStack() as opened:
             opened.callback(self._store.close)
@@ -116,7 +124,7 @@ class Agent:
                 check_pair(rules.own)
             self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
             opened.callback(self._log.close, clean=True)
-            self._router = Router(endpoint, self.bounds, rules, self._clock)
+            self._router = Router(endpoint, self.bounds, rules, self._clock, self._lines)
             opened.pop_all()
         self._reads = Reads(
             LiveView(self._all_logs, config.log),
@@ -127,6 +135,8 @@ class Agent:
             at_once=config.restore_at_start,
             clock=self._clock,
             randomness=randomness,
+            room=self._room,
+            lines=self._lines,
         )
 
     def _use(self, log: OpenLog) -> None:
@@ -148,15 +158,21 @@ class Agent:
             while not self._stopping:
                 self._turn(TICK_MS)
             self._turn(0)  # what arrived before the signal
-            self._serve_lane(all=True)
+            self._end_lane()
             clean = True
         finally:
             with ExitStack() as closing:  # each of them, whatever another one raises
                 closing.callback(self._store.close)
                 closing.callback(lambda: self._router.close(wait=self._reads.worker.stop(0)))
                 closing.callback(self._close_log, clean)
-                closing.callback(self._reads.close)
+                closing.callback(self._close_reads)
         _log.info("stopped", node=self.config.node, appends=self._appends)
+
+    def _close_reads(self) -> None:
+        self._reads.close()
+        left = self._reads.unanswered()
+        for message in left:
+            self._error(message.sender, message.request.number, "not-ready", STOPS)
 
     def _close_log(self, clean: bool) -> None:
         if self._mender is not None:
@@ -185,6 +201,7 @@ class Agent:
         for message in self._reads.unanswered():  # its thread is dead: answer those who wait
             self._read_refused(message)
         self._serve_lane()
+        self._lines.settle()
         for sender in self._router.gone():
             self._forget(sender)
         self._mend()
@@ -206,36 +223,56 @@ class Agent:
         if isinstance(message.request, Malformed) and message.kind not in READS:
             self._sessions.shut(message.sender)  # from now on, not from its turn on
         if not self._lane.put(message):
-            self._refuse(message, "not-ready", "too many requests of this connection wait for their answers", pending)
+            self._refuse(message, "not-ready", "too many requests wait for their answers", pending)
 
-    def _serve_lane(self, *, all: bool = False) -> None:
-        """Requests that take long: as many as it is time for, which is one while changes arrive; or
-        `all`."""
-        while (message := self._lane.take(at_once=all)) is not None:
+    def _serve_lane(self) -> None:
+        """Requests that take long: as many as it is time for, which is one while changes arrive."""
+        until = self._clock.monotonic() + TURN_S
+        while (message := self._lane.take()) is not None:
             began = self._clock.monotonic()
-            pending: list[Pending] = []
-            self._handle(message, pending)
-            self._commit(pending)
+            self._serve_waiting(message)
             self._lane.took(began)
-            if self._lane.busy and not all:
+            if self._lane.busy or self._clock.monotonic() >= until:
                 return
+
+    def _end_lane(self) -> None:
+        """At a stop: serve what waits for a moment, and refuse the rest."""
+        until = self._clock.monotonic() + STOP_S
+        while (message := self._lane.take(at_once=True)) is not None:
+            if self._clock.monotonic() < until:
+                self._serve_waiting(message)
+            else:
+                self._error(message.sender, message.request.number, "not-ready", STOPS)
+        for sender in list(self._kept):
+            if kept := self._unkeep(sender):
+                self._error(sender, kept.message.request.number, "not-ready", STOPS)
+
+    def _serve_waiting(self, message: Message) -> None:
+        pending: list[Pending] = []
+        self._handle(message, pending)
+        self._commit(pending)
 
     def _forget(self, sender: bytes) -> None:
         """A connection has ended."""
         self._sessions.gone(sender)
         self._lane.forget(sender)
-        self._kept.pop(sender, None)
+        self._reads.forget(sender)
+        self._unkeep(sender)
 
     def _read_refused(self, message: Message) -> None:
         self._error(message.sender, message.request.number, "restore-failed", f"{self._reads.worker.trouble}; start the agent again")
 
     def _take_up(self, pending: list[Pending]) -> None:
-        """The hellos that waited for a look which is done, or takes too long."""
+        """The hellos that waited for a look which is done, or takes too long: as many as it is time
+        for."""
+        until = self._clock.monotonic() + TURN_S
         for sender, kept in list(self._kept.items()):
             looked = self._sessions.start.looked(kept.number)
             if looked or self._clock.monotonic() >= kept.until:
-                del self._kept[sender]
+                self._unkeep(sender)
                 self._handle(kept.message, pending, kept)
+                if self._clock.monotonic() >= until:
+                    return
 
     def _keep(self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]) -> None:
         """Until the next look is done."""
@@ -243,8 +280,18 @@ class Agent:
         if before is not None and self._clock.monotonic() >= until:
             trouble = self._sessions.sign.worker.trouble if self._sessions.sign is not None else ""
             self._refuse(message, "not-ready", f"{error}{trouble and f': {trouble}'}", pending)
-        else:
+            return
+        if self._room.enter(message.memory):
             self._kept[message.sender] = Kept(message, error.look, until)
+        else:
+            self._refuse(message, "not-ready", "requests of other connections take all the room", pending)
+
+    def _unkeep(self, sender: bytes) -> Kept | None:
+        """The hello of this connection that waited for a look; None: there was none."""
+        kept = self._kept.pop(sender, None)
+        if kept is not None:
+            self._room.leave(kept.message.memory)
+        return kept
 
     def _handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
         """Answer a request, or queue it for its answer. Raises nothing, whatever the message
@@ -255,24 +302,25 @@ class Agent:
         except TooLarge as error:
             self._refuse(message, "too-large", _text(error), pending)
         except BadSchema as error:  # a metadata message has no changes, so changes may follow
-            _log.warning("schema refused", error=_text(error))
+            self._lines.warning("schema refused", (self._router.peer(message.user).name, _text(error)), error=_text(error))
             pending.append(Pending(message.sender, message.request.number, refusal=("schema-refused", _text(error))))
         except NotLooked as error:
             self._keep(message, kept, error, pending)
         except Waits as error:
             self._refuse(message, "not-ready", _text(error), pending)
         except NotAllowed as error:
-            _log.warning("request refused", kind=message.kind, peer=self._router.peer(message.user).name, reason=_text(error))
+            peer, reason = self._router.peer(message.user).name, _text(error)
+            self._lines.warning("request refused", (message.kind, peer, reason), kind=message.kind, peer=peer, reason=reason)
             self._refuse(message, "not-allowed", _text(error), pending)
         except VoidIncarnation as error:
             self._refuse(message, "void-incarnation", _text(error), pending)
         except MALFORMED as error:
             self._refuse(message, "bad-request", f"{message.kind}: {_text(error)}", pending)
         except (ImapWalError, StorageError) as error:
-            _log.error("request failed", kind=message.kind, error=_text(error))
+            self._lines.error("request failed", (message.kind, _text(error)), kind=message.kind, error=_text(error))
             self._refuse(message, "not-ready", _text(error), pending)
         except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests continue
-            _log.exception("request failed", kind=message.kind)
+            self._lines.exception("request failed", (message.kind, _text(error)), kind=message.kind)
             self._refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
 
     def _serve(self, message: Message, pending: list[Pending], kept: Kept | None) -> None:
@@ -297,8 +345,8 @@ class Agent:
         elif isinstance(request, Bye):
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])
-        elif not self._reads.ask(message, connection.partition_count):
-            self._error(sender, request.number, "not-ready", "another read of this connection waits for its answer")
+        elif why := self._reads.ask(message, connection.partition_count):
+            self._error(sender, request.number, "not-ready", why)
 
     def _malformed(self, message: Message, request: Malformed, pending: list[Pending]) -> None:
         if request.protocol:
@@ -329,7 +377,7 @@ class Agent:
             self._committer.wait(batch)
             batch.result()
             about_whom = {"cluster": session.cluster_id, "member": about.member_uuid, "peer": peer.name}
-            _log.info("plug-in connected", session=session.number, incarnation=session.incarnation, **about_whom)
+            self._lines.info("plug-in connected", session.number, session=session.number, incarnation=session.incarnation, **about_whom)
         self._welcome(sender, number, session.number, session.incarnation, self._sessions.former(session.plugin))
 
     def _welcome(self, sender: bytes, number: int, session: int, incarnation: int, former: Sequence[tuple[int, int]] = ()) -> None:

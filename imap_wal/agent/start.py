@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import structlog
-
+from imap_wal.agent.lines import Lines
 from imap_wal.agent.liveness import Presence, Watch
 from imap_wal.clock import Clock
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.manifest.cluster import ClaimManifest
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
-
-_log = structlog.get_logger("imap_wal.agent")
 
 
 class StartPolicy(StrEnum):
@@ -108,6 +105,7 @@ class Start:
         self._asked: tuple[str, int, int] = ("", 0, 0)
         """The cluster that asked last, the newest incarnation then, and the look for that."""
         self._wait: _Wait | None = None
+        self._lines = Lines(clock)
 
     def looked(self, number: int) -> bool:
         return self._watch.sight.number >= number
@@ -159,7 +157,7 @@ class Start:
         over = now - wait.since >= self._timeout_s
         news = "a new cluster waits longer than start_timeout_s" if over else "a new cluster waits"
         if news not in wait.told:
-            _log.warning(news, cluster=cluster_id, policy=str(self._policy), reason=why)
+            self._lines.warning(news, cluster_id, cluster=cluster_id, policy=str(self._policy), reason=why)
         self._wait = replace(wait, asked=now, told=(*wait.told, news) if news not in wait.told else wait.told)
 
     def _away(self, cluster_id: str) -> dict[str, str]:

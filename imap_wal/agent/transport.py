@@ -12,13 +12,14 @@ from typing import Any
 import msgpack
 
 from imap_wal.agent.access import Rules
-from imap_wal.agent.bounds import RECEIVED_BYTES, REQUESTS_MAX, Bounds
+from imap_wal.agent.bounds import HEADER_MEMORY, RECEIVED_BYTES, REQUESTS_MAX, Bounds
 from imap_wal.agent.door import Door, Ended, Event
 from imap_wal.agent.endpoint import IPC, EndpointLock
 from imap_wal.agent.gate import Gate, identify
 from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.lines import Lines
 from imap_wal.agent.peers import LOCAL, UNKNOWN, Peer
-from imap_wal.agent.requests import Malformed, Request, kind_of, read
+from imap_wal.agent.requests import Malformed, Request, kind_of, read, with_payload
 from imap_wal.clock import Clock, SystemClock
 from imap_wal.errors import InvalidSetting, NotAllowed
 from imap_wal.worker import Worker
@@ -29,12 +30,16 @@ with needs("agent"):
 
 _INBOX, _EVENTS = "inproc://answers", "inproc://events"
 _EVENT = struct.Struct("=HI")
+_HEADER = struct.Struct(">I")
+"""An answer begins with the size of its header."""
 
 HANDSHAKE_MS = 3000
 """A peer that has not finished the handshake of ZeroMQ by then is disconnected."""
 KEEPALIVE_S, KEEPALIVE_PROBES = 10, 3
 """The kernel asks a silent peer over TCP whether it is still there, so often, and then gives it up.
 Heartbeats of ZeroMQ would not do: the plug-in reads only while it waits for an answer."""
+CURVE_BYTES = 64
+"""libzmq counts what CURVE adds to a frame, 33 bytes, as a part of it."""
 TRACKED_BYTES = 4096
 """A larger answer is not copied. When its memory is free, it has left the agent."""
 
@@ -55,20 +60,30 @@ class Message:
         """The kind of the request; "" if it cannot be read."""
         return kind_of(self.request)
 
+    @property
+    def memory(self) -> int:
+        """About how many bytes it takes while it waits. Of a malformed one, only the reason is
+        left."""
+        return 0 if isinstance(self.request, Malformed) else HEADER_MEMORY * self.header_bytes + len(self.payload)
+
 
 class Router:
     """The ROUTER socket, for the serving thread; other threads answer through `outbox()`."""
 
-    def __init__(self, lock: EndpointLock, bounds: Bounds | None = None, rules: Rules | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, lock: EndpointLock, bounds: Bounds | None = None, rules: Rules | None = None, clock: Clock | None = None, lines: Lines | None = None
+    ) -> None:
         """Bind at the endpoint whose lock is held; `close` releases it. `InvalidSetting` if that
         is not possible. `rules` say who may connect; None: whoever reaches the endpoint."""
+        clock = clock or SystemClock()
+        lines = lines or Lines(clock)
         self.endpoint, self._lock = lock.endpoint, lock
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
         bounds = bounds or Bounds()
         self._bound(bounds)
-        self.gate = Gate(self._context, rules, self.endpoint, clock or SystemClock()) if rules is not None else None
+        self.gate = Gate(self._context, rules, self.endpoint, lines) if rules is not None else None
         self._rules = rules if rules is not None and rules.own is not None else None
         """Where each connection has rights of its own."""
         events = _Events(self._context, self._socket)
@@ -77,13 +92,14 @@ class Router:
                 self.gate.guard(self._socket)
             with lock.private():
                 self._socket.bind(self.endpoint)
+            self._name_peers()
         except (zmq.ZMQError, OSError) as error:
             events.close()
             if self.gate is not None:
                 self.gate.close()
             self._context.destroy(linger=0)
             raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}; another agent may have it") from error
-        self.door = Door(events, self._place(), bounds.connections, clock or SystemClock())
+        self.door = Door(events, self._place(), bounds.connections, clock, lines)
         self.door.worker.start()
         self._unanswered: dict[bytes, int] = {}
         """Of each connection that sent something, the requests without an answer."""
@@ -109,7 +125,7 @@ class Router:
     def _bound(self, bounds: Bounds) -> None:
         """What libzmq itself can limit."""
         for option, value in (
-            (zmq.MAXMSGSIZE, bounds.message_bytes),
+            (zmq.MAXMSGSIZE, bounds.message_bytes + CURVE_BYTES if bounds.message_bytes >= 0 else -1),
             (zmq.RCVHWM, 4),  # of each connection; then its peer waits
             (zmq.SNDHWM, 2 * REQUESTS_MAX),
             (zmq.ROUTER_MANDATORY, 1),  # an answer that finds no room is an error, and not dropped silently
@@ -121,6 +137,14 @@ class Router:
         ):
             self._socket.setsockopt(option, value)
         self._socket.copy_threshold = TRACKED_BYTES
+
+    def _name_peers(self) -> None:
+        """Have libzmq give each connection a routing id of its own, and ignore the one that a peer
+        presents. It gives ids by a counter and aborts the process at one that a peer presented
+        before. In raw mode it ignores them. Set after the bind, this option changes only how peers
+        are named and that an answer has one frame: the listener keeps the options of the bind and
+        reads messages of ZMTP as before."""
+        self._socket.setsockopt(zmq.ROUTER_RAW, 1)
 
     def _place(self) -> str | int:
         """Where it listens, as the door needs it."""
@@ -170,9 +194,6 @@ class Router:
             elif user:
                 self._users[sender] = user
         self._unanswered[sender] = known + 1
-        if len(sender) != 5 or sender[0]:
-            self.door.shut(sender, "a peer chose a routing id of its own")
-            return None
         if known >= REQUESTS_MAX:
             if known == REQUESTS_MAX:
                 self.door.shut(sender, f"a peer sent more than {REQUESTS_MAX} requests without waiting for their answers")
@@ -220,20 +241,19 @@ class Router:
             except zmq.Again:
                 return
             answer = self._answers.popleft()
-            self._send(answer.to, answer.header, answer.payload)
+            self._send(answer.to, answer.frame)
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
         """Answer; a connection that is gone loses it, and asks again after its next hello."""
-        self._send(to, _packed(header), payload)
+        self._send(to, _joined(header, payload))
 
-    def _send(self, to: bytes, header: bytes, payload: bytes | bytearray) -> None:
+    def _send(self, to: bytes, frame: bytes | bytearray) -> None:
         unanswered = self._unanswered.get(to)
         if unanswered:
             self._unanswered[to] = unanswered - 1
         try:
             self._socket.send(to, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(payload, zmq.NOBLOCK, copy=len(payload) < TRACKED_BYTES)
+            self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < TRACKED_BYTES)
         except zmq.Again:
             self.door.shut(to, "a peer does not read its answers")
         except zmq.ZMQError as error:
@@ -281,12 +301,11 @@ class _Events:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     to: bytes
-    header: bytes
-    payload: bytes | bytearray
+    frame: bytes | bytearray
 
 
 class Outbox:
-    """How another thread answers. The payload is not copied: it is free when it has left."""
+    """How another thread answers. A bytearray is not copied: it is free when it has left."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], answers: deque[_Answer]) -> None:
         self._answers = answers
@@ -295,8 +314,7 @@ class Outbox:
         self._socket.connect(_INBOX)
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
-        answer = _Answer(to, _packed(header), payload)
-        self._answers.append(answer)
+        self._answers.append(_Answer(to, _joined(header, payload)))
         self._socket.send(b"")
 
     def close(self) -> None:
@@ -307,13 +325,26 @@ def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Messag
     if frames != 2:
         text = f"a message has a header [kind, number, ...] and a payload; this one has {frames} frames"
         return Message(sender, Malformed("", 0, text), b"")
-    return Message(sender, read(header), payload, len(header))
+    request = with_payload(read(header), len(payload))
+    return Message(sender, request, b"" if isinstance(request, Malformed) else payload, len(header))
 
 
-def _packed(header: Sequence[Any]) -> bytes:
-    """An answer's header. An error's text may quote a name that is not valid Unicode."""
+def _joined(header: Sequence[Any], payload: bytes | bytearray) -> bytes | bytearray:
+    """The frame of an answer; a bytearray becomes it. An error's text may quote a name that is not
+    valid Unicode."""
     packed: bytes = msgpack.packb(header, unicode_errors="backslashreplace")
-    return packed
+    front = _HEADER.pack(len(packed)) + packed
+    if isinstance(payload, bytearray):
+        payload[:0] = front
+        return payload
+    return front + payload
+
+
+def parts(frame: bytes) -> tuple[list[Any], bytes]:
+    """Header and payload of an answer."""
+    end = _HEADER.size + _HEADER.unpack_from(frame)[0]
+    header: list[Any] = msgpack.unpackb(frame[_HEADER.size : end], strict_map_key=False)
+    return header, frame[end:]
 
 
 class Client:
@@ -350,10 +381,9 @@ class Client:
         while ready := dict(self._poller.poll(self._timeout_ms)):
             if self._socket not in ready:
                 raise self._refusal()
-            header, body = self._socket.recv_multipart()
-            answer = msgpack.unpackb(header, strict_map_key=False)
-            if answer[1] == number:
-                return answer, body
+            header, payload = parts(self._socket.recv())
+            if header[1] == number:
+                return header, payload
         raise TimeoutError(f"no answer from {self.endpoint} within {self._timeout_ms} ms")
 
     def _refusal(self) -> NotAllowed:

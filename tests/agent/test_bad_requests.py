@@ -13,6 +13,7 @@ import pytest
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
+from imap_wal.agent.transport import parts
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.retention.archive import archive_sealed
@@ -34,7 +35,7 @@ def raw(member: Plugin, *frames: bytes) -> list[Any]:
     socket = member.client._socket
     socket.send_multipart(list(frames))
     assert socket.poll(20_000), "no answer"
-    answer: list[Any] = msgpack.unpackb(socket.recv_multipart()[0])
+    answer: list[Any] = parts(socket.recv())[0]
     return answer
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.transport import parts
 from tests.agent.harness import identified
 from tests.support import eventually
 
@@ -85,6 +86,12 @@ class RawPeer:
             some = self.socket.recv(1 << 16)
             assert some, "the agent closed the connection"
             seen += some
+
+    def answer(self) -> list[Any]:
+        """The header of the next answer."""
+        (flags,) = self._read(1)
+        assert flags in (0, 2), "an answer has one frame"
+        return parts(self._read(int.from_bytes(self._read(8 if flags else 1))))[0]
 
     def ended(self, timeout_s: float = 10) -> bool:
         """Whether the agent closes the connection; reads all that comes before."""

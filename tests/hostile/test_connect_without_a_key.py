@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from structlog.testing import capture_logs
 
@@ -19,11 +20,12 @@ from imap_wal.agent.claims import reserve
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.gate import check_pair, new_pair
 from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.lines import WINDOW_S
 from imap_wal.agent.peers import Peer, Right
 from imap_wal.agent.server import Agent
 from imap_wal.agent.transport import Message
 from imap_wal.errors import InvalidSetting, NotAllowed
-from tests.agent.harness import NamedClient, Plugin, identity, serving
+from tests.agent.harness import NamedClient, Plugin, entry, identity, serving
 from tests.support import eventually
 
 MEMBER, READER, STRANGER = new_pair("member-1"), new_pair("reader"), new_pair("stranger")
@@ -306,3 +308,35 @@ def test_files_of_keys_that_cannot_be_trusted_are_refused_at_the_start(
 def test_a_secret_is_in_no_repr() -> None:
     assert AGENT.secret not in repr(AGENT)
     check_pair(AGENT)
+
+
+def test_a_payload_of_the_largest_size_arrives_over_tcp_with_keys(settings: AgentConfig) -> None:
+    """libzmq counts the bytes that CURVE adds to a frame."""
+    settings = replace(settings, log=replace(settings.log, max_value_bytes=1024 * 1024))
+    with serving(settings), plugin(settings, MEMBER, timeout_ms=20_000) as member:
+        most = member.hello()["max_message_bytes"]
+        row = entry("k", "", member.order(1))
+        sizes = [800_000] * 22
+
+        def payload() -> bytes:
+            return b"".join(msgpack.packb([*row[:3], bytes(size), *row[4:9], member.order(1 + number)]) for number, size in enumerate(sizes))
+
+        sizes[-1] -= len(payload()) - most
+        assert len(payload()) == most
+        header, _ = member.client.ask("append", member.session, 1, len(sizes), payload=payload())
+        assert header[0] == "ack", header
+        assert member.load("k")["k"][0] == "\0" * sizes[-1]
+
+
+def test_a_refused_peer_does_not_fill_the_log_output(settings: AgentConfig) -> None:
+    with capture_logs() as lines, serving(settings) as agent, plugin(settings, MEMBER) as member, plugin(settings, READER, uuid="r") as reader:
+        member.hello()
+        for _ in range(300):
+            refused(reader, "append", 1, 1, 1, payload=b"x")
+        agent._lines._since -= WINDOW_S
+        eventually(lambda: any(line["event"] == "log lines left out" for line in lines), "the others are counted")
+        assert member.put(a="1")[0] == "ack"
+    written = sum(line["event"] == "request refused" for line in lines)
+    left_out = sum(line["lines"].get("request refused", 0) for line in lines if line["event"] == "log lines left out")
+    assert written <= 10
+    assert 300 - 10 <= written + left_out <= 300

@@ -201,7 +201,7 @@ class Queues:
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import claims, lane, mender, open_log, reads
+    from imap_wal.agent import claims, lane, lines, mender, open_log, reads
 
     return [
         (server, "Router", SimRouter),
@@ -213,6 +213,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (mender, "_log", _Silent()),
         (reads, "_log", _Silent()),
         (claims, "_log", _Silent()),
+        (lines, "_log", _Silent()),
         (reads, "queue", Queues),
         (lane, "PAUSE", 0),
         # Its looks by a clock would be most of all steps.

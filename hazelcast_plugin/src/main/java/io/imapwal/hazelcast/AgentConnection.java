@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import java.io.Closeable;
 import java.io.IOException;
+import java.nio.ByteBuffer;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -15,6 +16,8 @@ import java.util.concurrent.TimeUnit;
 final class AgentConnection implements Closeable {
     static final int PROTOCOL = 1;
     private static final byte[] NO_PAYLOAD = {};
+    /** An answer begins with the size of its header, in so many bytes. */
+    private static final int HEADER_SIZE_BYTES = 4;
 
     private final ZmtpConnection wire;
     private final Pulse pulse;
@@ -31,8 +34,22 @@ final class AgentConnection implements Closeable {
     record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount, KnownView view, Pulse pulse) {
     }
 
-    /** An answer that is not an error: its header past kind and number, and its payload. */
-    record Answer(MsgpackReader header, byte[] payload) {
+    /** An answer: its header, from where it was read last, its payload, and the bytes of that. */
+    record Answer(MsgpackReader header, MsgpackReader payload, int payloadBytes) {
+        /** The answer that is a message of these frames. */
+        static Answer of(List<byte[]> frames) throws ProtocolException {
+            if (frames.size() != 1) {
+                throw new ProtocolException("the agent's answer has " + frames.size() + " frames instead of 1; use plug-in and agent of one release");
+            }
+            byte[] frame = frames.get(0);
+            long size = frame.length < HEADER_SIZE_BYTES ? -1 : Integer.toUnsignedLong(ByteBuffer.wrap(frame).getInt());
+            if (size < 0 || size > frame.length - HEADER_SIZE_BYTES) {
+                throw new ProtocolException("the agent's answer of " + frame.length + " bytes is shorter than its header");
+            }
+            int end = HEADER_SIZE_BYTES + (int) size;
+            int rest = frame.length - end;
+            return new Answer(new MsgpackReader(frame, HEADER_SIZE_BYTES, (int) size), new MsgpackReader(frame, end, rest), rest);
+        }
     }
 
     static AgentConnection open(AgentSettings settings, Identity identity, String purpose) throws IOException {
@@ -181,10 +198,8 @@ final class AgentConnection implements Closeable {
         } catch (IOException | RuntimeException e) {
             throw broken(e);
         }
-        if (frames.size() != 2) {
-            throw new ProtocolException("the agent's answer has " + frames.size() + " frames instead of 2");
-        }
-        MsgpackReader answer = new MsgpackReader(frames.get(0));
+        Answer whole = Answer.of(frames);
+        MsgpackReader answer = whole.header();
         int fields = answer.array();
         String kind = fields < 2 ? "" : answer.string();
         long answered = fields < 2 ? -1 : answer.integer();
@@ -197,7 +212,7 @@ final class AgentConnection implements Closeable {
         if (!kind.equals(wantedKind)) {
             throw new ProtocolException("the agent answered \"" + kind + "\" instead of \"" + wantedKind + "\"");
         }
-        return new Answer(answer, frames.get(1));
+        return whole;
     }
 
     /** The error of a connection that was closed because the agent hangs. */

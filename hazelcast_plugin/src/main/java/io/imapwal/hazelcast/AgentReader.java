@@ -23,6 +23,8 @@ import java.util.concurrent.locks.ReentrantLock;
 final class AgentReader implements Closeable {
     private static final int PART_BYTES = 8 << 20;
     private static final int FIRST_PART_KEYS = 64;
+    /** The agent takes no more in one request. */
+    private static final int PART_KEYS = 1 << 16;
     /** The agent takes ten times as many in a request. */
     private static final int MAPS_AT_ONCE = 1000;
 
@@ -106,7 +108,7 @@ final class AgentReader implements Closeable {
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
             long total = answer.header().integer();
-            return new Keys(datas(new MsgpackReader(answer.payload()), count), next, total);
+            return new Keys(datas(answer.payload(), count), next, total);
         });
     }
 
@@ -121,7 +123,7 @@ final class AgentReader implements Closeable {
             long count = answer.header().integer();
             long total = answer.header().integer();
             long loaded = answer.header().integer();
-            MsgpackReader stream = new MsgpackReader(answer.payload());
+            MsgpackReader stream = answer.payload();
             List<Entry> live = entries(stream, answer.header().integer());
             if (loaded < 0 || loaded > count) {
                 throw new ProtocolException("entries of " + loaded + " of " + count + " keys");
@@ -174,7 +176,7 @@ final class AgentReader implements Closeable {
             List<Data> some = keys.subList(from, from + fitting(keys, from));
             Part part = loadPart(map, some, timeoutMs);
             from += part.taken;
-            int fitting = (int) Math.min(1 << 20, (long) PART_BYTES * part.taken / Math.max(1, part.bytes));
+            int fitting = (int) Math.min(PART_KEYS, (long) PART_BYTES * part.taken / Math.max(1, part.bytes));
             loadSize = Math.max(1, Math.min(fitting, loadSize * 4));
             consumer.accept(part.entries);
         }
@@ -204,7 +206,7 @@ final class AgentReader implements Closeable {
             if (taken < 1 || taken > keys.size()) {
                 throw new ProtocolException("an answer for " + taken + " of " + keys.size() + " keys");
             }
-            return new Part(entries(new MsgpackReader(answer.payload()), count), (int) taken, answer.payload().length);
+            return new Part(entries(answer.payload(), count), (int) taken, answer.payloadBytes());
         });
     }
 
@@ -267,7 +269,7 @@ final class AgentReader implements Closeable {
             AgentConnection.Answer answer = agent.ask("schemas", payload.clear(), deadline(settings.restoreTimeoutMs()));
             long count = answer.header().integer();
             Long last = answer.header().hasMore() && !answer.header().nil() ? Long.valueOf(answer.header().integer()) : null;
-            MsgpackReader stream = new MsgpackReader(answer.payload());
+            MsgpackReader stream = answer.payload();
             for (long i = 0; i < count; i++) {
                 if (stream.array() != 2) {
                     throw new ProtocolException("a schema is [schema_id, bytes]");

@@ -163,7 +163,7 @@ final class Pulse {
     }
 
     private void hear(List<byte[]> frames) throws ProtocolException {
-        MsgpackReader answer = new MsgpackReader(frames.get(0));
+        MsgpackReader answer = AgentConnection.Answer.of(frames).header();
         if (answer.array() < 2) {
             throw new ProtocolException("an answer has a kind and a number");
         }

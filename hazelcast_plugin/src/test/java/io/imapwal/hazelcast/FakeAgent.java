@@ -316,7 +316,7 @@ final class FakeAgent implements Closeable {
                 }
                 thaw();
                 synchronized (out) {
-                    send(out, answer);
+                    send(out, List.of(joined(answer)));
                 }
             }
         } finally {
@@ -382,6 +382,13 @@ final class FakeAgent implements Closeable {
                 return frames;
             }
         }
+    }
+
+    /** The frame of an answer: the size of its header, the header, the payload. */
+    private static byte[] joined(List<byte[]> answer) {
+        byte[] header = answer.get(0);
+        byte[] payload = answer.get(1);
+        return ByteBuffer.allocate(4 + header.length + payload.length).putInt(header.length).put(header).put(payload).array();
     }
 
     static void send(OutputStream out, List<byte[]> frames) throws IOException {

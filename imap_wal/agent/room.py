@@ -1,0 +1,30 @@
+"""The memory of requests that wait for their turn, of all connections together."""
+
+from __future__ import annotations
+
+import threading
+
+from imap_wal.agent.bounds import SMALL_BYTES, WAITING_BYTES_MAX
+
+
+class Room:
+    """Counts bytes. Used by the serving thread and the thread of reads."""
+
+    def __init__(self, most: int = WAITING_BYTES_MAX) -> None:
+        self._mutex = threading.Lock()
+        self._most = most
+        self.bytes = 0
+
+    def enter(self, size: int) -> bool:
+        """Count these bytes, if there is room for them. There always is for a small request: its
+        connection has limits of its own, and large ones of others must not keep it out."""
+        with self._mutex:
+            if size > SMALL_BYTES and self.bytes + size > self._most:
+                return False
+            self.bytes += size
+            return True
+
+    def leave(self, size: int) -> None:
+        """A request that entered with this size does not wait any more."""
+        with self._mutex:
+            self.bytes -= size

@@ -1,0 +1,38 @@
+"""What peers can have written to the log output is limited, and what is left out is counted."""
+
+from __future__ import annotations
+
+from structlog.testing import capture_logs
+
+from imap_wal.agent.lines import ABOUT_MAX, WINDOW_S, Lines
+from tests.support import FakeClock
+
+
+def test_a_line_is_written_once_in_a_window_and_the_others_are_counted() -> None:
+    clock = FakeClock()
+    lines = Lines(clock)
+    with capture_logs() as written:
+        for _ in range(100):
+            lines.warning("refused", "a", peer="a")
+        lines.warning("refused", "b", peer="b")
+        lines.settle()
+        assert [line["peer"] for line in written] == ["a", "b"]
+        clock.advance(WINDOW_S)
+        lines.settle()
+        assert written[2:] == [{"event": "log lines left out", "lines": {"refused": 99}, "seconds": 10, "log_level": "warning"}]
+        lines.warning("refused", "a", peer="a")
+        assert written[3]["peer"] == "a", "the next window has it again"
+
+
+def test_a_flood_of_one_event_hides_no_other_one() -> None:
+    clock = FakeClock()
+    lines = Lines(clock)
+    with capture_logs() as written:
+        for number in range(1000):
+            lines.warning("refused", number)
+        lines.info("admitted", "a")
+        assert [line["event"] for line in written] == ["refused"] * ABOUT_MAX + ["admitted"]
+        for _ in range(100):
+            clock.advance(WINDOW_S)
+            lines.settle()
+    assert [line["lines"] for line in written[ABOUT_MAX + 1 :]] == [{"refused": 1000 - ABOUT_MAX}]
