@@ -108,3 +108,10 @@ def test_inner_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_prose_and_code_have_at_most_100_columns_and_only_tables_are_wider() -> None:
+    for page in ALL_PAGES:
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            table, link = line.lstrip().startswith("|"), re.search(r"\S{90}", line)
+            assert len(line) <= 100 or table or link, f"{page.relative_to(ROOT)}:{number} has {len(line)} columns"

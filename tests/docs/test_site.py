@@ -48,7 +48,7 @@ class _Site(http.server.SimpleHTTPRequestHandler):
 
     found: queue.Queue[dict[str, list[str]]] = queue.Queue()
 
-    def do_POST(self) -> None:  # noqa: N802  # the name that http.server calls
+    def do_POST(self) -> None:  # the name that http.server calls
         measured = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
         self.end_headers()

@@ -16,7 +16,10 @@ from rewrite_cli.demo.cluster import free_ports
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)(?: title=\"([\w.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END = "-- end of block"
+TIMEOUT_S = 380
 STOP = "trap 'kill -9 $(jobs -p) 2> /dev/null' EXIT"
+
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def played(page: str, folder: Path) -> list[tuple[Step, str]]:
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=170)
+    shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=TIMEOUT_S)
     outputs = shell.stdout.split(f"{END}\n")
     assert len(outputs) == len(steps) + 1, f"the shell ended with {shell.returncode}:\n{shell.stdout}\n{shell.stderr}"
     return list(zip(steps, outputs[:-1], strict=True))
