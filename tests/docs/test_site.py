@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built once for all tests of this file."""
     folder = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=150)
     assert ended.returncode == 0, ended.stderr
     return folder
 
@@ -98,7 +98,7 @@ def test_no_element_of_any_page_is_wider_than_its_place(site: Path, address: str
     address = f"{address}/fits.html?{asked}"
     with subprocess.Popen(command(browser, "--remote-debugging-port=0", address), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
-            found = _Site.found.get(timeout=60)
+            found = _Site.found.get(timeout=150)
         finally:
             running.kill()
     assert set(found) == set(pages(site))
@@ -111,5 +111,5 @@ def test_pages_are_photographed_for_people_to_look_at(address: str, browser: str
     for page in LOOKED_AT:
         picture = PICTURES / f"{page.replace('/', '-') or 'start'}-{width}.png"
         asked = command(browser, f"--screenshot={picture}", f"--window-size={width},1400", f"{address}/{page}{'/' if page else ''}")
-        subprocess.run(asked, capture_output=True, check=True, timeout=60)
+        subprocess.run(asked, capture_output=True, check=True, timeout=150)
         assert picture.stat().st_size > 10_000, f"{picture} is almost empty"
