@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)(?: title=\"([\w.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END = "-- end of block"
 TIMEOUT_S = 380
-STOP = "trap 'kill -9 $(jobs -p) 2> /dev/null' EXIT"
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -61,15 +62,23 @@ def played(page: str, folder: Path) -> list[tuple[Step, str]]:
     for name, command in {"python": "", "imap-wal": "-m rewrite_cli.cli"}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
         (programs / name).chmod(0o755)
-    script = "\n".join([STOP, *(f"{step.commands}\necho '{END}'" for step in steps)])
+    script = "\n".join(f"{step.commands}\necho '{END}'" for step in steps)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("IMAP_WAL_")},
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=TIMEOUT_S)
-    outputs = shell.stdout.split(f"{END}\n")
-    assert len(outputs) == len(steps) + 1, f"the shell ended with {shell.returncode}:\n{shell.stdout}\n{shell.stderr}"
+    shell = subprocess.Popen(
+        ["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment, start_new_session=True
+    )
+    try:
+        printed, problems = shell.communicate(timeout=TIMEOUT_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)  # what the page has started ends with it, also if a step hangs
+        shell.wait()
+    outputs = printed.split(f"{END}\n")
+    assert len(outputs) == len(steps) + 1, f"the shell ended with {shell.returncode}:\n{printed}\n{problems}"
     return list(zip(steps, outputs[:-1], strict=True))
 
 
