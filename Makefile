@@ -90,11 +90,11 @@ torture: setup ## long runs with kills and faults
 nemesis: setup ## faults of every kind under load on three real members and agents: MINUTES=10 SEED=1
 	$(BIN)/python -m tests.nemesis --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
-bench: setup ## all numbers, as ratios in one run
-	$(BIN)/python -m benchmarks
+bench: setup ## all numbers, as ratios in one run; JSON and charts in out/bench/
+	$(BIN)/python -m benchmarks --save out/bench
 
 bench-quick: setup ## the same, shorter
-	$(BIN)/python -m benchmarks --quick
+	$(BIN)/python -m benchmarks --quick --save out/bench
 
 docs: $(VENV)/.docs ## the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

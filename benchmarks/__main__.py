@@ -1,19 +1,22 @@
 """python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [metadata] [restore]
 [restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, and the
-same as JSON with -o json."""
+same as JSON with -o json. With --save FOLDER, also result.json and a chart of each part there."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import embedded, encryption, endpoints, hello_flood, many_maps, member, metadata, restore_members, rewrite, settlement
+from benchmarks.plots import charts
 
 Row = dict[str, Any]
 
@@ -35,6 +38,11 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
     }
 
 
+def machine() -> str:
+    """What the numbers were measured on."""
+    return f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+
+
 def verdict(row: Row) -> str:
     """Whether the ratio meets its target."""
     if row.get("target") is None:
@@ -52,6 +60,7 @@ def main() -> None:
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    arguments.add_argument("--save", type=Path, metavar="FOLDER", help="write result.json and charts (SVG) there, too")
     options = arguments.parse_args()
     known = parts(options.quick)
     unknown = set(options.parts) - set(known)
@@ -62,9 +71,15 @@ def main() -> None:
     for name, measure in known.items():
         if not options.parts or name in options.parts:
             progress.print(f"measuring {name} …")
-            rows += measure()
+            rows += [{"part": name, **row} for row in measure()]
+    result = json.dumps({"machine": machine(), "quick": options.quick, "rows": rows}, indent=1)
+    if options.save is not None:
+        options.save.mkdir(parents=True, exist_ok=True)
+        (options.save / "result.json").write_text(result, encoding="utf-8")
+        for name, drawing in charts(rows).items():
+            (options.save / f"{name}.svg").write_text(drawing, encoding="utf-8")
     if options.output == "json":
-        print(json.dumps({"machine": platform.platform(), "quick": options.quick, "rows": rows}, indent=1))
+        print(result)
         return
     table = Table(title="imap-wal, ratios within one run" + (" (quick)" if options.quick else ""))
     for column in ("measurement", "median", "range", "unit", "ratio", "to", "target", "note"):

@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
         with ends_the_process():
             module = importlib.import_module(f"rewrite_cli.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
-        command.short_help = COMMANDS[cmd_name]
+        command.name, command.short_help = cmd_name, COMMANDS[cmd_name]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

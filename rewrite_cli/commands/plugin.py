@@ -22,7 +22,8 @@ def path(output: str) -> None:
 
     \b
     Example:
-      java -cp "hazelcast.jar:$(imap-wal plugin path)" -Dhazelcast.config=hazelcast.yaml com.hazelcast.core.server.HazelcastMemberStarter
+      java -cp "hazelcast.jar:$(imap-wal plugin path)" -Dhazelcast.config=hazelcast.yaml \\
+        com.hazelcast.core.server.HazelcastMemberStarter
     """
     jar = str(jars.plugin_jar())
     if output == out.JSON:

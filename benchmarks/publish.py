@@ -1,0 +1,58 @@
+"""Makes a run's numbers those of the documentation: `python -m benchmarks.publish out/bench/result.json`.
+
+Writes `benchmarks/measured.json`, the charts in `docs/images/` and the tables of `docs/performance.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plots import charts
+
+ROOT = Path(__file__).parents[1]
+MEASURED, PAGE, IMAGES = ROOT / "benchmarks/measured.json", ROOT / "docs/performance.md", ROOT / "docs/images"
+PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+RUN = re.compile(r"(<!-- run -->\n).*?(\n<!-- end of run -->)", re.DOTALL)
+
+
+def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
+    """The charts and the table of one part as Markdown; a sentence where nothing was measured."""
+    measured = [row for row in rows if row["part"] == part]
+    if not measured:
+        return "\nNot measured in this run.\n"
+    lines = [line for name in charts(measured) for line in ("", f"![{part}: the bars of the table below](images/bench-{name}.svg)")]
+    lines += ["", "| measurement | median | range | unit | ratio | to |", "|---|---:|---|---|---:|---|"]
+    for row in measured:
+        spread = f"{row['least']:,} … {row['most']:,}" if "least" in row else ""
+        lines.append(f"| {row['measurement']} | {row['median']:,} | {spread} | {row['unit']} | {row['ratio']:g} | {row['to']} |")
+    return "\n".join([*lines, ""])
+
+
+def filled(page: str, measured: Mapping[str, Any]) -> str:
+    """The page with what each of its parts shows made anew."""
+    page = PART.sub(lambda found: found[1] + section(found[2], measured["rows"]) + found[3], page)
+    run = f"The run: {measured['machine']}{', `--quick`' if measured['quick'] else ''}." if measured["rows"] else "No run is published yet."
+    return RUN.sub(lambda found: f"{found[1]}{run}{found[2]}", page)
+
+
+def images(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
+    return {IMAGES / f"bench-{name}.svg": drawing for name, drawing in charts(rows).items()}
+
+
+def main(result: Path) -> None:
+    measured = json.loads(result.read_text(encoding="utf-8"))
+    MEASURED.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for old in IMAGES.glob("bench-*.svg"):
+        old.unlink()
+    for path, drawing in images(measured["rows"]).items():
+        path.write_text(drawing, encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), measured), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,38 @@
+"""The numbers on the page of performance are those that were measured."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+from benchmarks import publish
+from benchmarks.plots import charts
+
+
+def test_every_table_and_chart_of_the_page_is_made_of_the_measured_run() -> None:
+    measured = json.loads(publish.MEASURED.read_text(encoding="utf-8"))
+    page = publish.PAGE.read_text(encoding="utf-8")
+    assert publish.filled(page, measured) == page, "python -m benchmarks.publish benchmarks/measured.json"
+    drawn = {path: path.read_text(encoding="utf-8") for path in publish.IMAGES.glob("bench-*.svg")}
+    assert drawn == publish.images(measured["rows"]), "python -m benchmarks.publish benchmarks/measured.json"
+
+
+def test_a_chart_has_a_bar_for_each_measurement_and_names_it() -> None:
+    rows = [
+        {
+            "part": "embedded",
+            "measurement": "threads: 1",
+            "median": 1000,
+            "least": 900,
+            "most": 1100,
+            "unit": "records/s",
+            "ratio": 0.5,
+            "to": "SQLite",
+        },
+        {"part": "embedded", "measurement": "SQLite <WAL>", "median": 2000, "unit": "records/s", "ratio": 1.0, "to": "SQLite"},
+    ]
+    drawing = ET.fromstring(charts(rows)["embedded"])
+    texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    bars = [float(bar.attrib["width"]) for bar in drawing.iter("{http://www.w3.org/2000/svg}rect")]
+    assert texts == ["embedded, records/s", "threads: 1", "1,000", "SQLite <WAL>", "2,000"]
+    assert bars == [125, 250]

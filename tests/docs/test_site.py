@@ -1,0 +1,115 @@
+"""The site as a reader meets it: it builds without a warning, and fits a screen and a telephone."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+SCREEN, TELEPHONE = 1280, 390
+"""Widths in pixels."""
+LOOKED_AT = ("", "tutorials/embedded", "operations", "architecture", "cli", "python", "glossary", "performance")
+PICTURES = ROOT / "out/site"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built once for all tests of this file."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=150)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser on the path: install one of {', '.join(BROWSERS)} (Debian: apt-get install chromium-headless-shell)")
+    return found
+
+
+class _Site(http.server.SimpleHTTPRequestHandler):
+    """Serves the site; what a page has measured goes to `found`."""
+
+    found: queue.Queue[dict[str, list[str]]] = queue.Queue()
+
+    def do_POST(self) -> None:  # the name that http.server calls
+        measured = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+        self.found.put(json.loads(measured))
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The site over HTTP on this machine, with the page that measures."""
+    shutil.copy(Path(__file__).with_name("fits.html"), site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Site, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def command(browser: str, *arguments: str) -> list[str]:
+    """It reads pages of this machine only, so it may run without a sandbox (root has none)."""
+    return [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *arguments]
+
+
+def pages(site: Path) -> list[str]:
+    return sorted(f"/{page.parent.relative_to(site).as_posix()}/".replace("/./", "/") for page in site.rglob("index.html"))
+
+
+def test_the_site_builds_and_every_page_is_in_the_navigation(site: Path) -> None:
+    front = (site / "index.html").read_text(encoding="utf-8")
+    for page in pages(site):
+        assert page == "/" or f'href="{page[1:]}"' in front, f"{page} is not in the navigation"
+
+
+def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text(encoding="utf-8")):
+            source = re.search(r'(?:src|href)="(https?:)?//', tag)
+            assert source is None or 'rel="canonical"' in tag, f"{page.relative_to(site)}: {tag}"
+
+
+@pytest.mark.parametrize("width", [SCREEN, TELEPHONE])
+def test_no_element_of_any_page_is_wider_than_its_place(site: Path, address: str, browser: str, width: int) -> None:
+    asked = urlencode({"width": width, "pages": ",".join(pages(site))})
+    address = f"{address}/fits.html?{asked}"
+    with subprocess.Popen(command(browser, "--remote-debugging-port=0", address), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            found = _Site.found.get(timeout=150)
+        finally:
+            running.kill()
+    assert set(found) == set(pages(site))
+    assert not any(found.values()), json.dumps({page: wide for page, wide in found.items() if wide}, indent=1)
+
+
+@pytest.mark.parametrize("width", [SCREEN, TELEPHONE])
+def test_pages_are_photographed_for_people_to_look_at(address: str, browser: str, width: int) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for page in LOOKED_AT:
+        picture = PICTURES / f"{page.replace('/', '-') or 'start'}-{width}.png"
+        asked = command(browser, f"--screenshot={picture}", f"--window-size={width},1400", f"{address}/{page}{'/' if page else ''}")
+        subprocess.run(asked, capture_output=True, check=True, timeout=150)
+        assert picture.stat().st_size > 10_000, f"{picture} is almost empty"
