@@ -23,7 +23,9 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive import to_absorb
 from imap_wal.settings import Settings
 from imap_wal.write.committer import Batch, Committer
-from imap_wal.write.node_log import NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
 from imap_wal.write.ring import RingBuffer
 from storage_backends import SegmentStore, open_store
 
@@ -34,7 +36,7 @@ COMMITS, OPENS = 400, 7
 
 
 def opened(store: SegmentStore, node: str) -> NodeLog:
-    return open_node_log(store, Identity("bench", "c", node), Settings(preallocate=False), SystemClock(), SystemRandomness())
+    return open_node_log(LogContext(store, Identity("bench", "c", node), Settings(preallocate=False), SystemClock(), SystemRandomness()))
 
 
 def unlike(digits: int) -> str:

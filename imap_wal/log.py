@@ -28,6 +28,7 @@ from imap_wal.encryption import with_keys
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
+from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
 from imap_wal.manifest.node import LOG, NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.read.cluster import ClusterLog
@@ -35,8 +36,11 @@ from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.settings import Durability, Settings, choose, location
 from imap_wal.write.committer import Batch, CommitStatistics, Committer
+from imap_wal.write.context import LogContext
 from imap_wal.write.maintenance import Keeper
-from imap_wal.write.node_log import Identity, NodeLog, Recovery, check_new_log, open_node_log
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import check_new_log, open_node_log
+from imap_wal.write.recovery import Recovery
 from imap_wal.write.ring import RingBuffer
 from storage_backends import SegmentStore, StorageError, open_store
 
@@ -329,7 +333,7 @@ def create(
                 raise LogExists(f"log {node!r} in cluster {cluster!r}, namespace {namespace!r} exists; open it, or choose another name")
             return None
 
-        check_new_log(store, identity, chosen, clock, randomness)
+        check_new_log(LogContext(store, identity, chosen, clock, randomness))
         node_manifests(store, identity.node_folder, clock, randomness).update(change)
         return _open(url, store, identity, chosen, clock, randomness, takeover=False)
 
@@ -369,7 +373,9 @@ def open(  # the public name: imap_wal.log.open
 
 
 def _open(url: str, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> Log:
-    log = open_node_log(store, identity, settings, clock, randomness, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True)
+    log = open_node_log(
+        LogContext(store, identity, settings, clock, randomness), what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True
+    )
     try:
         return Log(url, log, settings, next_incarnation(log))
     except BaseException:

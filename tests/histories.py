@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import Order, Row, clear_of, is_clear, pack
+from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import Lifetime
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.read.view import LiveView
@@ -23,7 +24,9 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from imap_wal.storage_clock import SKEW_MS_MAX
-from imap_wal.write.node_log import Identity, NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
 from tests.support import FakeClock
 
@@ -88,7 +91,7 @@ class Cluster:
     # ---- the cluster ----
 
     def open(self, node: str) -> NodeLog:
-        log = open_node_log(self.store, Identity("ns", "c.1", node), self.settings, self.clock, self.randomness, what="the history")
+        log = open_node_log(LogContext(self.store, Identity("ns", "c.1", node), self.settings, self.clock, self.randomness), what="the history")
         self.logs[node] = log
         self.sessions[node] = log.new_session()
         return log

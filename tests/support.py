@@ -13,8 +13,11 @@ from imap_wal import entry
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry
 from imap_wal.format import SegmentHeader
+from imap_wal.layout import Identity
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 
@@ -82,7 +85,7 @@ def row(key: str, value: str | None, request: int = 1, session: int = 1) -> byte
 def node_log(store: SegmentStore, *, takeover: bool = False, seed: int = 1, **settings: Any) -> NodeLog:
     """The log of n1 of the embedded cluster, opened for writing."""
     settings = {"segment_bytes": 64 * 1024, "preallocate": False, **settings}
-    return open_node_log(store, IDENTITY, Settings(**settings), FakeClock(), SeededRandomness(seed), what="the test", takeover=takeover)
+    return open_node_log(LogContext(store, IDENTITY, Settings(**settings), FakeClock(), SeededRandomness(seed)), what="the test", takeover=takeover)
 
 
 def embedded(store: SegmentStore, **options: Any) -> imap_wal.Store:

@@ -26,7 +26,8 @@ from imap_wal.format import Position
 from imap_wal.manifest.cluster import CLOSED_ADVICE, ClaimManifest, ClusterManifest, Lifetime
 from imap_wal.manifest.older import current_cluster, older_manifest
 from imap_wal.read.cluster import ClusterLog, pin_cuts
-from imap_wal.write.node_log import NodeLog, shut_out_others
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import shut_out_others
 from storage_backends import AlreadyExists
 
 READ_AGAIN_S = 1.0

@@ -31,7 +31,9 @@ from imap_wal.read.file_scan import ARCHIVE, SEGMENT, Piece
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import holds_nothing, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.object_segment import holds_nothing
+from imap_wal.write.opening import open_node_log
 from storage_backends import NotFound, SegmentStore
 
 FORGOTTEN_KEPT = 1000
@@ -104,7 +106,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         elif not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)
             held = open_node_log(
-                log.store, identity, Settings(), log.clock, log.randomness, what="imap-wal forget-node", takeover=True, directory=log_id
+                LogContext(log.store, identity, Settings(), log.clock, log.randomness), what="imap-wal forget-node", takeover=True, directory=log_id
             )
             stack.callback(held.close, clean=False)
             state = log.state()

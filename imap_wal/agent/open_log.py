@@ -11,14 +11,16 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.sessions import Sessions
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import ImapWalError
+from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive import archive_sealed, write_archives
 from imap_wal.retention.archiver import writer_for
 from imap_wal.retention.policy import remove_outlived
 from imap_wal.worker import Worker
 from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.context import LogContext
 from imap_wal.write.maintenance import Keeper
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.opening import open_node_log
 from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
 
@@ -39,7 +41,7 @@ class OpenLog:
         randomness: Randomness = all_logs.randomness
         self._identity = Identity(config.namespace, config.cluster, config.node)
         what = f"imap-wal agent at {config.endpoint}"
-        self.node_log = open_node_log(self._store, self._identity, config.log, clock, randomness, what=what, takeover=takeover, maps=True)
+        self.node_log = open_node_log(LogContext(self._store, self._identity, config.log, clock, randomness), what=what, takeover=takeover, maps=True)
         self.keeper = Keeper(config.log, clock)
         self._archiver = writer_for(config.url, config.wal_dir)
         try:

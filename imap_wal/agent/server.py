@@ -44,7 +44,7 @@ from imap_wal.settings import Durability, mode
 from imap_wal.version import VERSION
 from imap_wal.worker import Worker
 from imap_wal.write.committer import Batch
-from imap_wal.write.node_log import holder_text
+from imap_wal.write.opening import holder_text
 from storage_backends import StorageError
 from storage_backends.ownership import doubts
 

@@ -29,6 +29,7 @@ from imap_wal.encryption import with_keys
 from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import Closed, InvalidSetting, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
+from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.progress import Progress
@@ -36,8 +37,11 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import LiveView, live
 from imap_wal.settings import RecoveryPolicy, Settings, choose, location
 from imap_wal.write.committer import Batch, CommitStatistics, Committer
+from imap_wal.write.context import LogContext
 from imap_wal.write.maintenance import Keeper
-from imap_wal.write.node_log import OTHER_NODE, Identity, NodeLog, Recovery, open_node_log, shut_out_others
+from imap_wal.write.node_log import OTHER_NODE, NodeLog
+from imap_wal.write.opening import open_node_log, shut_out_others
+from imap_wal.write.recovery import Recovery
 from imap_wal.write.ring import RingBuffer, RingStatistics
 from storage_backends import SegmentStore, StorageError, open_store
 
@@ -538,7 +542,9 @@ def open(  # the public name: imap_wal.open
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
         _demand_ours(all_logs, node, chosen.recovery_policy)
-        log = open_node_log(store, identity, chosen, clock, randomness, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True, maps=True)
+        log = open_node_log(
+            LogContext(store, identity, chosen, clock, randomness), what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True, maps=True
+        )
         try:
             incarnation = next_incarnation(log)
             if not shared:

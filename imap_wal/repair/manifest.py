@@ -19,7 +19,7 @@ from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.parquet import salvage
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.write.node_log import holds_nothing
+from imap_wal.write.object_segment import holds_nothing
 from storage_backends import SegmentStore
 
 BRING_BACK = "bring a manifest back from a copy"

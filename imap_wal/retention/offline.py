@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.layout import Identity
 from imap_wal.retention.archive import Archived, archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
 
 
@@ -13,7 +15,7 @@ def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -
     """Turn all segments of a node's log into archives. `WriterLocked` if another process writes it;
     the errors of `open_node_log` and `archive_sealed`."""
     # Opening the log cuts a torn tail and shuts others out while the segments are removed.
-    log = open_node_log(store, identity, Settings(), SystemClock(), SystemRandomness(), what="imap-wal archive")
+    log = open_node_log(LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()), what="imap-wal archive")
     try:
         return archive_sealed(store, node_folder, identity.node, log.manifests, epoch=log.epoch)
     finally:

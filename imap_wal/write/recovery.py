@@ -31,17 +31,16 @@ from typing import NamedTuple, cast
 import msgpack
 
 from imap_wal import entry, format, layout
-from imap_wal.clock import Clock, Randomness
-from imap_wal.encryption import keys_of, sealed
+from imap_wal.encryption import sealed
 from imap_wal.errors import CorruptLog, Forged, LogError
 from imap_wal.format import START, Frame, Position, SegmentHeader
-from imap_wal.layout import Identity
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
 from imap_wal.segment.listing import wal_folder
 from imap_wal.segment.reader import SegmentReader, held
 from imap_wal.segment.verdict import CLEAN, CORRUPT, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, forged, goes_on
 from imap_wal.settings import RecoveryMode
+from imap_wal.write.context import LogContext
 from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 _log = logging.getLogger("imap_wal")
@@ -99,23 +98,20 @@ class _Damage(NamedTuple):
     missing: range = range(0)
 
 
-class Recoverer:
-    """One recovery: `run` makes the log fit to be written again, as the module's table says. `claim` is called before the first file is changed: it makes sure that
-    the log is the caller's, and raises if it is not."""
+def recover(context: LogContext, manifest: NodeManifest, claim: Callable[[], None]) -> Recovered:
+    """Make the log fit to be written again, as the module's table says. `claim` is called before the
+    first file is changed: it makes sure that the log is the caller's, and raises if it is not.
+    `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
+    return _Recovery(context, manifest, claim).run()
 
-    def __init__(
-        self,
-        store: SegmentStore,
-        node: Identity,
-        manifest: NodeManifest,
-        mode: RecoveryMode,
-        clock: Clock,
-        randomness: Randomness,
-        claim: Callable[[], None],
-    ) -> None:
-        self._store, self._node, self._manifest, self._mode, self._claim = store, node, manifest, mode, claim
-        self._clock, self._randomness = clock, randomness
-        found = wal_folder(store, node.node_folder, manifest.archived, manifest.begins)
+
+class _Recovery:
+    """One run of `recover`."""
+
+    def __init__(self, context: LogContext, manifest: NodeManifest, claim: Callable[[], None]) -> None:
+        self._context, self._store, self._node = context, context.store, context.identity
+        self._manifest, self._mode, self._claim = manifest, context.settings.recovery_mode, claim
+        found = wal_folder(self._store, self._node.node_folder, manifest.archived, manifest.begins)
         numbers = [each.number for each in found.segments]
         self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
         self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]
@@ -127,12 +123,11 @@ class Recoverer:
         self._frames = self._records = 0
         self._whole = 0
         """Where the whole frames of the file scanned last end."""
-        self._progress = Progress(clock, f"recovering the log of node {node.node!r}")
+        self._progress = Progress(context.clock, f"recovering the log of node {self._node.node!r}")
         self._loose: list[tuple[str, int]] = []
         """Sealed files with reserved space behind their frames."""
 
     def run(self) -> Recovered:
-        """`CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
         manifest = self._manifest
         if manifest.clean and self._mode is RecoveryMode.TORN_TAIL:  # who asks for another wants to know, or has met damage somewhere
             checksum = self._clean_end()
@@ -412,17 +407,17 @@ class Recoverer:
     def _empty(self, file: _File) -> bytes:
         node = self._node
         header = SegmentHeader(
-            self._randomness.token(),
+            self._context.randomness.token(),
             node.namespace,
             node.cluster,
             node.node,
             file.epoch,
             file.number,
             0,
-            self._clock.now_ms(),
+            self._context.clock.now_ms(),
             self._manifest.directory,
         )
-        return sealed(keys_of(self._store).ring, header, self._randomness)[0].encode()
+        return sealed(self._context.ring, header, self._context.randomness)[0].encode()
 
     def _tell(self, lost: Lost) -> None:
         _log.warning(

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.layout import Identity
 from imap_wal.retention.offline import archive_offline
-from imap_wal.write.node_log import Identity
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Scope, scope_options

@@ -13,9 +13,12 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.encryption import open_store
 from imap_wal.entry import ORDER, pack
 from imap_wal.format import ENTRIES, METADATA
+from imap_wal.layout import Identity
 from imap_wal.schemas import sound_schemas
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
 from rewrite_cli.commands.export import FORMATS, records, write
 from rewrite_cli.commands.stat import MEMBER_S_PER_ENTRY
 from rewrite_cli.console import output as out
@@ -131,7 +134,9 @@ def _open_target(url: str) -> SegmentStore:
 def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, int]]:
     """A log of one node, with the entries as they are, their order too, and the schemas they need."""
     view = cluster.view
-    log = open_node_log(target, Identity(view.namespace, view.cluster, NODE), Settings(), SystemClock(), SystemRandomness(), what="imap-wal restore")
+    log = open_node_log(
+        LogContext(target, Identity(view.namespace, view.cluster, NODE), Settings(), SystemClock(), SystemRandomness()), what="imap-wal restore"
+    )
     counts: dict[str, tuple[int, int]] = {}
     clean = False
     incarnation = 0

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from imap_wal.clock import Clock
-from imap_wal.write.node_log import Identity
+from imap_wal.layout import Identity
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Scope
 from rewrite_cli.demo import flights

@@ -15,10 +15,12 @@ from imap_wal.agent.sessions import Session, Sessions
 from imap_wal.clock import SystemRandomness
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnknown
+from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
 from imap_wal.write.committer import Batch
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -114,7 +116,7 @@ class YoungFilesNotListed:
 
 def sessions(store: Any, node: str) -> Sessions:
     identity = Identity("default", "members", node)
-    log = open_node_log(store, identity, Settings(preallocate=False), FakeClock(), SystemRandomness())
+    log = open_node_log(LogContext(store, identity, Settings(preallocate=False), FakeClock(), SystemRandomness()))
     return Sessions(log, ClusterLog(store, "default", "members"))
 
 

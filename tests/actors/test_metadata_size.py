@@ -8,11 +8,15 @@ from msgspec.structs import replace
 from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.sessions import Sessions
 from imap_wal.clock import SeededRandomness
+from imap_wal.layout import Identity
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import SESSIONS_A_LOG, Identity, NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
+from imap_wal.write.registration import SESSIONS_A_LOG
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.restore.test_live_view import SMALL, append, cluster, values, view
@@ -32,7 +36,7 @@ class Counted(MemoryStore):
 
 
 def opened(store: MemoryStore, clock: FakeClock, name: str = "n1") -> NodeLog:
-    return open_node_log(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1), what="the test")
+    return open_node_log(LogContext(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1)), what="the test")
 
 
 def about(cluster_id: str, plugin: str) -> About:

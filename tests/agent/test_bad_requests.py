@@ -16,9 +16,11 @@ from imap_wal.agent.server import Agent
 from imap_wal.agent.transport import parts
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
+from imap_wal.layout import Identity
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
@@ -180,7 +182,7 @@ def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(settings:
         assert member.hello()["last_request"] == 0
         assert member.put(a="1") == ["ack", 1, 1]
     store = open_store(settings.url)
-    log = open_node_log(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness(), what="the test")
+    log = open_node_log(LogContext(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()), what="the test")
     assert archive_sealed(store, log.identity.node_folder, "n1", log.manifests).records == 1
     log.close()
 

@@ -10,8 +10,10 @@ import pytest
 from imap_wal import format
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
+from imap_wal.layout import Identity
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.histories import put
@@ -22,7 +24,7 @@ MAPS = [f"map-{number:02d}" for number in range(60)]
 def write(url: str, node: str, values: dict[str, str | None]) -> None:
     """The log of one half of a split network: each map has the key of this half, and those of
     `values` are in one map that both halves changed."""
-    log = open_node_log(open_store(url), Identity("default", "c", node), Settings(), SystemClock(), SystemRandomness(), what="the test")
+    log = open_node_log(LogContext(open_store(url), Identity("default", "c", node), Settings(), SystemClock(), SystemRandomness()), what="the test")
     rows = [put(f"of-{node}", node, (3, 1, 1, number), name) for number, name in enumerate(MAPS)]
     rows += [put(key, value, (3, 1, 1, 100 + number), MAPS[7]) for number, (key, value) in enumerate(values.items())]
     log.write(format.ENTRIES, len(rows), [pack(row) for row in rows])

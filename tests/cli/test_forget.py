@@ -22,7 +22,9 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -168,7 +170,7 @@ def test_a_new_log_under_a_former_nodes_name_begins_above_its_sessions(memory: M
 
     def opened() -> NodeLog:
         settings = Settings(preallocate=False, recovery_policy="partial")
-        return open_node_log(memory, node, settings, SystemClock(), SystemRandomness())
+        return open_node_log(LogContext(memory, node, settings, SystemClock(), SystemRandomness()))
 
     log = opened()
     given = [log.new_session(f"plugin-{start}") for start in range(3)]

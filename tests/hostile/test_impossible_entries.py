@@ -14,11 +14,14 @@ from imap_wal import entry
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
+from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import read_piece
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
 from tests.cli.conftest import Run, run
 
@@ -50,7 +53,7 @@ NUMBERS: list[tuple[str, Any, int]] = [
 
 
 def opened(url: str) -> NodeLog:
-    return open_node_log(open_store(url), IDENTITY, Settings(preallocate=False), SystemClock(), SystemRandomness(), what="the test")
+    return open_node_log(LogContext(open_store(url), IDENTITY, Settings(preallocate=False), SystemClock(), SystemRandomness()), what="the test")
 
 
 def written(url: str, *rows: Any, kind: int = ENTRIES, clean: bool = True) -> Position:

@@ -19,9 +19,11 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.agent.transport import parts
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.layout import Identity
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
 from tests.agent.harness import NamedClient, Plugin, config, entry, identified, identity, plugin, serving
 
@@ -325,7 +327,7 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
 def read_whole(settings: AgentConfig) -> None:
     """Everything that got into the log can be opened, archived and restored."""
     store = open_store(settings.url)
-    log = open_node_log(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness(), what="the test")
+    log = open_node_log(LogContext(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()), what="the test")
     archive_sealed(store, log.identity.node_folder, "n1", log.manifests)
     log.close()
     with serving(settings), plugin(settings) as member:

@@ -19,9 +19,11 @@ from imap_wal import format, schemas
 from imap_wal.agent.config import AgentConfig
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.inspect.decode import Decoder, Opaque
+from imap_wal.layout import Identity
 from imap_wal.schemas import SCHEMA_BYTES_MAX, BadSchema, Schema, read_schema, sound_schemas
 from imap_wal.settings import Settings
-from imap_wal.write.node_log import Identity, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 
@@ -157,7 +159,7 @@ def test_one_bad_schema_in_a_log_is_named_and_the_others_are_answered(settings: 
     store = open_store(settings.url)
     try:
         identity = Identity(settings.namespace, settings.cluster, settings.node)
-        log = open_node_log(store, identity, Settings(preallocate=False), SystemClock(), SystemRandomness(), what="test")
+        log = open_node_log(LogContext(store, identity, Settings(preallocate=False), SystemClock(), SystemRandomness()), what="test")
         items = [["schema", ORDER.id, GADGET], ["schema", 7, b""], ["schema", ORDER.id, ORDER.to_bytes()], ["schema", OTHER.id, OTHER.to_bytes()]]
         log.write(format.METADATA, len(items), [msgpack.packb(item) for item in items])
         log.sync()

@@ -17,7 +17,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.endpoint import EndpointLock
 from imap_wal.agent.server import Agent
 from imap_wal.errors import InvalidSetting
-from imap_wal.write.node_log import holder_text
+from imap_wal.write.opening import holder_text
 from storage_backends.ownership import user_name
 from tests.agent.harness import config, plugin, serving
 

@@ -14,6 +14,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.entry import Row, pack
 from imap_wal.errors import CorruptLog, MissingNode, ShortLog
 from imap_wal.format import Position
+from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import Lifetime
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.read.view import LiveView
@@ -24,7 +25,9 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
-from imap_wal.write.node_log import Identity, NodeLog, open_node_log
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
@@ -35,7 +38,7 @@ SMALL = Settings(preallocate=False)
 
 
 def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> NodeLog:
-    return open_node_log(store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1])), what="the test")
+    return open_node_log(LogContext(store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1]))), what="the test")
 
 
 def append(log: NodeLog, *rows: Row, frames: int = 1) -> None:

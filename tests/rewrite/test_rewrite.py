@@ -43,6 +43,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
 from imap_wal.storage_clock import SKEW_MS_MAX
+from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -448,9 +449,10 @@ def test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused(tmp_path: Path) 
 
 def node_again(store: MemoryStore) -> NodeLog:
     from imap_wal.clock import SeededRandomness
-    from imap_wal.write.node_log import Identity, open_node_log
+    from imap_wal.layout import Identity
+    from imap_wal.write.opening import open_node_log
 
-    return open_node_log(store, Identity("ns", "c", "n1"), SMALL, FakeClock(), SeededRandomness(77), what="the test", takeover=True)
+    return open_node_log(LogContext(store, Identity("ns", "c", "n1"), SMALL, FakeClock(), SeededRandomness(77)), what="the test", takeover=True)
 
 
 def test_as_of_covers_what_was_written_until_then_and_leaves_the_rest(memory: MemoryStore) -> None:

@@ -254,7 +254,7 @@ def installed() -> Iterator[None]:
     ):
         put(where, name, value)
     pa.set_cpu_count(1)
-    writer = sys.modules["imap_wal.write.node_log"]
+    writer = sys.modules["imap_wal.write.opening"]
     put(writer, "holder_text", lambda what: what)
     put(
         sys.modules["imap_wal.segment.reader"], "READERS", 1

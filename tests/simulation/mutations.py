@@ -25,7 +25,7 @@ from imap_wal.read import cluster, parquet_scan
 from imap_wal.repair import cluster as repair_cluster
 from imap_wal.retention import archive, snapshots
 from imap_wal.rewrite import plan, publish, run
-from imap_wal.write import committer, node_log, recovery
+from imap_wal.write import committer, opening, recovery
 from storage_backends import AlreadyExists
 from tests.simulation.drills import DRILLS, ORDERS
 from tests.simulation.explore import run_seed, sweep
@@ -103,7 +103,7 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
             if not isinstance(manifest, NodeManifest):
                 raise LostRace("not the manifest of a node")
             if manifest.epoch != content.epoch - 1:
-                raise node_log.WriterLocked("n1", "a process that opened it at the same moment")
+                raise opening.WriterLocked("n1", "a process that opened it at the same moment")
             return replace(
                 manifest, epoch=content.epoch, clean=False, directory=content.directory,
                 wal_id=content.wal_id, permit=content.permit,
@@ -126,8 +126,8 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
             store.delete(path)
         return gone
 
-    real_claim = node_log._Opening._claim
-    put(node_log._Opening, "_claim", claim)
+    real_claim = opening._Opening._claim
+    put(opening._Opening, "_claim", claim)
     put(archive, "delete_segments", delete_segments)
 
 
@@ -147,10 +147,10 @@ class _Publishing:
 
 
 def _older_manifests_are_taken(put: Put) -> None:
-    put(node_log, "_demand_current", lambda *_, **__: None)
+    put(opening, "demand_current", lambda *_, **__: None)
     put(Seen, "newer_than", lambda *_: False)
     put(cluster, "mark_beyond", lambda *_, **__: "")
-    put(node_log, "mark_beyond", lambda *_, **__: "")
+    put(opening, "mark_beyond", lambda *_, **__: "")
 
 
 def _segments_of_anybody(put: Put) -> None:
@@ -228,7 +228,7 @@ def _snapshots_are_not_copied(put: Put) -> None:
 
 
 def _recovered_under_the_same_name(put: Put) -> None:
-    put(recovery.Recoverer, "_put", lambda self, wal, data: self._store.replace(wal, data))
+    put(recovery._Recovery, "_put", lambda self, wal, data: self._store.replace(wal, data))
 
 
 def _orphans_by_their_age_alone(put: Put) -> None:

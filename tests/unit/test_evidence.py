@@ -16,7 +16,7 @@ from imap_wal.manifest.cluster import ClusterManifest, Mark, Snapshot
 from imap_wal.manifest.evidence import of_files
 from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.segment.listing import sorted_out
-from imap_wal.write.node_log import _demand_current
+from imap_wal.write.registration import demand_current
 from storage_backends import StoredFile
 from storage_backends.memory import MemoryStore
 from tests.support import embedded
@@ -62,9 +62,9 @@ def test_an_open_and_verify_agree_on_which_files_are_newer_than_the_manifest(pat
     store.create(path, b"x")
     if newer:
         with pytest.raises(CorruptLog, match="older than the files beside them"):
-            _demand_current(store.list(NODE), NODE, MANIFEST, wal)
+            demand_current(store.list(NODE), NODE, MANIFEST, wal)
     else:
-        _demand_current(store.list(NODE), NODE, MANIFEST, wal)
+        demand_current(store.list(NODE), NODE, MANIFEST, wal)
     store.close()
 
 

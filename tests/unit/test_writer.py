@@ -16,7 +16,7 @@ from imap_wal import format, layout
 from imap_wal.errors import CorruptLog, Fenced, InvalidSetting, MissingNode, OutcomeUnknown, ShortLog, WriterLocked
 from imap_wal.manifest.node import node_manifests
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.write import node_log as writer
+from imap_wal.write import opening
 from imap_wal.write.node_log import NodeLog
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore
@@ -154,7 +154,7 @@ def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_lo
 
     first = embedded(objects())
     first.map("m").update({"a": 1})
-    real = writer._occupy
+    real = opening.shut_out
 
     def late(*arguments: Any) -> None:
         first.map("m")["late"] = 1
@@ -162,7 +162,7 @@ def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_lo
         with pytest.raises(OutcomeUnknown):
             first.map("m")["too late"] = 1
 
-    monkeypatch.setattr(writer, "_occupy", late)
+    monkeypatch.setattr(opening, "shut_out", late)
     second = embedded(objects(), takeover=True)
     monkeypatch.undo()
     assert dict(second.map("m").items()) == {"a": 1, "late": 1}
@@ -180,7 +180,7 @@ def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_
 
     first = embedded(objects())
     first.map("m")["a"] = 1
-    monkeypatch.setattr("imap_wal.write.node_log.Recoverer", die)
+    monkeypatch.setattr("imap_wal.write.opening.recover", die)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             embedded(objects(), takeover=True)

@@ -1,0 +1,287 @@
+"""Become the writer of a node's log.
+
+open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it closed ─▶ scan what follows its
+        checkpoint, cut a torn tail ─▶ publish epoch + 1
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from imap_wal import layout
+from imap_wal.disposal import tell_links
+from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
+from imap_wal.manifest import key_checks
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
+from imap_wal.manifest.older import current_cluster, mark_beyond, older_epoch, older_manifest, opened_epochs
+from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
+from imap_wal.settings import Durability, RecoveryPolicy
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.object_segment import shut_out
+from imap_wal.write.recovery import Recovered, recover
+from imap_wal.write.registration import Registration, demand_current
+from storage_backends import AlreadyExists, Locked, NotFound
+
+_log = logging.getLogger("imap_wal")
+
+OPEN_ATTEMPTS = 20
+"""How often an open begins again because the manifest moved while it looked at the log."""
+
+
+def check_new_log(context: LogContext) -> None:
+    """Raise what `open_node_log` would raise where a node has no manifest. For a caller that
+    publishes the first one itself."""
+    _Opening(context).check_before()
+
+
+def holder_text(what: str) -> str:
+    """How this process names itself in a lock: what it is, its number, its machine."""
+    return f"{what} (process {os.getpid()} on {socket.gethostname()})"
+
+
+def open_node_log(
+    context: LogContext,
+    *,
+    what: str = "imap-wal",
+    takeover: bool = False,
+    embedded: bool = False,
+    directory: str | None = None,
+    maps: bool = False,
+) -> NodeLog:
+    """Become the writer of a node's log; `embedded`: of a program, not of an agent; `directory`: only
+    of this log, `LostRace` where another one has replaced it or it was forgotten; `maps`: for changes
+    of maps, `InvalidSetting` where `imap_wal.log` made the log. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    store, identity = context.store, context.identity
+    identity.check()
+    can = store.capabilities
+    if context.settings.durability is Durability.ALWAYS and can.durable_append and not can.durable_sync:
+        raise InvalidSetting(
+            f"{store.url} cannot sync, so durability 'always' would be a lie; choose 'os' or 'interval'"
+            + (", or add ?sync_on_close=true where data nodes sync on close" if "hdfs" in store.url else "")
+        )
+    folder = identity.node_folder
+    opening = _Opening(context, takeover=takeover, embedded=embedded, directory=directory, maps=maps)
+    opening.check_before()
+    try:
+        lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
+    except Locked as error:
+        raise WriterLocked(identity.node, error.holder) from error
+    try:
+        manifest, recovered = opening.run()
+        if takeover:
+            _log.warning("the log of node %r was taken over by %s: epoch %d begins", identity.node, holder_text(what), manifest.epoch)
+        tell_links(store, [f"{folder}/wal", f"{folder}/archive"])
+        return NodeLog(context, opening.manifests, opening.clusters, manifest, recovered, lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[str]:
+    """Take over, and close, the log of every other node that is not closed; `embedded`: only of
+    those that programs opened, and not agents. Call it after a claim that a later open sees. The
+    names of those nodes. `what`: who does it, for their writers."""
+    who, found = log.identity, []
+    for node in sorted(log.clusters.read()[1].nodes):
+        if node == who.node:
+            continue
+        other = replace(who, node=node)
+        manifest = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1]
+        if manifest.clean and not log.store.capabilities.stale_listings:  # else a newer manifest may be there
+            continue
+        if embedded and not manifest.embedded:
+            continue
+        try:
+            opened = open_node_log(replace(log.context, identity=other), what=what, takeover=True, directory=manifest.directory)
+            opened.close()
+        except LostRace:
+            if node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].directory == manifest.directory:
+                raise
+            # It was forgotten. A log that was begun in its place was opened after the claim.
+        except MissingNode:
+            if log.settings.recovery_policy is RecoveryPolicy.FULL:
+                raise
+        else:
+            found.append(node)
+    return found
+
+
+class _Moved(Exception):
+    """A newer manifest was published than the one that an open acted on."""
+
+
+class _Opening:
+    """One open, with the lock held. Everything it does rests on one manifest: the old writer is
+    shut out, the log is looked at, and the new epoch is published as the successor of that manifest
+    and of no other, before a segment is changed. If another manifest was published in between (by
+    the old writer's archive run, or by a prune), the open begins again."""
+
+    def __init__(
+        self, context: LogContext, *, takeover: bool = False, embedded: bool = False, directory: str | None = None, maps: bool = False
+    ) -> None:
+        self._context, self._store, self._identity = context, context.store, context.identity
+        self._takeover, self._embedded, self._directory, self._maps = takeover, embedded, directory, maps
+        self._folder = self._identity.node_folder
+        self._published = False
+        self._opened: Mapping[str, int] = {}
+        self.manifests = node_manifests(self._store, self._folder, context.clock, context.randomness)
+        self.clusters = cluster_manifests(self._store, self._identity.cluster_folder, context.clock, context.randomness)
+        self._registration = Registration(context, self.clusters)
+
+    def check_before(self) -> None:
+        """What is refused before the lock is taken. It would leave a folder for a log that never
+        began, where a node has no manifest."""
+        number, before = self.manifests.read()
+        self._demand_kind(before)
+        if self._context.ring.keys:
+            key_checks.demand_same(self._context.ring, self.clusters.read()[1].keys, self.clusters.folder)
+        if number:
+            return
+        # Listed before the manifest is read again: it may be opened at this moment.
+        files = self._store.list(self._folder)
+        wal = sorted_out(file for file in files if file.path.startswith(f"{self._folder}/wal/"))
+        number, before = self.manifests.read()
+        if number:
+            return
+        try:
+            cluster = self._current_cluster()
+            # First: for segments without a manifest the way out is `repair`, not to do without them.
+            demand_current(files, self._folder, before, wal)
+            self._registration.check(cluster, "")
+        except (LogError, MissingNode):
+            if not self.manifests.read()[0]:
+                raise
+            # Another process has opened it since: `run` looks again, with the lock held.
+
+    def _demand_kind(self, manifest: NodeManifest) -> None:
+        if self._maps and manifest.kind == LOG:
+            node, cluster, namespace = self._identity.node, self._identity.cluster, self._identity.namespace
+            raise InvalidSetting(
+                f"node {node!r} in cluster {cluster!r}, namespace {namespace!r}, is a log of records, made by imap_wal.log.create; choose another node name"
+            )
+
+    def run(self) -> tuple[NodeManifest, Recovered]:
+        first_epoch: int | None = None
+        for _ in range(OPEN_ATTEMPTS):
+            number, before = self.manifests.read()
+            if first_epoch is not None and before.epoch != first_epoch:
+                raise WriterLocked(self._identity.node, "a process that opened it at the same moment")
+            first_epoch = before.epoch
+            try:
+                return self._open(number, before)
+            except _Moved:
+                continue
+            except (LogError, NotFound, MissingNode):
+                if self._published or self.manifests.read()[0] == number:
+                    raise
+                continue  # what looked like damage may have been archived or removed by another process
+        raise LostRace(
+            f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times while it was opened; stop what archives or prunes it, and open again"
+        )
+
+    def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+        self._demand_kind(before)
+        if self._directory not in (None, before.directory):
+            what = f"node {self._identity.node!r} was forgotten or replaced by another process at the same time"
+            raise LostRace(f"{what}; nothing was changed; run this again")
+        if before.forgotten and before.directory:
+            raise MissingNode(
+                f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): run that again to its end, and then open a new log"
+            )
+        cluster_number, cluster = self.clusters.read()
+        if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
+            # All nodes are asked only now: this one may be the first to see that the cluster's
+            # manifest was put back.
+            cluster = self._current_cluster()
+        self._registration.check_whose(cluster, before)
+        self._registration.check(cluster, before.directory)
+        self._opened = opened_epochs(self._store, self._identity.cluster_folder)
+        older = older_epoch(before, self._opened)
+        if older:  # or another process has opened it since `before` was read: then this open begins again
+            raise older_manifest(f"{self._folder}/manifest", older)
+        wal = wal_folder(self._store, self._folder, before.archived, before.begins)
+        if before.lives_in(wal.logs):
+            # Before an object is created that shuts the writer out: it would be taken for the
+            # segment that is missing.
+            beyond = mark_beyond(self._identity.node, before, wal.segments[-1].name if wal.segments else (0, 0), cluster)
+            if beyond:
+                raise older_manifest(f"{self._folder}/manifest", beyond)
+        if before.directory and (self._takeover or not before.clean):
+            # Not only for a takeover: an open that was stopped between lock and manifest, and
+            # replaced meanwhile, finds its successor here.
+            self._shut_out(before)
+            wal = wal_folder(self._store, self._folder, before.archived, before.begins)
+        before = self._registration.check_place(before, wal, cluster)
+        demand_current(self._store.list(self._folder), self._folder, before, wal)
+        claimed = replace(
+            before,
+            epoch=before.epoch + 1,
+            clean=False,
+            forgotten=False,
+            embedded=self._embedded,
+            directory=before.directory or self._context.randomness.name(),
+            session=before.session if before.directory else self._registration.first_session(cluster, cluster_number),
+            wal_id=before.wal_id or self._context.randomness.name(),
+            permit=self._context.randomness.token().hex() if self._store.capabilities.durable_append else "",
+        )
+
+        def claim() -> None:
+            if not self._published:
+                key_checks.enter(self._context.ring, self.clusters)  # the log was read with it, and nothing is written yet
+                self._claim(number, before, claimed, wal)
+
+        recovered = recover(self._context, before, claim)
+        claim()
+
+        def change(manifest: NodeManifest) -> NodeManifest:
+            if (manifest.epoch, manifest.permit) != (claimed.epoch, claimed.permit):
+                raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
+            # This manifest may be an older copy that does not know the last sessions in the log.
+            manifest = replace(manifest, session=max(manifest.session, *recovered.requests, 0))
+            newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
+            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
+
+        manifest = self.manifests.update(change)
+        self._registration.enter(manifest, self._opened)
+        return manifest, recovered
+
+    def _current_cluster(self) -> ClusterManifest:
+        context = self._context
+        return current_cluster(self._store, self._identity.cluster_folder, self.clusters, context.clock, context.randomness)
+
+    def _shut_out(self, before: NodeManifest) -> None:
+        """After this, the writer of that epoch acknowledges nothing more."""
+        if self._store.capabilities.durable_append:
+            self._store.delete(layout.writer_path(self._folder, before.epoch, before.permit))
+            if not before.wal_id:  # the log was last opened by a version that looks for a fence
+                with suppress(AlreadyExists):
+                    self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
+        else:
+            key_checks.enter(self._context.ring, self.clusters)
+            shut_out(self._context, before)
+
+    def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
+        """Publish the new epoch as the successor of what was read. The permit that its writer needs
+        to acknowledge is created first: a successor sees the epoch in the manifest, and deletes the
+        permit. The name has a nonce of this open: if another open took the epoch meanwhile and was
+        replaced, a file of the same name would restore the permit of that writer."""
+        if not before.wal_id:
+            with suppress(AlreadyExists):
+                self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
+        if self._store.capabilities.durable_append:
+            with suppress(AlreadyExists):  # our own create, whose answer was lost
+                self._store.create(layout.writer_path(self._folder, claimed.epoch, claimed.permit), b"")
+        if not self.manifests.publish(number, claimed):
+            raise _Moved
+        self._published = True
+        own = layout.writer_path(self._folder, claimed.epoch, claimed.permit)
+        for path in wal.permits:
+            if path != own:
+                self._store.delete(path)

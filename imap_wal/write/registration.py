@@ -1,0 +1,122 @@
+"""Whether the log that an open found is the one that the cluster's manifest names, and its entry there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from imap_wal import layout
+from imap_wal.errors import MissingNode
+from imap_wal.manifest import evidence
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.manifest.older import MISSING_ADVICE, foreign_wal, older_manifest
+from imap_wal.manifest.store import ManifestLog
+from imap_wal.segment.listing import WalFolder, wal_folder
+from imap_wal.settings import RecoveryPolicy
+from imap_wal.write.context import LogContext
+from imap_wal.write.object_segment import holds_nothing
+from storage_backends import AlreadyExists, StoredFile
+
+_log = logging.getLogger("imap_wal")
+
+SESSIONS_A_LOG = 2**20
+"""More than a log ever gives."""
+WITHOUT = "and open with recovery_policy='partial'"
+
+
+class Registration:
+    """The place of a node's log in its cluster. The checks raise `MissingNode`."""
+
+    def __init__(self, context: LogContext, clusters: ManifestLog[ClusterManifest]) -> None:
+        self._context, self._clusters = context, clusters
+        self._folder = context.identity.node_folder
+
+    def check(self, cluster: ClusterManifest, directory: str) -> None:
+        if directory and directory in cluster.forgotten:
+            raise MissingNode(
+                f"node {self._context.identity.node!r} was forgotten (imap-wal forget-node): restores no longer read its log; "
+                f"move {self._folder} away to begin a new one under this name"
+            )
+        known = cluster.nodes.get(self._context.identity.node)
+        if known not in (None, directory) and self._context.settings.recovery_policy is RecoveryPolicy.FULL:
+            raise MissingNode(
+                f"node {self._context.identity.node!r} is registered with log {known}, but {self._folder} holds {directory or 'no manifest'}: "
+                "its log was lost or replaced",
+                MISSING_ADVICE,
+            )
+
+    def check_whose(self, cluster: ClusterManifest, before: NodeManifest) -> None:
+        """Refuse another log than the registered one, whatever the recovery policy: that allows to
+        continue without a log that is missing, not with another one. A log without archives, and
+        with no segment but empty ones that shut a writer out, was begun here by an open that did not
+        come far enough to register it."""
+        known, folder = cluster.nodes.get(self._context.identity.node), self._folder
+        if not before.directory or known == before.directory:
+            return
+        owner = next((node for node, each in cluster.nodes.items() if each == before.directory), "")
+        if owner:
+            what = f"{folder} holds the log of node {owner!r} (log directory {before.directory}): this folder was copied or renamed"
+            raise MissingNode(what, f"move it away, or back to {layout.node_folder(self._context.identity.cluster_folder, owner)}")
+        segments = wal_folder(self._context.store, folder).segments
+        gone = before.newest > max((each.number for each in segments), default=0)
+        if known and (gone or before.archives or before.archived[1] or not all(holds_nothing(self._context.store, each.path) for each in segments)):
+            what = f"node {self._context.identity.node!r} is registered with log {known}, but {folder} holds another one, {before.directory}"
+            raise MissingNode(what, f"bring the right folder back; to continue without it, move {folder} away first, {WITHOUT}")
+
+    def check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:
+        """The manifest, if the segments beside it are this log's. If they are not, and the recovery
+        policy allows it: the manifest of the same log without those segments. Its numbers continue
+        after all that are known."""
+        if before.lives_in(wal.logs):
+            return before
+        what = f"node {self._context.identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
+        if wal.segments or wal.archived:
+            raise MissingNode(what, f"bring the right folder back; to continue without it, move {self._folder}/wal away first, {WITHOUT}")
+        if self._context.settings.recovery_policy is RecoveryPolicy.FULL:
+            raise MissingNode(what, MISSING_ADVICE)
+        _log.warning("%s; this node continues without the entries that only those segments held", what)
+        numbers = [mark.position.segment for mark in cluster.covered(self._context.identity.node)]
+        number = max([before.newest, before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
+        return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
+
+    def first_session(self, cluster: ClusterManifest, number: int) -> int:
+        """Where the sessions of a new log begin. Order compares them with those of a former log
+        under this node name, which may be lost: so they begin above all that it can have given, by
+        the number of the cluster's manifest, which grew when it was registered."""
+        known_before = self._context.identity.node in cluster.nodes or cluster.forgotten
+        return number * SESSIONS_A_LOG if known_before else 0
+
+    def enter(self, opened: NodeManifest, epochs: Mapping[str, int]) -> None:
+        """Enter the log directory into the cluster's manifest, and its epoch beside that: in a file
+        of its own, so that many nodes can be opened at the same time."""
+        node, directory, cluster = self._context.identity.node, opened.directory, self._context.identity.cluster_folder
+        lost: str | None = None
+
+        def change(manifest: ClusterManifest) -> ClusterManifest | None:
+            nonlocal lost
+            if manifest.nodes.get(node) == directory:
+                return None
+            self.check(manifest, directory)
+            lost = manifest.nodes.get(node)
+            return replace(manifest, nodes={**manifest.nodes, node: directory})
+
+        self._clusters.update(change)
+        if lost is not None:
+            text = "node %r continues with a new log, %s, without the entries that only its missing log %s held"
+            _log.warning(text, node, directory, lost)
+        with suppress(AlreadyExists):  # our own create, whose answer was lost
+            self._context.store.create(layout.opened_path(cluster, directory, opened.epoch), b"")
+        former = epochs.get(directory, 0)
+        if 0 < former < opened.epoch:
+            self._context.store.delete(layout.opened_path(cluster, directory, former))
+
+
+def demand_current(files: Iterable[StoredFile], folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
+    """`CorruptLog` where the files beside a node's manifest know more than it: see
+    `imap_wal.manifest.evidence`."""
+    newer = evidence.of_files(files, manifest, {each.name for each in wal.segments}).newer
+    if newer:
+        raise older_manifest(f"{folder}/manifest", newer)
