@@ -103,13 +103,12 @@ def commit_seconds(store: SegmentStore) -> float:
     """Median of a commit as an agent makes it: frame, sync, permit, and whether another cluster
     claimed the log."""
     log = opened(store, "n000")
-    settings = Settings(preallocate=False)
     ring: RingBuffer[Batch] = RingBuffer(64)
     sessions = Sessions(log, ClusterLog(store, "bench", "c"))
     session, _ = (
         sessions.hello(b"bench", {"cluster_id": "bench", "plugin_uuid": "bench", "purpose": "write"}) if not log.claims.read()[0] else (None, False)
     )
-    committer = Committer(ring, log, settings, SystemClock(), before_ack=sessions.check_newest)
+    committer = Committer(ring, log, before_ack=sessions.check_newest)
     found = []
     for number in range(1, COMMITS + 1):
         row = ("m", b"key", "raw", b"v" * 100, "raw", False, 0, 0, 0, (1, 0, 1, number))

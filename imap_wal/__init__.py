@@ -22,8 +22,10 @@ What lives where, bottom up: `errors`, `clock`, `settings` · `entry` (DataEntry
 
 from imap_wal import errors, log
 from imap_wal.embedded.asyncio_store import AsyncMap, AsyncStore, aopen
+from imap_wal.embedded.durable_map import DurableMap
+from imap_wal.embedded.opening import open
 from imap_wal.embedded.serializer import MsgpackSerializer, RawSerializer, Serializer
-from imap_wal.embedded.store import DurableMap, Store, open
+from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import STOP, WalFilter
 from imap_wal.entry import DataEntry
 from imap_wal.errors import (

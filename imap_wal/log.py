@@ -19,29 +19,27 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.store import next_incarnation
+from imap_wal.embedded.opening import next_incarnation
 from imap_wal.encryption import with_keys
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
 from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
-from imap_wal.manifest.node import LOG, NOTHING_SEEN, NodeManifest, node_manifests
+from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
-from imap_wal.settings import Durability, Settings, choose, location
-from imap_wal.write.committer import Batch, CommitStatistics, Committer
+from imap_wal.retention.log_writer import LogWriter
+from imap_wal.settings import Durability, Settings, SettingsOptions, choose, location
+from imap_wal.write.committer import Batch, CommitStatistics
 from imap_wal.write.context import LogContext
-from imap_wal.write.maintenance import Keeper
-from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import check_new_log, open_node_log
 from imap_wal.write.recovery import Recovery
-from imap_wal.write.ring import RingBuffer
 from storage_backends import SegmentStore, StorageError, open_store
 
 
@@ -56,20 +54,16 @@ class Change(NamedTuple):
 class Log:
     """A log open for writing. Made by `create` and `open`; a context manager; safe for many threads; the only writer there is."""
 
-    def __init__(self, url: str, log: NodeLog, settings: Settings, incarnation: int) -> None:
-        self.url, self._log, self._settings, self._incarnation = url, log, settings, incarnation
-        self._clock: Clock = log.clock
-        self._session = log.new_session()
+    def __init__(self, url: str, writer: LogWriter, incarnation: int) -> None:
+        self.url, self._incarnation = url, incarnation
+        self._writer, self._log, self.committer = writer, writer.log, writer.committer
+        self._clock: Clock = self._log.clock
+        self._session = self._log.new_session()
         self._request = 0
         self._order_lock = threading.Lock()
-        self._archive_lock = threading.Lock()
-        self._cluster = ClusterLog(log.store, log.identity.namespace, log.identity.cluster, log.clock, log.randomness)
-        self._acknowledged = _Acknowledged(self, log.end)
-        self.ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
-        self._keeper = Keeper(settings, self._clock)
-        self.committer = Committer(self.ring, log, settings, self._clock, self._keeper.committed)
+        self._acknowledged = _Acknowledged(self, self._log.end)
         self.closed = False
-        self._keeper.start(self.committer, self._archive, self._remove_outlived)
+        writer.start()
 
     # ---- writing ----
 
@@ -120,47 +114,18 @@ class Log:
     def archive(self) -> int:
         """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved. Readers do not notice. What a snapshot covers
         goes when `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
-        moved = self._archive()
-        self._remove_outlived()
+        self._check_open()
+        moved = self._writer.archive().records
+        self._writer.remove_expired()
         return moved
-
-    def _archive(self) -> int:
-        from imap_wal.retention.archive import archive_sealed  # pyarrow is not loaded by a program that never archives
-
-        log = self._log
-        written = self._keeper.written(log)
-        self.rotate()
-        with self._archive_lock, storage_errors(f"archiving {self}; nothing is lost, its segments stay"):
-            store = self._keeper.until_stop(log.store)
-            done = archive_sealed(store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed)
-        self._keeper.count_from(written)
-        return done.records
-
-    def _remove_outlived(self) -> None:
-        from imap_wal.retention.policy import remove_outlived  # as above
-
-        with self._archive_lock, storage_errors(f"removing covered files of {self}; what is left of them goes the next time"):
-            logs = self._cluster
-            logs = ClusterLog(self._keeper.until_stop(logs.store), logs.namespace, logs.cluster, logs.clock, logs.randomness)
-            remove_outlived(logs, self._log.identity.node, self._settings, self._log.unsealed)
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
         """Remove whole archives and sealed segments with nothing above `upto` (None: all there are); returns the oldest readable position after it. Only what
         a snapshot of `imap-wal rewrite` covers goes, unless `uncovered=True` says that what nobody else holds may go as well."""
-        from imap_wal.retention.removal import plan_removal, remove  # as above
-
         self._check_open()
         limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto
-        log = self._log
-        with self._archive_lock, storage_errors(f"shrinking {self}"):
-            node, covered, seen = self._cluster.node(log.identity.node), None, NOTHING_SEEN
-            if not uncovered:
-                state = self._cluster.state()
-                node, covered, seen = state.nodes[log.identity.node], state.covered(log.identity.node), state.seen
-            if covered is None or covered:
-                removal = plan_removal(log.store, node, upto=limit, covered=covered, writing=log.unsealed)
-                remove(log.store, node, log.manifests, removal, seen)
-            removed = log.manifests.read()[1].removed
+        with storage_errors(f"shrinking {self}"):
+            removed = self._writer.shrink(limit, uncovered=uncovered)
         return removed.after() if removed > START else START
 
     # ---- reading ----
@@ -208,7 +173,7 @@ class Log:
         if self.closed:
             return
         self.closed = True
-        self._keeper.stop()
+        self._writer.stop()
         try:
             with storage_errors(f"closing {self}"):
                 self.committer.close()
@@ -223,8 +188,7 @@ class Log:
         self.close()
 
     def __str__(self) -> str:
-        who = self._log.identity
-        return f"the log of node {who.node!r} in cluster {who.cluster!r}, namespace {who.namespace!r}"
+        return str(self._log)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -239,8 +203,8 @@ class Log:
         except ValueError as error:
             raise NotSerializable(f"map {entry.map!r}: an entry cannot be appended: {error}") from error
         size = len(entry.key or b"") + len(entry.value or b"")
-        if size > self._settings.max_value_bytes:
-            raise TooLarge(f"map {entry.map!r}: key and value take {size} bytes, max_value_bytes is {self._settings.max_value_bytes}")
+        if size > self._log.settings.max_value_bytes:
+            raise TooLarge(f"map {entry.map!r}: key and value take {size} bytes, max_value_bytes is {self._log.settings.max_value_bytes}")
 
 
 class _Acknowledged(Bound):
@@ -308,7 +272,7 @@ def create(
     storage: SegmentStore | None = None,
     wal_dir: str | os.PathLike[str] = "",
     storage_options: Mapping[str, Any] | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingsOptions],
 ) -> Log:
     """Make a log under `url` and open it; of several processes one makes it. `LogExists` if there
     is one (`exist_ok=True` opens that). `InvalidSetting` in a cluster of maps: a restore of the
@@ -321,11 +285,12 @@ def create(
     url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
-        _check_durability(store, chosen)
+        context = LogContext(store, identity, chosen, clock, randomness)
+        _check_durability(context)
 
         def change(manifest: NodeManifest) -> NodeManifest | None:
             if manifest.empty:
-                _check_neighbours(store, identity, clock, randomness)
+                _check_neighbours(context)
                 return replace(manifest, kind=LOG, forgotten=False)
             if manifest.kind != LOG:
                 raise _of_maps(identity)
@@ -333,9 +298,9 @@ def create(
                 raise LogExists(f"log {node!r} in cluster {cluster!r}, namespace {namespace!r} exists; open it, or choose another name")
             return None
 
-        check_new_log(LogContext(store, identity, chosen, clock, randomness))
+        check_new_log(context)
         node_manifests(store, identity.node_folder, clock, randomness).update(change)
-        return _open(url, store, identity, chosen, clock, randomness, takeover=False)
+        return _open(url, context, takeover=False)
 
 
 def open(  # the public name: imap_wal.log.open
@@ -350,7 +315,7 @@ def open(  # the public name: imap_wal.log.open
     storage: SegmentStore | None = None,
     wal_dir: str | os.PathLike[str] = "",
     storage_options: Mapping[str, Any] | None = None,
-    **settings: Any,
+    **settings: Unpack[SettingsOptions],
 ) -> Log:
     """Become the writer of a log that `create` made; `settings` are the fields of `imap_wal.Settings`.
 
@@ -363,27 +328,29 @@ def open(  # the public name: imap_wal.log.open
     url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
     with storage_errors(url):
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
-        _check_durability(store, chosen)
+        context = LogContext(store, identity, chosen, clock, randomness)
+        _check_durability(context)
         _, manifest = node_manifests(store, identity.node_folder, clock, randomness).read()
         if manifest.empty:
             raise NoSuchLog(f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; make it with imap_wal.log.create")
         if manifest.kind != LOG:
             raise _of_maps(identity)
-        return _open(url, store, identity, chosen, clock, randomness, takeover)
+        return _open(url, context, takeover)
 
 
-def _open(url: str, store: SegmentStore, identity: Identity, settings: Settings, clock: Clock, randomness: Randomness, takeover: bool) -> Log:
-    log = open_node_log(
-        LogContext(store, identity, settings, clock, randomness), what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True
-    )
+def _open(url: str, context: LogContext, takeover: bool) -> Log:
+    log = open_node_log(context, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True)
     try:
-        return Log(url, log, settings, next_incarnation(log))
+        incarnation = next_incarnation(log)
+        who = context.identity
+        logs = ClusterLog(context.store, who.namespace, who.cluster, context.clock, context.randomness)
+        return Log(url, LogWriter(log, logs), incarnation)
     except BaseException:
         log.close(clean=False)
         raise
 
 
-def _settings(settings: dict[str, Any]) -> Settings:
+def _settings(settings: SettingsOptions) -> Settings:
     chosen = choose(settings, ("namespace", "cluster", "node", "takeover", "exist_ok", "wal_dir", "storage_options"))
     if chosen.acknowledges_early:
         raise InvalidSetting(
@@ -392,15 +359,17 @@ def _settings(settings: dict[str, Any]) -> Settings:
     return chosen
 
 
-def _check_durability(store: SegmentStore, settings: Settings) -> None:
-    if settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
+def _check_durability(context: LogContext) -> None:
+    store = context.store
+    if context.settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
         raise InvalidSetting(
             f"durability is 'interval'; {store.url} cannot append, an entry would be acknowledged before any reader can see it: choose 'always'"
         )
 
 
-def _check_neighbours(store: SegmentStore, identity: Identity, clock: Clock, randomness: Randomness) -> None:
+def _check_neighbours(context: LogContext) -> None:
     """Logs share a cluster with logs only."""
+    store, identity, clock, randomness = context.store, context.identity, context.clock, context.randomness
     _, manifest = cluster_manifests(store, identity.cluster_folder, clock, randomness).read()
     others = [node for node in manifest.nodes if node != identity.node]
     kinds = {node: node_manifests(store, layout.node_folder(identity.cluster_folder, node), clock, randomness).read()[1].kind for node in others}

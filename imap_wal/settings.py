@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, cast
 
 from imap_wal.errors import InvalidSetting, not_text
 from storage_backends import StorageError
@@ -26,12 +26,11 @@ class Durability(StrEnum):
 
 
 class RecoveryMode(StrEnum):
-    """What an open makes of damage in its own node's log; the table stands in `imap_wal.write.recovery`."""
+    """What an open does with damage in its own node's log; `imap_wal.write.recovery` has the table."""
 
     ABSOLUTE = "absolute"
     TORN_TAIL = "torn-tail"
     POINT_IN_TIME = "point-in-time"
-    SALVAGE = "salvage"
 
 
 class RecoveryPolicy(StrEnum):
@@ -55,6 +54,7 @@ FRAME_BYTES_MAX = 2**31 - 2**20 - 1
 SECONDS_MAX = 2**31
 """68 years, for a time in any unit: a wait of more than some 290 years is an error of Python's."""
 _AT_MOST = {"ring_slots": 2**20, "segment_bytes": 2**40}
+_ADVICE = {"recovery_mode": "; `imap-wal repair` makes a salvaged copy of a damaged log"}
 _MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s", "wal_size_limit_mb", "wal_ttl_seconds"}
 
 
@@ -183,9 +183,7 @@ class Settings:
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
-                raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(kind)}") from None
-        if self.recovery_mode is RecoveryMode.SALVAGE:
-            raise InvalidSetting("recovery_mode 'salvage' is for a log that nobody writes: `imap-wal repair` makes a salvaged copy")
+                raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(kind)}{_ADVICE.get(name, '')}") from None
         mode(self.file_mode, "file_mode")
         check_source(self.encryption_keys)
         if self.scratch is not None:
@@ -209,16 +207,42 @@ class Settings:
         return self.durability is Durability.ASYNC or self.manual_wal_flush
 
 
+class SettingsOptions(TypedDict, total=False):
+    """The fields of `Settings` as keywords of a function. An enum is also given as text."""
+
+    durability: Durability | Literal["always", "interval", "os", "async"]
+    sync_interval_ms: int
+    segment_bytes: int
+    preallocate: bool
+    ring_slots: int
+    ring_bytes: int
+    commit_bytes_max: int
+    max_value_bytes: int
+    restore_memory_bytes: int
+    scratch: str | os.PathLike[str] | None
+    recovery_policy: RecoveryPolicy | Literal["full", "partial"]
+    recovery_mode: RecoveryMode | Literal["absolute", "torn-tail", "point-in-time"]
+    archive_interval_s: float
+    max_total_wal_size: int
+    wal_ttl_seconds: int
+    wal_size_limit_mb: int
+    rotate_interval_s: float
+    avoid_flush_during_recovery: bool
+    file_mode: str
+    encryption_keys: str
+    manual_wal_flush: bool
+
+
 def _most(name: str) -> int:
     """The highest value of a number."""
     return SECONDS_MAX if name.endswith(("_s", "_ms", "_seconds")) else _AT_MOST.get(name, 2**62)
 
 
-def choose(given: Mapping[str, Any], others: Iterable[str] = ()) -> Settings:
+def choose(given: Mapping[str, object], others: Iterable[str] = ()) -> Settings:
     """The settings with the keywords that a caller gave. `InvalidSetting` for one that does not
     exist, with the nearest name; `others` are the caller's other options."""
     known = {field.name for field in fields(Settings)}
     for name in given:
         if name not in known:
             raise InvalidSetting(f"there is no setting {name!r}; {nearest(name, known | {*others})}")
-    return Settings(**given)
+    return Settings(**cast("dict[str, Any]", given))

@@ -7,7 +7,7 @@
     lane        requests that take long wait here
     unsent      answers to reads that have not left the agent
     sessions    who is connected, which incarnation and session they have, what they sent already
-    open_log    the node's log as it is open now: writer, sessions, ring, committer, keeper
+    open_log    the node's log as it is open now: sessions and `LogWriter`
     mender      opens the log again after a failure, on a thread of its own
     reads       keys, load, schemas: a thread of its own with a LiveView
     listings    key listings under way: cursors, pages, totals

@@ -141,7 +141,8 @@ class Agent:
 
     def _use(self, log: OpenLog) -> None:
         self._log = log
-        self._node_log, self._sessions, self._committer, self._keeper = log.node_log, log.sessions, log.committer, log.keeper
+        self._node_log, self._sessions = log.node_log, log.sessions
+        self._committer, self._maintenance = log.writer.committer, log.writer.maintenance
         sound, _ = sound_schemas(map(from_manifest, log.node_log.metadata))
         self._schemas = sound | self._schemas
 
@@ -509,10 +510,10 @@ class Agent:
             "position": str(self._node_log.end),
             "claim": self._sessions.claim(),
             "start": self._sessions.start.statistics(self._sessions.claims.known),
-            "archive_error": self._keeper.archive_error,
-            "retention_error": self._keeper.retention_error,
+            "archive_error": self._maintenance.archive_error,
+            "retention_error": self._maintenance.retention_error,
             "commit": asdict(self._committer.statistics),
-            "ring": asdict(self._log.ring.statistics),
+            "ring": asdict(self._log.writer.ring.statistics),
             "connections": {**asdict(self._router.door.statistics), "revoked": self._router.revoked},
         }
 

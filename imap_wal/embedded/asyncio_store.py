@@ -16,14 +16,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
-from imap_wal.embedded import decisions
-from imap_wal.embedded import store as embedded
+from imap_wal.embedded import decisions, opening
 from imap_wal.embedded.changes import Changes, MapState, split
 from imap_wal.embedded.decisions import Decision
+from imap_wal.embedded.durable_map import RAISE, DurableMap, pairs
+from imap_wal.embedded.opening import OpenOptions
 from imap_wal.embedded.serializer import Serializer
-from imap_wal.embedded.store import _RAISE, DurableMap, Store, StoreStatistics, pairs
+from imap_wal.embedded.store import Store, StoreStatistics
 from imap_wal.embedded.views import MapReads
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
@@ -37,7 +38,7 @@ class AsyncStore:
     """Made by `aopen`; an async context manager. For one event loop."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._changes = store, store.changes
         self._loop = asyncio.get_running_loop()
         self._create_future = self._loop.create_future
         self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
@@ -52,7 +53,7 @@ class AsyncStore:
         self._many: dict[asyncio.Future[None], int] = {}
         """Number of waiting changes of an operation that has more than one."""
         self._bytes = 0
-        self._operations_max, self._bytes_max = store.bounds
+        self._operations_max, self._bytes_max = store.changes.bounds
         self._room = self._bytes_max
         """How many bytes may wait. Bytes of the running commit are not free yet."""
         self._later: deque[tuple[asyncio.Future[None], Callable[[], Changes]]] = deque()
@@ -108,7 +109,7 @@ class AsyncStore:
     def enqueue(self, make: Callable[[], Changes]) -> asyncio.Future[None]:
         """Have the changes that `make` serialises committed with whatever else waits; the future
         ends when they are durable."""
-        self._store.check_open()
+        self._changes.check_open()
         future = self._create_future()
         if self._full:
             self._later.append((future, make))
@@ -204,9 +205,9 @@ class AsyncStore:
             error: BaseException | None = None
             try:
                 if self._decides and any(isinstance(run, Decision) for run in runs):
-                    self._store.settle(runs)
+                    self._changes.settle(runs)
                 else:
-                    self._store.change(runs)
+                    self._changes.change(runs)
             except BaseException as caught:  # carried to the callers, whatever it is
                 error = caught
             self._loop.call_soon_threadsafe(self._finish, futures, error)
@@ -246,7 +247,7 @@ class AsyncMap(MapReads):
     then."""
 
     def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
-        self._durable = inner._store
+        self._durable = inner._writer
         super().__init__(self._durable, inner._state)
         self._store, self._inner = store, inner
         self._max_value_bytes = self._durable.max_value_bytes
@@ -287,7 +288,7 @@ class AsyncMap(MapReads):
         """`set` as a coroutine: it starts when it is awaited, or when its task runs."""
         await self.set(key, value, ttl)
 
-    async def pop(self, key: Any, default: Any = _RAISE) -> Any:
+    async def pop(self, key: Any, default: Any = RAISE) -> Any:
         """Delete the key and return its value: only one of several tasks gets it. Without the key,
         return `default`, or raise KeyError if none is given."""
         decision = await self._store.decided(lambda: decisions.pop(self._state, self._state.serializer.dump_key(key)))
@@ -327,12 +328,12 @@ class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
     """`imap_wal.open` for asyncio: the same options, opened off the event loop. `async with aopen(url) as store:`, or `store = await aopen(url)` and
     `await store.close()` at the end."""
 
-    def __init__(self, url: str | os.PathLike[str], **options: Any) -> None:
+    def __init__(self, url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> None:
         self._url, self._options = url, options
         self._store: AsyncStore | None = None
 
     async def _open(self) -> AsyncStore:
-        store = await asyncio.get_running_loop().run_in_executor(None, lambda: embedded.open(self._url, **self._options))
+        store = await asyncio.get_running_loop().run_in_executor(None, lambda: opening.open(self._url, **self._options))
         return AsyncStore(store)
 
     def __await__(self) -> Generator[Any, None, AsyncStore]:

@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from imap_wal.clock import Clock
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
-from imap_wal.settings import Durability, Settings
+from imap_wal.settings import Durability
 from imap_wal.write.node_log import Mark, NodeLog
 from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
@@ -110,13 +109,11 @@ class Committer:
         self,
         ring: RingBuffer[Batch],
         log: NodeLog,
-        settings: Settings,
-        clock: Clock,
         on_commit: Callable[[NodeLog], None] | None = None,
         before_ack: Callable[[Sequence[Batch]], None] | None = None,
     ) -> None:
         self.ring, self.log = ring, log
-        self._settings, self._clock = settings, clock
+        self._settings, self._clock = log.settings, log.clock
         self._on_commit, self._before_ack = on_commit, before_ack
         self._consumer = ring.consumer()
         self._lock = threading.Lock()
@@ -126,11 +123,10 @@ class Committer:
         self._unsynced_since: float | None = None
         self._commits = self._records = self._syncs = self._rotations = 0
         self._sync_seconds = 0.0
-        self._checkpointed, self._checkpointed_at = 0, clock.monotonic()
+        self._checkpointed, self._checkpointed_at = 0, self._clock.monotonic()
         """How many commits the checkpoint covers, and since when."""
-        self._syncs_each = settings.durability is Durability.ALWAYS or (
-            not log.store.capabilities.durable_append and settings.durability is not Durability.INTERVAL
-        )
+        durability = log.settings.durability
+        self._syncs_each = durability is Durability.ALWAYS or (not log.store.capabilities.durable_append and durability is not Durability.INTERVAL)
 
     @property
     def failure(self) -> ImapWalError | None:

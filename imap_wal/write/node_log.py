@@ -96,6 +96,10 @@ class NodeLog:
         self._closed = False
         self._ring = context.ring
 
+    def __str__(self) -> str:
+        who = self.identity
+        return f"the log of node {who.node!r} in cluster {who.cluster!r}, namespace {who.namespace!r}"
+
     # ---- writing ----
 
     def write(self, kind: int, count: int, payload: list[bytes]) -> Position:

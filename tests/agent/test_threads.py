@@ -153,10 +153,10 @@ def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(tmp_path: Path, monke
 def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.01)
     monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
-    from imap_wal.agent import open_log
+    from imap_wal.retention import archive
 
     with monkeypatch.context() as patch:
-        patch.setattr(open_log, "archive_sealed", full)
+        patch.setattr(archive, "archive_sealed", full)
         settings = config(tmp_path, archive_interval_s=0.05)
         with serving(settings), plugin(settings) as member:
             member.put(a="1")

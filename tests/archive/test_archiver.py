@@ -184,8 +184,6 @@ def test_only_a_storage_that_another_process_can_open_is_archived_elsewhere() ->
 
 
 def test_an_agent_archives_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from imap_wal.agent import open_log
-
     used: list[ArchiveJob] = []
     write = ArchiverProcess.write
 
@@ -195,7 +193,6 @@ def test_an_agent_archives_in_a_process_of_its_own(tmp_path: Path, monkeypatch: 
         return written
 
     monkeypatch.setattr(ArchiverProcess, "write", watched)
-    monkeypatch.setattr(open_log, "write_archives", None)
     settings: AgentConfig = config(tmp_path, segment_bytes=2000)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * 50 for number in range(200)})
@@ -210,7 +207,7 @@ def test_a_stop_of_an_agent_does_not_wait_for_its_archive(tmp_path: Path) -> Non
     settings = config(tmp_path, segment_bytes=2000)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * 50 for number in range(200)})
-        archiver_of = agent._log._archiver
+        archiver_of = agent._log.writer._archiver
         assert archiver_of is not None
 
         def archives() -> None:

@@ -96,7 +96,7 @@ def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
         with pytest.raises(ImapWalError):
             store.map("m")["c"] = 3
         store.committer.log.close(clean=False)
-        store.closed = True
+        store.changes.closed = True
 
 
 def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(memory: MemoryStore) -> None:
@@ -243,7 +243,7 @@ def acknowledged(store: Store, key: str) -> bool:
 
 def abandon(store: Store) -> None:
     store.committer.log.close(clean=False)
-    store.closed = True
+    store.changes.closed = True
 
 
 def folder(store: SegmentStore) -> list[str]:

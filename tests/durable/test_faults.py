@@ -144,7 +144,9 @@ def test_an_archive_that_fails_in_the_background_is_kept_to_be_told_and_loses_no
     m = store.map("m")
     for number in range(30):
         m[number] = number
-    eventually(lambda: store.keeper.archive_error or any(file.path.endswith(".parquet") for file in memory.list("")), "an archive was tried")
+    eventually(
+        lambda: store.writer.maintenance.archive_error or any(file.path.endswith(".parquet") for file in memory.list("")), "an archive was tried"
+    )
     assert contents(memory) == {number: number for number in range(30)}
     for number in range(30, 60):
         m[number] = number

@@ -81,7 +81,7 @@ def test_max_total_wal_size_counts_bytes_and_not_segments(tmp_path: Path, monkey
 def test_max_total_wal_size_counts_the_segment_being_written_and_the_archive_seals_it(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 9_000
-        assert not store.keeper._wake.is_set()
+        assert not store.writer.maintenance._wake.is_set()
         store.map("m", raw=True)[b"b"] = b"x" * 900
         eventually(lambda: archives(tmp_path) and not list(tmp_path.rglob("*.wal")), "an archive of all")
 
@@ -119,8 +119,8 @@ def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(m
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
     with embedded(faulty, max_total_wal_size=1000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 1000
-        eventually(lambda: store.keeper.archive_error, "an archive fails")
-        eventually(lambda: archives_in(memory) and not store.keeper.archive_error, "a later one succeeds")
+        eventually(lambda: store.writer.maintenance.archive_error, "an archive fails")
+        eventually(lambda: archives_in(memory) and not store.writer.maintenance.archive_error, "a later one succeeds")
         assert len(faulty.fired) == 2
 
 

@@ -328,7 +328,7 @@ def test_an_update_is_one_commit(memory: MemoryStore) -> None:
 
 
 def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("imap_wal.embedded.store.COUNT_MAX", 5)
+    monkeypatch.setattr("imap_wal.embedded.map_writer.COUNT_MAX", 5)
     with embedded(memory) as store:
         with pytest.raises(TooLarge, match="6 changes"):
             store.map("m").update({number: number for number in range(6)})

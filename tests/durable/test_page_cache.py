@@ -100,7 +100,7 @@ class History:
             pass
         finally:
             if store is not None:
-                store.keeper.stop()
+                store.writer.maintenance.stop()
         disk.die(death, chance, tear)
         self.disk = disk
         if death == "power-loss":

@@ -151,7 +151,7 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         eventually(lambda: not path.exists(), "the covered archive goes")
         assert member.values() == {"a": "1"}
         assert member.stat()["retention_error"] == ""
-        agent._keeper.retention_error = "Unavailable: the storage is away"
+        agent._maintenance.retention_error = "Unavailable: the storage is away"
         told = {check.name: check for check in doctor.agent(agent.config.endpoint)}
         assert "the storage is away" in told["agent's retention"].what
 
@@ -198,9 +198,9 @@ def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(memory: MemoryS
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.1)
     faulty = FaultyStore(memory, Plan((Fault("error", kind="list", path="*/archive", at=2, times=1),)))
     with embedded(faulty, wal_ttl_seconds=1) as store:
-        eventually(lambda: store.keeper.retention_error, "it fails")
-        assert "planned fault" in store.keeper.retention_error and not store.keeper.archive_error
-        eventually(lambda: not parquet(memory) and not store.keeper.retention_error, "it is tried again")
+        eventually(lambda: store.writer.maintenance.retention_error, "it fails")
+        assert "planned fault" in store.writer.maintenance.retention_error and not store.writer.maintenance.archive_error
+        eventually(lambda: not parquet(memory) and not store.writer.maintenance.retention_error, "it is tried again")
 
 
 def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_those_that_may_go(

@@ -200,9 +200,9 @@ def test_threads_that_pop_items_empty_the_map_and_share_commits(memory: MemorySt
         got: list[Any] = []
         leader = Threads(lambda: got.append(m.popitem()))
         assert gate.waiting.wait(30)
-        published = store.ring.statistics.published
+        published = store.writer.ring.statistics.published
         others = Threads(*(lambda: got.append(m.popitem()) for _ in range(15)))
-        eventually(lambda: store.ring.statistics.published == published + 15, "all are in the ring while the first is synced")
+        eventually(lambda: store.writer.ring.statistics.published == published + 15, "all are in the ring while the first is synced")
         gate.open.set()
         leader.join()
         others.join()
@@ -223,7 +223,7 @@ def test_a_pop_waits_for_the_put_of_its_key_and_of_no_other(memory: MemoryStore)
         assert gate.waiting.wait(30)
         got: dict[str, Any] = {}
         pops = Threads(*(lambda key=key: got.update({key: m.pop(key)}) for key in ("a", "b")))
-        eventually(lambda: store.ring.statistics.waiting == 2, "the pop of b is published")
+        eventually(lambda: store.writer.ring.statistics.waiting == 2, "the pop of b is published")
         assert got == {}
         gate.open.set()
         put.join()
@@ -251,7 +251,7 @@ def test_of_two_whose_changes_of_one_key_meet_in_one_sync_the_second_sees_the_fi
             first = Threads(lambda change=change, answers=answers: answers.append(change()))
             assert gate.waiting.wait(30)
             second = Threads(lambda change=change, answers=answers: answers.append(change()))
-            eventually(lambda: waits.is_set() or store.ring.statistics.waiting == 2, "the second waits, or is published")
+            eventually(lambda: waits.is_set() or store.writer.ring.statistics.waiting == 2, "the second waits, or is published")
             gate.open.set()
             first.join()
             second.join()

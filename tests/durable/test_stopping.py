@@ -59,7 +59,7 @@ def test_a_close_in_the_middle_of_an_archive_run_ends_it_at_its_next_call(memory
     assert storage.reached.wait(20)
     before = len(segments(memory))
     closing = Threads(store.close)
-    eventually(store.keeper._stop.is_set, "the close begins")
+    eventually(store.writer.maintenance._stop.is_set, "the close begins")
     storage.go.set()
     closing.join()
     assert storage.calls == 1, "not every map is archived before the close returns"
@@ -85,7 +85,7 @@ def test_a_stop_of_an_agent_in_the_middle_of_an_archive_run_ends_it_at_its_next_
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: storage)
     with serving(config(tmp_path, url=memory.url, archive_interval_s=3600)) as agent:
         assert storage.reached.wait(20)
-        keeper = agent._keeper
+        keeper = agent._maintenance
         agent.stop()
         eventually(keeper._stop.is_set, "the stop begins")
         storage.go.set()
@@ -143,7 +143,7 @@ def test_an_archive_by_hand_that_a_close_interrupts_says_so(memory: MemoryStore)
     archiving = Threads(archive)
     assert storage.reached.wait(20)
     closing = Threads(store.close)
-    eventually(store.keeper._stop.is_set, "the close begins")
+    eventually(store.writer.maintenance._stop.is_set, "the close begins")
     storage.go.set()
     archiving.join()
     closing.join()

@@ -145,7 +145,7 @@ def test_what_an_earlier_run_left_is_archived_at_the_start_unless_avoid_flush_du
     with embedded(left, max_total_wal_size=1 << 30, avoid_flush_during_recovery=avoid) as store:
         if avoid:
             store.map("m")["more"] = 1
-            store.keeper._wake.wait(0.1)
+            store.writer.maintenance._wake.wait(0.1)
             assert segments(left)
         else:
             eventually(lambda: not segments(left), "the archive of what was left")

@@ -292,13 +292,13 @@ class Actor:
 
     def archive(self) -> None:
         try:
-            self._store._archive()
+            self._store.writer.archive()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 
     def outlive(self) -> None:
         try:
-            self._store._remove_outlived()
+            self._store.writer.remove_expired()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 

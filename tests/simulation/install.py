@@ -210,7 +210,7 @@ def installed() -> Iterator[None]:
         for name, fake in real.items():
             if isinstance(getattr(module, name, None), ModuleType):
                 put(module, name, fake)
-    put(sys.modules["imap_wal.embedded.store"], "choose", _chosen(choose))
+    put(sys.modules["imap_wal.embedded.opening"], "choose", _chosen(choose))
     sort = _once(listing.sorted_out)
     for module in modules():
         if hasattr(module, "sorted_out"):

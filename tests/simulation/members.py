@@ -279,7 +279,7 @@ class AgentActor(Actor):
         from tests.simulation.actors import KEEPER_ERRORS
 
         try:
-            self.agent._log.remove_outlived()
+            self.agent._log.remove_expired()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from imap_wal import layout
 from imap_wal.agent import forget_node, listings
-from imap_wal.embedded import store
+from imap_wal.embedded import opening as embedded
 from imap_wal.errors import LostRace
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.parquet import file as parquet_file
@@ -166,7 +166,7 @@ def _segments_of_anybody(put: Put) -> None:
 
 
 def _others_are_left_alone(put: Put) -> None:
-    put(store, "shut_out_others", lambda *_, **__: None)
+    put(embedded, "shut_out_others", lambda *_, **__: None)
 
 
 def _permits_named_by_their_epoch(put: Put) -> None:

@@ -86,7 +86,7 @@ class _Past:
         self.history.finish(write, ACKED, self._at)
 
     def archive(self) -> None:
-        self.store._archive()
+        self.store.writer.archive()
 
     def rewrite(self) -> None:
         rewrite(self.cluster(), LocalEngine(MEMORY))

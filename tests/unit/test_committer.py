@@ -54,8 +54,8 @@ class Gate:
 
 
 def committer(store: SegmentStore, slots: int = 64, **settings: Any) -> Committer:
-    chosen = Settings(**{"segment_bytes": 1024 * 1024, "preallocate": False, **settings})
-    return Committer(RingBuffer(slots, chosen.ring_bytes), node_log(store, **settings), chosen, FakeClock())
+    log = node_log(store, **{"segment_bytes": 1024 * 1024, "preallocate": False, **settings})
+    return Committer(RingBuffer(slots, log.settings.ring_bytes), log)
 
 
 def batch(request: int, count: int = 1, apply: Any = None, kind: int = format.ENTRIES, session: int = 1) -> Batch:

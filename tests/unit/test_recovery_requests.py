@@ -87,9 +87,8 @@ def test_a_recovery_reads_each_object_with_one_request_and_several_at_a_time(obj
 
 
 def committer(log: NodeLog) -> Committer:
-    settings = log.settings
-    ring: RingBuffer[Batch] = RingBuffer(settings.ring_slots, settings.ring_bytes)
-    return Committer(ring, log, settings, log.clock)
+    ring: RingBuffer[Batch] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
+    return Committer(ring, log)
 
 
 def put(made: Committer, requests: range) -> None:

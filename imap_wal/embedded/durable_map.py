@@ -1,0 +1,132 @@
+"""One durable map of a store, as a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from itertools import chain
+from typing import Any
+
+from imap_wal.embedded.changes import Changes, MapState
+from imap_wal.embedded.decisions import Decision, clear, pop, pop_last, set_default
+from imap_wal.embedded.map_writer import MapWriter
+from imap_wal.embedded.views import MapReads
+from imap_wal.errors import InvalidSetting, TooLarge
+
+TTL_S_MAX = 100 * 366 * 86_400
+"""100 years. For longer, put without a lifetime."""
+RAISE = object()
+"""The default of `pop`: raise KeyError."""
+
+
+class DurableMap(MapReads, MutableMapping[Any, Any]):
+    """One map of a store. Every change returns when it is as durable as the store's settings
+    demand; an error means that memory is unchanged. Every operation is atomic among threads, `pop`,
+    `popitem` and `setdefault` too."""
+
+    def __init__(self, writer: MapWriter, state: MapState) -> None:
+        super().__init__(writer, state)
+        self._writer = writer
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
+        """Set the key; with `ttl`, for that many seconds (to the millisecond, also across restarts); without, for ever."""
+        self._writer.change([self.changes([(key, value)], ttl)])
+
+    def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> Changes:
+        """The changes that set the keys, serialised. `NotSerializable`, `TooLarge`, `InvalidSetting` for a ttl of 0 or less."""
+        state, limit = self._state, self._writer.max_value_bytes
+        dump_key, dump = state.serializer.dump_key, state.serializer.dump
+        changes = Changes(state, [], [])
+        for key, value in pairs:
+            key_data, data = dump_key(key), dump(value)
+            if len(key_data) + len(data) > limit:
+                raise TooLarge(f"map {state.name!r}: key and value take {len(key_data) + len(data)} bytes, max_value_bytes is {limit}")
+            changes.keys.append(key_data)
+            changes.values.append(data)
+        if ttl is not None:
+            if not _is_number(ttl) or not 0 < ttl <= TTL_S_MAX:
+                raise InvalidSetting(f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to {TTL_S_MAX:,}, or None for no limit")
+            now = self._writer.now_ms()
+            state.purge(now)  # whoever only puts and gets must not keep what expired
+            changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
+        return changes
+
+    def __delitem__(self, key: Any) -> None:
+        self.pop(key)
+
+    def pop(self, key: Any, default: Any = RAISE) -> Any:
+        """Delete the key and return its value: of several threads one gets it. KeyError, or
+        `default`, where there is none."""
+        decision = pop(self._state, self._state.serializer.dump_key(key))
+        self._writer.settle([decision])
+        return self.popped(decision, key, default)
+
+    def popped(self, decision: Decision, key: Any, default: Any) -> Any:
+        """The return value of `pop`, once its decision is evaluated."""
+        if decision.answer is not None:
+            return self._state.serializer.load(decision.answer)
+        if default is RAISE:
+            raise KeyError(key)
+        return default
+
+    def popitem(self) -> tuple[Any, Any]:
+        """Delete the key that was added last; returns it with its value. Each is given to one
+        thread. KeyError where there is none."""
+        decision = pop_last(self._state)
+        self._writer.settle([decision])
+        return self.popped_item(decision)
+
+    def popped_item(self, decision: Decision) -> tuple[Any, Any]:
+        """The return value of `popitem`, once its decision is evaluated."""
+        if decision.answer is None:
+            raise KeyError("popitem(): the map is empty")
+        key, value = decision.answer
+        return self._state.serializer.load_key(key), self._state.serializer.load(value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """The value of the key; where there is none, `default` is set first. Several threads all
+        get the value of the one that came first."""
+        decision = set_default(self.changes([(key, default)]))
+        self._writer.settle([decision])
+        return self._state.serializer.load(decision.answer)
+
+    def deletion(self, key: Any) -> Changes:
+        """The change that deletes the key."""
+        return Changes(self._state, [self._state.serializer.dump_key(key)], [None])
+
+    def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
+        """All of them in one commit: after a crash all are there or none. `other` is what a dict's
+        `update` takes. `ttl`: all of them for that many seconds; a key named "ttl" is given in the
+        mapping: `update({"ttl": 5})`."""
+        self._writer.check_open()
+        changes = self.changes(chain(pairs(other), more.items()), ttl)
+        if changes:
+            self._writer.change([changes])
+
+    def clear(self) -> None:
+        """Delete all keys, in one commit. It is one entry in the log, unless the store was opened
+        with `shared` or `wal_filter`: then keys that it does not know are kept."""
+        self._writer.settle([self.clearing()])
+
+    def clearing(self) -> Decision:
+        """The change that deletes all keys."""
+        return clear(self._state, known_only=not self._writer.knows_all)
+
+    def __repr__(self) -> str:
+        return f"<DurableMap {self.name!r} {'closed' if self._writer.closed else f'of {len(self)}'}>"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def pairs(other: Any) -> Iterable[tuple[Any, Any]]:
+    """Keys and values of what a dict's `update` takes."""
+    if isinstance(other, Mapping):
+        return other.items()
+    if hasattr(other, "keys"):
+        return ((key, other[key]) for key in other.keys())  # noqa: SIM118  # it may not be iterable itself
+    given: Iterable[tuple[Any, Any]] = other
+    return given

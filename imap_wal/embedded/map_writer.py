@@ -1,0 +1,140 @@
+"""Changes of maps on their way into the log.
+
+changes ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ memory
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import cast
+
+from imap_wal.clock import Clock
+from imap_wal.embedded.changes import Changes, MapState, apply
+from imap_wal.embedded.decisions import Outlook, Unsettled, made
+from imap_wal.errors import Closed, TooLarge
+from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
+from imap_wal.retention.log_writer import LogWriter
+from imap_wal.write.committer import Batch
+
+
+class MapWriter:
+    """Safe for many threads. `knows_all`: the log has no keys that its store does not know."""
+
+    def __init__(self, writer: LogWriter, incarnation: int, *, knows_all: bool) -> None:
+        log = self._log = writer.log
+        self._ring, self._committer = writer.ring, writer.committer
+        self.knows_all = knows_all
+        self.max_value_bytes = log.settings.max_value_bytes
+        self._early = log.settings.acknowledges_early
+        self._clock: Clock = log.clock
+        self._incarnation, self._session = incarnation, log.new_session()
+        self._request = 0
+        self.order_lock = threading.Lock()
+        self.some_unlogged = False
+        """Some map lives in memory only."""
+        self.closed = False
+
+    def check_open(self) -> None:
+        """`Closed` if it was."""
+        if self.closed:
+            raise Closed("this store was closed; open it again")
+
+    def change(self, runs: Sequence[Changes]) -> None:
+        """Log the changes as one commit, then apply them; returns as the durability says. Those of maps that are not logged are applied with them."""
+        if self.some_unlogged:
+            unlogged = [run for run in runs if not run.state.logged]
+            if unlogged:
+                logged = [run for run in runs if run.state.logged]
+                if logged:
+                    self.change(logged)
+                self.check_open()
+                with self.order_lock:
+                    apply(unlogged)
+                return
+        batch = self.submit(runs)
+        if not self._early:
+            self._await(batch)
+
+    def submit(self, runs: Sequence[Changes]) -> Batch:
+        """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
+        self.check_open()
+        with self.order_lock:
+            return self._publish(runs)
+
+    def settle(self, steps: Sequence[Changes]) -> None:
+        """Log and apply the steps in one commit. A decision among them sees all that is published
+        before it, and no other change comes in between."""
+        for logged in (True, False):
+            of_kind = [step for step in steps if step.state.logged is logged]
+            if of_kind:
+                self._settle(of_kind, logged)
+
+    def _settle(self, steps: Sequence[Changes], logged: bool) -> None:
+        while True:
+            self.check_open()
+            try:
+                with self.order_lock:
+                    batch = self._decide(steps, logged)
+            except Unsettled:
+                self._committer.commit_ready()  # commit the change that it depends on
+            else:
+                break
+        if batch is not None and not self._early:
+            self._await(batch)
+
+    # With the order lock held, so that nothing is published at the same time.
+
+    def _decide(self, steps: Sequence[Changes], logged: bool) -> Batch | None:
+        """Publish the steps, or apply them if they are not logged. None if nothing was published.
+        Raises `Unsettled`."""
+        runs = made(steps, self._outlook)
+        if not logged:
+            apply(runs)
+        return self._publish(runs) if logged and runs else None
+
+    def _outlook(self, state: MapState) -> Outlook:
+        return Outlook(state, self.now_ms(), self._pending(state))
+
+    def _pending(self, state: MapState) -> list[Changes]:
+        """What is published of this map and not yet in memory."""
+        if self._early or not state.logged:
+            return []
+        batches = [batch for batch in self._ring.waiting() if not batch.done]
+        return [run for batch in batches for run in cast("Sequence[Changes]", batch.content) if run.state is state]
+
+    def _publish(self, runs: Sequence[Changes]) -> Batch:
+        if self._early and self._committer.failure is not None:
+            raise self._committer.failure
+        count = sum(map(len, runs))
+        if count > COUNT_MAX:
+            raise TooLarge(f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update")
+        now = self._clock.now_ms()
+        request = self._request
+        payload: list[bytes] = []
+        for run in runs:
+            payload += run.pack(now, self._incarnation, self._session, request + 1)
+            request += len(run)
+        kind = CLEARS if any(run.kind == CLEARS for run in runs) else ENTRIES
+        batch = Batch(payload, count, lambda: apply(runs), kind, session=self._session, request=request, content=runs)
+        if batch.size > PAYLOAD_BYTES_MAX:
+            raise TooLarge(f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update")
+        self._request = request
+        self._committer.submit(batch)
+        if self._early:
+            apply(runs)
+        return batch
+
+    def _await(self, batch: Batch) -> None:
+        self._committer.wait(batch)
+        if batch.error is not None:
+            raise batch.error
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """How many operations and how many bytes may wait for the committer."""
+        settings = self._log.settings
+        return settings.ring_slots, settings.ring_bytes
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()

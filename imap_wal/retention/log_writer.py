@@ -1,0 +1,94 @@
+"""A node's log with all that writes and keeps it: ring, committer, background maintenance, archives,
+removal of what has expired. The embedded store, `imap_wal.log` and the agent each have one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from imap_wal.format import Position
+from imap_wal.manifest.node import NOTHING_SEEN
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.log_reader import storage_errors
+from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.maintenance import Keeper
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.ring import RingBuffer
+
+if TYPE_CHECKING:  # pyarrow is not loaded by a program that never archives
+    from imap_wal.retention.archive import Archived
+    from imap_wal.retention.archiver import ArchiverProcess
+    from imap_wal.retention.removal import Removal
+
+
+class LogWriter:
+    """Safe for many threads. `logs`: all logs of the cluster, for what snapshots cover. `before_ack`:
+    see `Committer`. `archiver`: the process that writes the archives; None: this one does."""
+
+    def __init__(
+        self,
+        log: NodeLog,
+        logs: ClusterLog,
+        before_ack: Callable[[Sequence[Batch]], None] | None = None,
+        archiver: ArchiverProcess | None = None,
+    ) -> None:
+        self.log, self._logs, self._archiver = log, logs, archiver
+        self.ring: RingBuffer[Batch] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
+        self.maintenance = Keeper(log.settings, log.clock)
+        self.committer = Committer(self.ring, log, self.maintenance.committed, before_ack)
+        self._archiving = threading.Lock()
+
+    def start(self, archive: Callable[[], object] | None = None, remove_expired: Callable[[], object] | None = None) -> None:
+        """Begin the maintenance in the background. The arguments are called in place of the methods
+        of the same name, which they call."""
+        self.maintenance.start(self.committer, archive or self.archive, remove_expired or self.remove_expired)
+
+    def archive(self) -> Archived:
+        """Seal the current segment, and turn what is sealed into archives. `StorageUnavailable`, and
+        the errors of `Committer.rotate` and `archive_sealed`; nothing is lost then."""
+        from imap_wal.retention import archive  # see above
+
+        log, written = self.log, self.maintenance.written(self.log)
+        self.committer.rotate()
+        write = archive.write_archives if self._archiver is None else self._archiver.write
+        with self._archiving, storage_errors(f"archiving {log}; nothing is lost, its segments stay"):
+            store = self.maintenance.until_stop(log.store)
+            done = archive.archive_sealed(
+                store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed, write=write
+            )
+        self.maintenance.count_from(written)
+        return done
+
+    def remove_expired(self) -> Removal:
+        """Remove files that a snapshot covers, as `wal_ttl_seconds` and `wal_size_limit_mb` say.
+        `StorageUnavailable`: what is left of them is removed the next time."""
+        from imap_wal.retention.policy import remove_outlived  # as above
+
+        log, logs = self.log, self._logs
+        with self._archiving, storage_errors(f"removing covered files of {log}; what is left of them goes the next time"):
+            logs = ClusterLog(self.maintenance.until_stop(logs.store), logs.namespace, logs.cluster, logs.clock, logs.randomness)
+            return remove_outlived(logs, log.identity.node, log.settings, log.unsealed)
+
+    def shrink(self, upto: Position, *, uncovered: bool = False) -> Position:
+        """Remove whole archives and sealed segments that have nothing above `upto`, and return the
+        position of the last entry that was ever removed. Only what a snapshot covers is removed,
+        unless `uncovered`."""
+        from imap_wal.retention.removal import plan_removal, remove  # as above
+
+        log = self.log
+        with self._archiving:
+            node, covered, seen = self._logs.node(log.identity.node), None, NOTHING_SEEN
+            if not uncovered:
+                state = self._logs.state()
+                node, covered, seen = state.nodes[log.identity.node], state.covered(log.identity.node), state.seen
+            if covered is None or covered:
+                removal = plan_removal(log.store, node, upto=upto, covered=covered, writing=log.unsealed)
+                remove(log.store, node, log.manifests, removal, seen)
+            return log.manifests.read()[1].removed
+
+    def stop(self) -> None:
+        """End the maintenance, and an archive run that is under way."""
+        if self._archiver is not None:
+            self._archiver.stop()
+        self.maintenance.stop()
