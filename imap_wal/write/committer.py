@@ -102,7 +102,7 @@ class _Commit:
 
 
 class Committer:
-    """Owns the node's log and the ring's committing consumer. `on_commit` is called with the log after each commit, so it must be quick; `before_ack` with the
+    """Owns the node's log and is the ring's consumer. `on_commit` is called with the log after each commit, so it must be quick; `before_ack` with the
     batches of a commit, between sync and acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
 
     def __init__(
@@ -115,7 +115,6 @@ class Committer:
         self.ring, self.log = ring, log
         self._settings, self._clock = log.settings, log.clock
         self._on_commit, self._before_ack = on_commit, before_ack
-        self._consumer = ring.consumer()
         self._lock = threading.Lock()
         self._failure: ImapWalError | None = None
         self._under_way: _Commit | None = None
@@ -168,7 +167,7 @@ class Committer:
     def _wake_next(self) -> None:
         """Threads that published after a leader's last look found the commit lock taken and sleep:
         one of them leads now."""
-        for batch in self._consumer.take() if self._consumer.ready() else ():
+        for batch in self.ring.take() if self.ring.ready() else ():
             if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
                 batch.wake()
                 return
@@ -284,8 +283,8 @@ class Committer:
     def _commit_ready(self) -> None:
         if self._under_way is not None or self._rotating:
             self._take_up()
-        while self._consumer.ready() and (batches := self._consumer.take(self._settings.commit_bytes_max)):
-            self._under_way = commit = _Commit(batches, self._consumer.sequence + len(batches), self.log.mark())
+        while self.ring.ready() and (batches := self.ring.take(self._settings.commit_bytes_max)):
+            self._under_way = commit = _Commit(batches, self.ring.sequence + len(batches), self.log.mark())
             self._conclude(commit)
             if self._failure is None:
                 if self.log.full:
@@ -328,7 +327,7 @@ class Committer:
                 batch.apply()
             batch.done = True
             batch.wake()
-        self._consumer.advance(commit.end - self._consumer.sequence)
+        self.ring.advance(commit.end - self.ring.sequence)
         self._under_way = None
 
     def _commit(self, commit: _Commit) -> None:
