@@ -29,7 +29,7 @@ from imap_wal.read.file_scan import SEGMENT, Piece
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Noted
 from imap_wal.read.scan import read_piece
-from imap_wal.read.view import live, no_garbage_collection
+from imap_wal.read.view import live
 from imap_wal.settings import RecoveryPolicy, location
 from storage_backends import SegmentStore
 from storage_backends.location import Location
@@ -213,13 +213,12 @@ class ImapWalReader(DataSourceReader):
         options = self._options
         index = NewestIndex(TASK_MEMORY_BYTES)
         try:
-            with no_garbage_collection():
-                for piece in partition.pieces:
-                    for changes in read_piece(store, piece, options.maps or None):
-                        rows = changes.rows
-                        if options.buckets > 1:
-                            rows = [row for row in rows if is_clear(row) or zlib.crc32(row[1]) % options.buckets == partition.bucket]
-                        index.add(changes.node, rows, clears=changes.clears)
+            for piece in partition.pieces:
+                for changes in read_piece(store, piece, options.maps or None):
+                    rows = changes.rows
+                    if options.buckets > 1:
+                        rows = [row for row in rows if is_clear(row) or zlib.crc32(row[1]) % options.buckets == partition.bucket]
+                    index.add(changes.node, rows, clears=changes.clears)
             noted = Noted()
             for name in index.maps():
                 for rows, nodes in index.batches_with_nodes(name):

@@ -30,7 +30,6 @@ from imap_wal.read.cluster import ClusterLog, snapshot_pieces
 from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, Piece
 from imap_wal.read.newest_index import NewestIndex, Table
 from imap_wal.read.rivals import Claim, Conflict
-from imap_wal.read.view import no_garbage_collection
 from imap_wal.rewrite.local_engine import PartWriter
 from imap_wal.rewrite.plan import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
 from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, session
@@ -205,18 +204,17 @@ def _combine(job: Job) -> ArrowMap:
         tally = Tally(job)
         log = ClusterLog(store, job.namespace, job.cluster)
         try:
-            with no_garbage_collection():
-                for batch in batches:
-                    for text in batch.column(0).to_pylist():
-                        for piece in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
-                            for changes in log.read_on(piece, job.maps):
-                                if changes.rows:
-                                    tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
-                                    counting = job.decisions.counting(changes.node, changes.rows)
-                                    index.add(changes.node, counting, changes.bytes, clears=changes.clears)
-                                if index.full:
-                                    yield from _newest_so_far(index, tally)
-                yield from _newest_so_far(index, tally)
+            for batch in batches:
+                for text in batch.column(0).to_pylist():
+                    for piece in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
+                        for changes in log.read_on(piece, job.maps):
+                            if changes.rows:
+                                tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
+                                counting = job.decisions.counting(changes.node, changes.rows)
+                                index.add(changes.node, counting, changes.bytes, clears=changes.clears)
+                            if index.full:
+                                yield from _newest_so_far(index, tally)
+            yield from _newest_so_far(index, tally)
         except (ImapWalError, StorageError) as error:
             yield _failure_row(error)
         finally:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from imap_wal.entry import Row
@@ -96,32 +95,31 @@ class LiveView:
             if news is not None and not news[1]:
                 return
             start = self._log.clock.monotonic()
-            with no_garbage_collection():
-                for attempt in range(ATTEMPTS):
-                    self._state = None  # whatever fails from here on: next time everything is looked at
-                    state, nodes = news or (self._log.state(), None)
-                    try:
-                        self._merge(state, nodes)
-                    except NotFound as error:
-                        if attempt == ATTEMPTS - 1:
-                            raise self._log.lost(error) from error
-                        news = None
-                        continue
-                    except CutBack:
-                        # An open has cut off frames that were merged here: they were never
-                        # acknowledged.
-                        self._begin_anew()
-                        if attempt == ATTEMPTS - 1:
-                            raise
-                        news = None
-                        continue
-                    except (ImapWalError, StorageError):
-                        raise  # what was merged until then is whole, and how far is known
-                    except BaseException:
-                        self._begin_anew()  # what of the last batch is in the index is not known
+            for attempt in range(ATTEMPTS):
+                self._state = None  # whatever fails from here on: next time everything is looked at
+                state, nodes = news or (self._log.state(), None)
+                try:
+                    self._merge(state, nodes)
+                except NotFound as error:
+                    if attempt == ATTEMPTS - 1:
+                        raise self._log.lost(error) from error
+                    news = None
+                    continue
+                except CutBack:
+                    # An open has cut off frames that were merged here: they were never
+                    # acknowledged.
+                    self._begin_anew()
+                    if attempt == ATTEMPTS - 1:
                         raise
-                    self._state = state
-                    break
+                    news = None
+                    continue
+                except (ImapWalError, StorageError):
+                    raise  # what was merged until then is whole, and how far is known
+                except BaseException:
+                    self._begin_anew()  # what of the last batch is in the index is not known
+                    raise
+                self._state = state
+                break
             self._seconds += self._log.clock.monotonic() - start
 
     def maps(self) -> list[str]:
@@ -378,26 +376,3 @@ class LiveView:
 def live(rows: Sequence[Row], now_ms: int) -> list[Row]:
     """Without tombstones and what has expired."""
     return [row for row in rows if not row[5] and not 0 < row[7] <= now_ms]
-
-
-_collector_lock = threading.Lock()
-_collector_users = 0
-_collector_was_on = False
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """A merge makes millions of tuples and no cycles; the collector would walk them all again and again (measured: two thirds of the time)."""
-    global _collector_users, _collector_was_on
-    with _collector_lock:
-        if _collector_users == 0:
-            _collector_was_on = gc.isenabled()
-            gc.disable()
-        _collector_users += 1
-    try:
-        yield
-    finally:
-        with _collector_lock:
-            _collector_users -= 1
-            if _collector_users == 0 and _collector_was_on:
-                gc.enable()

@@ -19,7 +19,7 @@ from imap_wal.read.file_scan import SEGMENT
 from imap_wal.read.newest_index import NewestIndex, in_pages
 from imap_wal.read.rivals import Claim, Conflict, Noted
 from imap_wal.read.scan import read_piece
-from imap_wal.read.view import MergeProgress, no_garbage_collection
+from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.plan import GONE, Job, Merged, Part, Result, Subject, Tally, worth_reading
 from imap_wal.rewrite.publish import latest_expiry
 from imap_wal.settings import Settings
@@ -43,8 +43,7 @@ class LocalEngine:
     def run(self, job: Job, log: ClusterLog) -> Result:
         index = NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
         try:
-            with no_garbage_collection():
-                return self._run(job, log, index)
+            return self._run(job, log, index)
         except OSError as error:  # of this machine: those of the store are StorageErrors
             room = self._settings.scratch or tempfile.gettempdir()
             raise StorageUnavailable(f"rewriting needs room for Parquet files in {room}: {error}; nothing was published") from error

@@ -7,7 +7,6 @@ cancelled[flight, day]   set when a flight is cancelled
 from __future__ import annotations
 
 import csv
-import gc
 import importlib.util
 import io
 import zipfile
@@ -66,13 +65,9 @@ def apply(state: State, step: Step) -> None:
 
 def load(flights: int = 0) -> Stream:
     """The stream of the first `flights` flights (0: all)."""
-    gc.disable()  # a million small objects that all stay: the collector would take longer than the work
-    try:
-        rows = _read(flights)
-        events = sorted(_events(rows), key=itemgetter(0))
-        steps = tuple(tuple(_steps([event for event in events if producer(event[2]) == number])) for number in range(PRODUCERS))
-    finally:
-        gc.enable()
+    rows = _read(flights)
+    events = sorted(_events(rows), key=itemgetter(0))
+    steps = tuple(tuple(_steps([event for event in events if producer(event[2]) == number])) for number in range(PRODUCERS))
     return Stream(len(rows), steps)
 
 
