@@ -153,7 +153,9 @@ def decoded(payload: bytes, count: int) -> list[Row]:
     except FAULTS as error:
         raise ValueError(str(error)) from error
     # Types and ranges are right. `check` decides the rest: tombstones, clears and empty names.
-    for row in [row for row in rows if row[5] is not (row[3] is None) or not row[0] or (row[5] and (row[7] or row[1] is None))]:
+    for row in [
+        row for row in rows if row[DELETED] is not (row[VALUE] is None) or not row[MAP] or (row[DELETED] and (row[EXPIRES_AT_MS] or row[KEY] is None))
+    ]:
         check(row)
     return rows
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from imap_wal.credentials import Credentials
 from imap_wal.encryption import open_store
-from imap_wal.entry import Row, is_clear
+from imap_wal.entry import KEY, VALUE, Row, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.parquet import file as parquet_file
@@ -217,7 +217,7 @@ class ImapWalReader(DataSourceReader):
                 for changes in read_piece(store, piece, options.maps or None):
                     rows = changes.rows
                     if options.buckets > 1:
-                        rows = [row for row in rows if is_clear(row) or zlib.crc32(row[1]) % options.buckets == partition.bucket]
+                        rows = [row for row in rows if is_clear(row) or zlib.crc32(row[KEY]) % options.buckets == partition.bucket]
                     index.add(changes.node, rows, clears=changes.clears)
             noted = Noted()
             for name in index.maps():
@@ -280,7 +280,7 @@ def _decode(rows: list[Row], metadata: list[tuple[Any, ...]]) -> tuple[list[str 
     from imap_wal.inspect.decode import Decoder, text
 
     decoder = Decoder(metadata)
-    return [text(decoder.key(row)) for row in rows], [None if row[3] is None else text(decoder.value(row)) for row in rows]
+    return [text(decoder.key(row)) for row in rows], [None if row[VALUE] is None else text(decoder.value(row)) for row in rows]
 
 
 def known(url: str) -> Location:

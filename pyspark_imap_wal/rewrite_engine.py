@@ -21,15 +21,16 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from imap_wal.clock import SystemRandomness
 from imap_wal.encryption import open_store
-from imap_wal.entry import Row, subject
+from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog, snapshot_pieces
 from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, Piece
-from imap_wal.read.newest_index import NewestIndex, Table
+from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Claim, Conflict
+from imap_wal.read.table import Table
 from imap_wal.rewrite.local_engine import PartWriter
 from imap_wal.rewrite.plan import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
 from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, session
@@ -288,10 +289,10 @@ class _Held:
         self._size = 0
 
     def add(self, row: Row, node: str, late: bool) -> None:
-        self._size += len(row[1]) + len(row[3] or b"")
-        self._table.offer(row[1], (*row, node))
+        self._size += len(row[KEY]) + len(row[VALUE] or b"")
+        self._table.offer(row[KEY], (*row, node))
         if late:
-            self.late.add((self.name, row[1]))
+            self.late.add((self.name, row[KEY]))
 
     @property
     def full(self) -> bool:
@@ -313,12 +314,12 @@ def newest_of_sorted(batches: Iterator[Any], cleared: Cleared | None = None) -> 
         lates = batch.column(batch.schema.get_field_index("late")).to_pylist()
         placed = list(zip(parquet_file.to_rows(batch), nodes, lates, strict=True))
         for row, node, late in placed if cleared is None else _left(placed, cleared):
-            if held is None or held.name != row[0] or (held.full and row[1] != last):
+            if held is None or held.name != row[MAP] or (held.full and row[KEY] != last):
                 if held is not None:
                     yield held.page()
-                held = _Held(row[0])
+                held = _Held(row[MAP])
             held.add(row, node, late)
-            last = row[1]
+            last = row[KEY]
     if held is not None:
         yield held.page()
 
@@ -327,7 +328,7 @@ def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tup
     """Those that were not cleared."""
     for name, group in groupby(placed, key=lambda each: each[0][0]):
         some = list(group)
-        hidden = cleared.hidden(name, [row[1] for row, _, _ in some], [row[9] for row, _, _ in some])
+        hidden = cleared.hidden(name, [row[KEY] for row, _, _ in some], [row[ORDER] for row, _, _ in some])
         yield from (each for index, each in enumerate(some) if index not in hidden)
 
 

@@ -12,15 +12,15 @@ from contextlib import closing
 from enum import Enum
 from typing import Final, TypeAlias
 
-from imap_wal.entry import DataEntry, is_clear
+from imap_wal.entry import ORDER, DataEntry, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
 from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
-from imap_wal.read.newest_index import Table
 from imap_wal.read.rivals import Noted
 from imap_wal.read.scan import read_piece
+from imap_wal.read.table import Table
 from imap_wal.settings import RecoveryPolicy
 
 
@@ -62,7 +62,7 @@ def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> 
     noted = Noted()
     for name, table in newest.items():
         keys = list(table.rows)
-        for index in cleared.hidden(name, keys, [table.rows[key][9] for key in keys]):
+        for index in cleared.hidden(name, keys, [table.rows[key][ORDER] for key in keys]):
             del table.rows[keys[index]]
             table.rivals.pop(keys[index], None)
         noted.note(found for key in table.rivals if (found := table.conflict(name, key)) is not None)

@@ -91,7 +91,7 @@ class Cleared:
         """Note the clears among the rows of one node; returns the other rows."""
         for row in rows:
             if is_clear(row):
-                self._maps.setdefault(row[0], Floors()).add(row, node)
+                self._maps.setdefault(row[MAP], Floors()).add(row, node)
         return [row for row in rows if not is_clear(row)]
 
     def maps(self) -> list[str]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.entry import Row
+from imap_wal.entry import KEY, Row
 from imap_wal.errors import MissingNode, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
@@ -401,7 +401,7 @@ class ClusterLog:
         found: list[tuple[str, Position, Row]] = []
         for changes in self.changes(maps=(name,), policy=RecoveryPolicy.PARTIAL, positions=True):
             places = changes.positions or [START] * len(changes.rows)
-            found += [(changes.node, place, row) for row, place in zip(changes.rows, places, strict=True) if row[1] == key]
+            found += [(changes.node, place, row) for row, place in zip(changes.rows, places, strict=True) if row[KEY] == key]
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from imap_wal.entry import KEY, Row
+from imap_wal.entry import KEY, ORDER, Row
 from imap_wal.format import START
 from imap_wal.parquet.file import ARCHIVE_SCHEMA, SNAPSHOT_SCHEMA, batches, nodes_of, stored_schemas, to_positions, to_rows
 from imap_wal.read.file_scan import Changes, Piece
@@ -31,11 +31,11 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
             kept = [
                 (row, place)
                 for row, place in zip(rows, places, strict=True)
-                if place > below and (piece.until is None or place <= piece.until) and row[9][0] >= void_below(piece.cuts, place)
+                if place > below and (piece.until is None or place <= piece.until) and row[ORDER][0] >= void_below(piece.cuts, place)
             ]
             rows, places = [row for row, _ in kept], [place for _, place in kept]
         elif void[0]:
-            rows = [row for row in rows if row[9][0] >= void[0]]
+            rows = [row for row in rows if row[ORDER][0] >= void[0]]
         rows, places = without_overtaken(rows, places, piece.overtaken)
         yield Changes(piece.node, rows, first, last, batch.nbytes, places if positions else None, clears=clears)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import compress
 
-from imap_wal.entry import Row
+from imap_wal.entry import MAP, ORDER, PARTITION, Row
 from imap_wal.format import Position
 from imap_wal.read.file_scan import Overtaken
 
@@ -23,15 +23,15 @@ def select(
         pairs = [
             (row, place)
             for row, place in zip(rows, places, strict=True)
-            if (maps is None or row[0] in maps) and row[0] not in covered and row[9][0] >= incarnation
+            if (maps is None or row[MAP] in maps) and row[MAP] not in covered and row[ORDER][0] >= incarnation
         ]
         return [row for row, _ in pairs], [place for _, place in pairs]
     if maps is not None:
-        rows = [row for row in rows if row[0] in maps]
+        rows = [row for row in rows if row[MAP] in maps]
     if covered:
-        rows = [row for row in rows if row[0] not in covered]
+        rows = [row for row in rows if row[MAP] not in covered]
     if incarnation:
-        rows = [row for row in rows if row[9][0] >= incarnation]
+        rows = [row for row in rows if row[ORDER][0] >= incarnation]
     return rows, places
 
 
@@ -42,7 +42,7 @@ def without_overtaken(rows: list[Row], places: list[Position] | None, overtaken:
     tables = overtaken.get
     nothing: Mapping[int, tuple[int, int]] = {}
     # An order of four is compared with a pair: lower in the first two fields, or not lower at all.
-    kept = [not row[9] < tables(row[0], nothing).get(row[8], ()) for row in rows]
+    kept = [not row[ORDER] < tables(row[MAP], nothing).get(row[PARTITION], ()) for row in rows]
     if all(kept):
         return rows, places
     if places is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from imap_wal.entry import Row
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, Row
 from imap_wal.errors import Closed, ImapWalError
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.older import mark_beyond
@@ -375,4 +375,4 @@ class LiveView:
 
 def live(rows: Sequence[Row], now_ms: int) -> list[Row]:
     """Without tombstones and what has expired."""
-    return [row for row in rows if not row[5] and not 0 < row[7] <= now_ms]
+    return [row for row in rows if not row[DELETED] and not 0 < row[EXPIRES_AT_MS] <= now_ms]

@@ -28,7 +28,7 @@ from imap_wal.clock import Randomness, SystemClock, SystemRandomness
 from imap_wal.disposal import dispose
 from imap_wal.encryption import keys_of
 from imap_wal.encryption_keys import Keys
-from imap_wal.entry import Row
+from imap_wal.entry import DELETED, MAP, ORDER, Row
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.format import START, Position
 from imap_wal.manifest import key_checks, missing
@@ -85,8 +85,8 @@ class Summary:
             self.metadata.setdefault(to_manifest(item))
         maps, requests = self.maps, self.requests
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
-            maps[row[0]] = place
-            _, _, session, request = row[9]
+            maps[row[MAP]] = place
+            _, _, session, request = row[ORDER]
             if request > requests.get(session, 0):
                 requests[session] = request
 
@@ -240,7 +240,7 @@ class _Pass:
     def _split(self, changes: Changes, files: dict[str, _MapFile], scratch: _Scratch) -> None:
         by_map: dict[str, tuple[list[Row], list[Position]]] = {}
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
-            rows, places = by_map.setdefault(row[0], ([], []))
+            rows, places = by_map.setdefault(row[MAP], ([], []))
             rows.append(row)
             places.append(place)
         for name, (rows, places) in by_map.items():
@@ -254,7 +254,7 @@ class _Pass:
 
     def _write(self, file: _MapFile, rows: list[Row], places: list[Position]) -> None:
         file.last = places[-1]
-        file.file.write(to_batch(rows, self._node, places), sum(row[5] for row in rows))
+        file.file.write(to_batch(rows, self._node, places), sum(row[DELETED] for row in rows))
 
     def _publish(self, name: str, file: _MapFile) -> None:
         path = layout.archive_path(self._node_folder, name, file.first, file.last, self._epoch, f"{self._nonce}{len(self.archives):x}")

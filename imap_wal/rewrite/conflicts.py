@@ -21,7 +21,7 @@ from typing import Self
 
 from imap_wal import layout
 from imap_wal.encryption_keys import Keys
-from imap_wal.entry import KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
+from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -192,7 +192,7 @@ class Aside:
         if file is None:
             file = self._files[name] = ParquetFile(Path(self._folder.name), SNAPSHOT_SCHEMA, self._encryption)
         rows = [row for row, _ in claims]
-        file.write(to_batch(rows, [node for _, node in claims]), sum(row[5] for row in rows))
+        file.write(to_batch(rows, [node for _, node in claims]), sum(row[DELETED] for row in rows))
         self.keys[name] += 1
 
     def publish(self, log: ClusterLog, generation: int) -> dict[str, str]:

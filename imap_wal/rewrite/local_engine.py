@@ -11,14 +11,15 @@ from pathlib import Path
 
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.encryption import keys_of
-from imap_wal.entry import Row, is_clear, subject
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.file import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.read.cluster import ClusterLog, snapshot_pieces
 from imap_wal.read.file_scan import SEGMENT
-from imap_wal.read.newest_index import NewestIndex, in_pages
+from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Claim, Conflict, Noted
 from imap_wal.read.scan import read_piece
+from imap_wal.read.table import in_pages
 from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.plan import GONE, Job, Merged, Part, Result, Subject, Tally, worth_reading
 from imap_wal.rewrite.publish import latest_expiry
@@ -114,31 +115,31 @@ class PartWriter:
         are kept."""
         fate = self._job.rule.fate
         claims = list(zip(rows, nodes, strict=True))
-        dead = [row[5] or row[7] for row in rows]
+        dead = [row[DELETED] or row[EXPIRES_AT_MS] for row in rows]
         if any(dead):
             claims = [
                 (row, node)
                 for (row, node), maybe in zip(claims, dead, strict=True)
-                if not maybe or row[1] in conflicts or fate(row, node, bool(late) and subject(row) in late) != GONE
+                if not maybe or row[KEY] in conflicts or fate(row, node, bool(late) and subject(row) in late) != GONE
             ]
         if conflicts:
-            claims = [each for row, node in claims for each in (conflicts[row[1]].claims if row[1] in conflicts else ((row, node),))]
+            claims = [each for row, node in claims for each in (conflicts[row[KEY]].claims if row[KEY] in conflicts else ((row, node),))]
             self._conflicts += len(conflicts)
         losers = {id(row) for each in conflicts.values() for row, _ in each.claims[1:]}
         # By bytes, whatever the caller holds: a column of a batch ends at 2 GiB.
-        for page in in_pages(claims, [len(row[1] or b"") + len(row[3] or b"") for row, _ in claims], GROUP_BYTES_MAX):
+        for page in in_pages(claims, [len(row[KEY] or b"") + len(row[VALUE] or b"") for row, _ in claims], GROUP_BYTES_MAX):
             self._write([row for row, _ in page], [node for _, node in page], losers)
 
     def _write(self, rows: list[Row], nodes: list[str], losers: set[int]) -> None:
         if self._file is None:
             self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA, keys_of(self._store))
         batch = to_batch(rows, nodes)
-        self._file.write(batch, sum(row[5] or id(row) in losers for row in rows) if losers else sum(row[5] for row in rows))
+        self._file.write(batch, sum(row[DELETED] or id(row) in losers for row in rows) if losers else sum(row[DELETED] for row in rows))
         self._rows += len(rows)
         self._bytes += batch.nbytes
         clears = is_clear(rows[0])  # they come first
         self._clears |= clears
-        self._expiry_ms = [latest_expiry((*self._expiry_ms, *(0 if clears and is_clear(row) else row[7] for row in rows)))]
+        self._expiry_ms = [latest_expiry((*self._expiry_ms, *(0 if clears and is_clear(row) else row[EXPIRES_AT_MS] for row in rows)))]
         if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
             self._finish()
 

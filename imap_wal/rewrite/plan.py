@@ -29,7 +29,7 @@ from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from imap_wal import layout
-from imap_wal.entry import Row, subject
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, PARTITION, TIMESTAMP_MS, Row, subject
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, PartitionVersions, Snapshot
@@ -65,7 +65,7 @@ class Rule:
 
     def fate(self, row: Row, node: str, late: bool) -> str:
         """LIVE, KEPT (a tombstone that must stay) or GONE. `late`: it was appended after the logs were looked at the first time."""
-        if not row[5] and not self.expired(row[7]):
+        if not row[DELETED] and not self.expired(row[EXPIRES_AT_MS]):
             return LIVE
         return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT
 
@@ -192,9 +192,9 @@ class Tally:
                 totals.bytes += changes.bytes * count // len(rows)
         if settled:
             # A tombstone that an earlier rewrite kept may be dropped now, and is no longer in a log.
-            self._learn([row for row in rows if row[5] or row[7]])
+            self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])
         elif changes.last > self._settled.get(changes.node, START):
-            self.late.update(subject(row) for row in rows if row[5] or row[7])
+            self.late.update(subject(row) for row in rows if row[DELETED] or row[EXPIRES_AT_MS])
         else:
             self._learn(rows)
 
@@ -205,7 +205,7 @@ class Tally:
 
 
 def raise_versions(pairs: dict[int, tuple[int, int]], rows: Iterable[Row]) -> None:
-    for partition, incarnation, version in {(row[8], row[9][0], row[9][1]) for row in rows}:
+    for partition, incarnation, version in {(row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in rows}:
         if pairs.get(partition, (-1, -1)) < (incarnation, version):
             pairs[partition] = incarnation, version
 
@@ -295,7 +295,7 @@ def _last_until(log: ClusterLog, state: ClusterState, node: str, as_of_ms: int) 
     """The position before the first entry of a node that is newer than `as_of_ms`; entries of one commit stay together."""
     newer: Position | None = None
     for changes in log.changes(nodes=(node,), snapshots=False, positions=True, policy=RecoveryPolicy.PARTIAL, state=state):
-        if changes.rows and max(row[6] for row in changes.rows) > as_of_ms:
-            first = min(place for row, place in zip(changes.rows, changes.positions or (), strict=True) if row[6] > as_of_ms)
+        if changes.rows and max(row[TIMESTAMP_MS] for row in changes.rows) > as_of_ms:
+            first = min(place for row, place in zip(changes.rows, changes.positions or (), strict=True) if row[TIMESTAMP_MS] > as_of_ms)
             newer = first if newer is None else min(newer, first)
     return Position(2**62, 0, 0, 0) if newer is None else newer._replace(frame=newer.frame - 1, index=0)

@@ -11,7 +11,7 @@ import msgpack
 
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.encryption import open_store
-from imap_wal.entry import ORDER, pack
+from imap_wal.entry import KEY, ORDER, VALUE, pack
 from imap_wal.format import ENTRIES, METADATA
 from imap_wal.layout import Identity
 from imap_wal.schemas import sound_schemas
@@ -119,7 +119,7 @@ def _count(cluster: LiveCluster) -> dict[str, tuple[int, int]]:
         entries = size = 0
         for rows in cluster.rows(name):
             entries += len(rows)
-            size += sum(len(row[1]) + len(row[3] or b"") for row in rows)
+            size += sum(len(row[KEY]) + len(row[VALUE] or b"") for row in rows)
         counts[name] = entries, size
     return counts
 
@@ -152,7 +152,7 @@ def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, in
             for rows in cluster.rows(name):
                 _append(log, [pack(row) for row in rows])
                 entries += len(rows)
-                size += sum(len(row[1]) + len(row[3] or b"") for row in rows)
+                size += sum(len(row[KEY]) + len(row[VALUE] or b"") for row in rows)
                 incarnation = max(incarnation, *(row[ORDER][0] for row in rows))
             counts[name] = entries, size
         log.sync()

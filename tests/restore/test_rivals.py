@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.entry import Row
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest_index import NewestIndex, Table
+from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import NAMED_MAX, Claim, Conflict, Noted
+from imap_wal.read.table import Table
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.local_engine import LocalEngine
