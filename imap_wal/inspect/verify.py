@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 
@@ -236,15 +236,23 @@ def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[
         yield Finding(file, "segment", CORRUPT, offset=0, first_lost=lost, what=f"{what}{more}", advice=ADVICE)
 
 
-def _segment(
-    store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline
-) -> Finding:
+class _Read(NamedTuple):
+    """What a segment says: `wrong` are entries with impossible content. `unread`: why it was not
+    decrypted."""
+
+    verdict: Verdict
+    records: int
+    wrong: list[str]
+    unread: EncryptionError | None
+
+
+def _read_segment(store: SegmentStore, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline) -> _Read:
     manifest = node.manifest
     place = Place(segment.path, manifest.directory, segment.epoch, segment.number, bool(later), manifest.checkpoint, manifest.newest)
-    found = Finding(segment.path, "segment", CLEAN, segment.bytes)
     paths = [each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index]  # none is missing
     records, ended_at = 0, -1
     wrong: list[str] = []
+    unread: EncryptionError | None = None
 
     def count(frame: Frame) -> None:
         nonlocal records
@@ -256,23 +264,30 @@ def _segment(
         if frame.kind in OF_ENTRIES:
             wrong.extend(_wrong_entries(segment, frame))
 
-    unread: EncryptionError | None = None
+    while True:
+        records = 0
+        wrong.clear()
+        try:
+            verdict, _ = judge(store, place, visit, partial(said_by, store, manifest.directory, paths))
+        except EncryptionError as error:
+            unread, records = error, 0
+            verdict, _ = judge(store, place, count, partial(said_by, store, manifest.directory, paths), opened=False)
+        if verdict.status == CLEAN or later or verdict.end == ended_at:
+            return _Read(verdict, records, wrong, unread)
+        ended_at = verdict.end  # perhaps a commit under way: damage stays where it is, a writer goes on
+
+
+def _segment(
+    store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline
+) -> Finding:
+    found = Finding(segment.path, "segment", CLEAN, segment.bytes)
     try:
-        while True:
-            records = 0
-            wrong.clear()
-            try:
-                verdict, _ = judge(store, place, visit, partial(said_by, store, manifest.directory, paths))
-            except EncryptionError as error:
-                unread, records = error, 0
-                verdict, _ = judge(store, place, count, partial(said_by, store, manifest.directory, paths), opened=False)
-            if verdict.status == CLEAN or later or verdict.end == ended_at:
-                break
-            ended_at = verdict.end  # perhaps a commit under way: damage stays where it is, a writer goes on
+        read = _read_segment(store, node, segment, later, deadline)
     except NotFound:
         return replace(found, bytes=0, what="archived while it was being verified")
-    if unread is not None and verdict.status in (CLEAN, TORN, CORRUPT):
-        return _not_opened(found, unread, verdict, records)
+    verdict, records, wrong = read.verdict, read.records, read.wrong
+    if read.unread is not None and verdict.status in (CLEAN, TORN, CORRUPT):
+        return _not_opened(found, read.unread, verdict, records)
     if verdict.status == CLEAN and wrong:
         advice = "write a copy of the log without such an entry: imap-wal repair --drop-entry POSITION"
         more = [f"and {len(wrong) - NAMED_MAX} more"] if len(wrong) > NAMED_MAX else []

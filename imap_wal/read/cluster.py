@@ -9,8 +9,9 @@ merged before changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from imap_wal import layout
@@ -296,28 +297,38 @@ class ClusterLog:
                 except NotFound as error:
                     raise self.lost(error) from error
         for node in sorted(state.nodes):
-            if nodes is not None and node not in nodes:
-                continue
-            place, limit = (since or {}).get(node), None if until is None else until.get(node, START)
-            for attempt in range(ATTEMPTS):
-                now = state
-                if attempt:
-                    now = self.state()
-                    if now.manifest.snapshots != state.manifest.snapshots or node not in now.nodes:
-                        raise NotFound("the log was rewritten while it was read; begin again", self.folder)
-                pieces = self.node_pieces(now, node, since=place, until=limit, maps=maps, covered=covered)
-                segment = False
-                try:
-                    for piece in pieces:
-                        segment = piece.kind == SEGMENT
-                        for changes in read_piece(self.store, piece, maps, positions=positions):
-                            yield changes
-                            if segment:
-                                place = changes.last
-                    break
-                except NotFound as error:
-                    if not segment or attempt == ATTEMPTS - 1:
-                        raise self.lost(error) from error
+            if nodes is None or node in nodes:
+                place, limit = (since or {}).get(node), None if until is None else until.get(node, START)
+                pieces = partial(self.node_pieces, node=node, until=limit, maps=maps, covered=covered)
+                yield from self._node_changes(state, node, place, pieces, partial(read_piece, self.store, maps=maps, positions=positions))
+
+    def _node_changes(
+        self,
+        state: ClusterState,
+        node: str,
+        place: Position | None,
+        pieces: Callable[..., Iterable[Piece]],
+        read: Callable[[Piece], Iterator[Changes]],
+    ) -> Iterator[Changes]:
+        """What `read` reads of the `pieces` of a node above `place`, see `changes`."""
+        for attempt in range(ATTEMPTS):
+            now = state
+            if attempt:
+                now = self.state()
+                if now.manifest.snapshots != state.manifest.snapshots or node not in now.nodes:
+                    raise NotFound("the log was rewritten while it was read; begin again", self.folder)
+            segment = False
+            try:
+                for piece in pieces(now, since=place):
+                    segment = piece.kind == SEGMENT
+                    for changes in read(piece):
+                        yield changes
+                        if segment:
+                            place = changes.last
+                break
+            except NotFound as error:
+                if not segment or attempt == ATTEMPTS - 1:
+                    raise self.lost(error) from error
 
     def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
         """`read_piece`, also during an archive run: when the file is deleted while it is read, the

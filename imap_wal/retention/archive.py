@@ -24,7 +24,7 @@ from typing import TypeAlias
 import msgpack
 
 from imap_wal import layout
-from imap_wal.clock import Randomness, SystemClock, SystemRandomness
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.disposal import dispose
 from imap_wal.encryption import keys_of
 from imap_wal.encryption_keys import Keys
@@ -311,8 +311,6 @@ def archive_sealed(
     *,
     epoch: int | None = None,
     writing: int | None = None,
-    scratch: Path | None = None,
-    randomness: Randomness | None = None,
     write: Write = write_archives,
 ) -> Archived:
     """Turn sealed segments into archives. Only for the owner of the node's log, or the holder of
@@ -324,15 +322,15 @@ def archive_sealed(
     is no writer, all are taken. Damage in a sealed segment stops the run before anything is
     changed: `CorruptLog`, `ShortLog`. `write`: what reads the segments and writes the files; that
     of `imap_wal.retention.archiver` does not slow down this process."""
-    source = randomness or SystemRandomness()
+    randomness = SystemRandomness()
     last: Exception | None = None
     for _ in range(ATTEMPTS):
-        number, manifest = manifests.read()
+        manifest = manifests.read()[1]
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
             raise Fenced(f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to {epoch}: another process took over")
-        run = _Run(store, node_folder, node, manifests, number, manifest, writing, source.token().hex()[:16], write)
+        run = _Run(store, node_folder, node, manifests, manifest, writing, randomness.token().hex()[:16], write)
         try:
-            return run.archive(scratch)
+            return run.archive()
         except (NotFound, LostRace) as error:
             last = error  # a prune removed a covered segment while it was read, or the manifest moved otherwise: it says so by now
     lost = missing.archive(last.path, node, manifests.read()[1]) if isinstance(last, NotFound) else None
@@ -350,7 +348,6 @@ class _Run:
         node_folder: str,
         node: str,
         manifests: ManifestLog[NodeManifest],
-        number: int,
         manifest: NodeManifest,
         writing: int | None,
         nonce: str,
@@ -358,11 +355,11 @@ class _Run:
     ) -> None:
         self._store, self._folder, self._node, self._manifests, self._nonce = store, node_folder, node, manifests, nonce
         self._write = write
-        self._number, self._manifest = number, manifest
+        self._manifest = manifest
         self._wal = wal_folder(store, node_folder, manifest.archived, manifest.begins)
         self._segments = [each for each in self._wal.segments if writing is None or each.number < writing]
 
-    def archive(self, scratch: Path | None) -> Archived:
+    def archive(self) -> Archived:
         self._sweep()
         segments = self._segments
         if not segments:
@@ -373,7 +370,7 @@ class _Run:
             for each, after in zip(segments, following, strict=True)
         ]
         try:
-            with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", dir=scratch, ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", ignore_cleanup_errors=True) as folder:
                 known = tuple(self._manifest.archives)
                 total = sum(each.bytes for each in segments) + absorbable(known)
                 job = ArchiveJob(self._folder, self._node, tuple(pieces), Path(folder), self._manifest.epoch, known, self._nonce, total)
@@ -383,7 +380,7 @@ class _Run:
             if not isinstance(error, OSError):
                 raise
             raise StorageUnavailable(  # an OSError is of this machine: those of the store are StorageErrors
-                f"archiving the log of node {self._node!r} needs room for Parquet files in {scratch or tempfile.gettempdir()}: {error}; "
+                f"archiving the log of node {self._node!r} needs room for Parquet files in {tempfile.gettempdir()}: {error}; "
                 "nothing is lost, its segments stay"
             ) from error
         self._publish(work)

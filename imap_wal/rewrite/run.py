@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from imap_wal.encryption import keys_of
@@ -11,9 +11,9 @@ from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
-from imap_wal.rewrite.plan import ATTEMPTS, Engine, Job, prepare
+from imap_wal.rewrite.plan import ATTEMPTS, Engine, Job, Merged, Result, prepare
 from imap_wal.rewrite.publish import confirm, discard, publish, report_of
-from imap_wal.rewrite.report import RewriteReport, memory_max_bytes
+from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
@@ -36,29 +36,14 @@ def rewrite(
     snapshot keeps all claims."""
     start = log.clock.monotonic()
     skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
+
     if not dry_run:
         key_checks.enter(keys_of(log.store).ring, log.manifests)
-    for attempt in range(ATTEMPTS):
-        job = prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run, skew_ms_max=skew_ms_max)
-        aside = _Aside({}, {})
-        try:
-            if resolve is not None:
-                job, aside = _decide(log, job, resolve)
-            result = engine.run(job, log)
-            if not dry_run:
-                confirm(log, job, result)
-        except NotFound as error:
-            discard(log, job)
-            if attempt == ATTEMPTS - 1:
-                lost = log.lost(error)
-                if isinstance(lost, ShortLog):
-                    raise lost from error
-                raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
-            continue
-        except BaseException:
-            discard(log, job)
-            raise
-        break
+
+    def plan() -> Job:
+        return prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run, skew_ms_max=skew_ms_max)
+
+    job, aside, result = _merge(log, engine, plan, resolve)
     if not dry_run:
         try:
             publish(log, job, result)
@@ -66,28 +51,51 @@ def rewrite(
             discard(log, job)
             raise
         # After any other error nobody knows whether the manifest names the new files: they stay. If it does not, prune takes them as orphans one day.
-    merged = result.maps
-    changed = tuple(
-        replace(
-            report_of(job, item),
-            conflicts=aside.keys.get(item.map, 0),
-            undecided=sum(part.conflicts for part in item.parts),
-            set_aside=aside.paths.get(item.map, ""),
-        )
-        for item in sorted(merged, key=lambda item: item.map)
-    )
     return RewriteReport(
         namespace=job.namespace,
         cluster=job.cluster,
         engine=engine.name,
-        maps=changed,
+        maps=tuple(_of_map(job, item, aside) for item in sorted(result.maps, key=lambda item: item.map)),
         covered=job.until,
         missing=job.state.missing,
-        records_read=sum(item.records for item in merged),
+        records_read=sum(item.records for item in result.maps),
         seconds=log.clock.monotonic() - start,
         memory_max_bytes=memory_max_bytes(),
         dry_run=dry_run,
         clock_skew_ms=skew_ms,
+    )
+
+
+def _merge(log: ClusterLog, engine: Engine, plan: Callable[[], Job], resolve: Resolution | None) -> tuple[Job, _Aside, Result]:
+    """Plan, decide, merge; again if files went while they were read."""
+    for attempt in range(ATTEMPTS):
+        job, aside = plan(), _Aside({}, {})
+        try:
+            if resolve is not None:
+                job, aside = _decide(log, job, resolve)
+            result = engine.run(job, log)
+            if not job.dry_run:
+                confirm(log, job, result)
+            return job, aside, result
+        except NotFound as error:
+            discard(log, job)
+            if attempt == ATTEMPTS - 1:
+                lost = log.lost(error)
+                if isinstance(lost, ShortLog):
+                    raise lost from error
+                raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
+        except BaseException:
+            discard(log, job)
+            raise
+    raise AssertionError
+
+
+def _of_map(job: Job, item: Merged, aside: _Aside) -> MapRewrite:
+    return replace(
+        report_of(job, item),
+        conflicts=aside.keys.get(item.map, 0),
+        undecided=sum(part.conflicts for part in item.parts),
+        set_aside=aside.paths.get(item.map, ""),
     )
 
 

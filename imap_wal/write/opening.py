@@ -187,6 +187,29 @@ class _Opening:
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+        self._demand_same(before)
+        cluster_number, cluster = self._current_cluster_of(before)
+        self._registration.check_whose(cluster, before)
+        self._registration.check(cluster, before.directory)
+        self._opened = opened_epochs(self._store, self._identity.cluster_folder)
+        wal = self._wal_of(before, cluster)
+        before = self._registration.check_place(before, wal, cluster)
+        demand_current(self._store.list(self._folder), self._folder, before, wal)
+        claimed = self._claimed(before, self._registration.first_session(cluster, cluster_number))
+
+        def claim() -> None:
+            if not self._published:
+                key_checks.enter(self._context.ring, self.clusters)  # the log was read with it, and nothing is written yet
+                self._claim(number, before, claimed, wal)
+
+        recovered = recover(self._context, before, claim)
+        claim()
+        manifest = self._note_recovered(claimed, recovered)
+        self._registration.enter(manifest, self._opened)
+        return manifest, recovered
+
+    def _demand_same(self, before: NodeManifest) -> None:
+        """Refuse a log of another kind, and one that is being forgotten."""
         self._demand_kind(before)
         if self._directory not in (None, before.directory):
             what = f"node {self._identity.node!r} was forgotten or replaced by another process at the same time"
@@ -195,14 +218,22 @@ class _Opening:
             raise MissingNode(
                 f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): run that again to its end, and then open a new log"
             )
-        cluster_number, cluster = self.clusters.read()
-        if before.cluster.newer_than(cluster.seen(cluster_number)) or self._identity.node not in cluster.nodes:
+
+    def _current_cluster(self) -> ClusterManifest:
+        context = self._context
+        return current_cluster(self._store, self._identity.cluster_folder, self.clusters, context.clock, context.randomness)
+
+    def _current_cluster_of(self, before: NodeManifest) -> tuple[int, ClusterManifest]:
+        """The cluster's manifest, and its number when it was read."""
+        number, cluster = self.clusters.read()
+        if before.cluster.newer_than(cluster.seen(number)) or self._identity.node not in cluster.nodes:
             # All nodes are asked only now: this one may be the first to see that the cluster's
             # manifest was put back.
             cluster = self._current_cluster()
-        self._registration.check_whose(cluster, before)
-        self._registration.check(cluster, before.directory)
-        self._opened = opened_epochs(self._store, self._identity.cluster_folder)
+        return number, cluster
+
+    def _wal_of(self, before: NodeManifest, cluster: ClusterManifest) -> WalFolder:
+        """The segments, after the writer that may still write some was shut out."""
         older = older_epoch(before, self._opened)
         if older:  # or another process has opened it since `before` was read: then this open begins again
             raise older_manifest(f"{self._folder}/manifest", older)
@@ -218,27 +249,25 @@ class _Opening:
             # replaced meanwhile, finds its successor here.
             self._shut_out(before)
             wal = wal_folder(self._store, self._folder, before.archived, before.begins)
-        before = self._registration.check_place(before, wal, cluster)
-        demand_current(self._store.list(self._folder), self._folder, before, wal)
-        claimed = replace(
+        return wal
+
+    def _claimed(self, before: NodeManifest, first_session: int) -> NodeManifest:
+        """The manifest of the new epoch."""
+        randomness = self._context.randomness
+        return replace(
             before,
             epoch=before.epoch + 1,
             clean=False,
             forgotten=False,
             embedded=self._embedded,
-            directory=before.directory or self._context.randomness.name(),
-            session=before.session if before.directory else self._registration.first_session(cluster, cluster_number),
-            wal_id=before.wal_id or self._context.randomness.name(),
-            permit=self._context.randomness.token().hex() if self._store.capabilities.durable_append else "",
+            directory=before.directory or randomness.name(),
+            session=before.session if before.directory else first_session,
+            wal_id=before.wal_id or randomness.name(),
+            permit=randomness.token().hex() if self._store.capabilities.durable_append else "",
         )
 
-        def claim() -> None:
-            if not self._published:
-                key_checks.enter(self._context.ring, self.clusters)  # the log was read with it, and nothing is written yet
-                self._claim(number, before, claimed, wal)
-
-        recovered = recover(self._context, before, claim)
-        claim()
+    def _note_recovered(self, claimed: NodeManifest, recovered: Recovered) -> NodeManifest:
+        """Publish what the recovery found, if the new epoch still is this open's."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             if (manifest.epoch, manifest.permit) != (claimed.epoch, claimed.permit):
@@ -248,13 +277,7 @@ class _Opening:
             newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
             return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
 
-        manifest = self.manifests.update(change)
-        self._registration.enter(manifest, self._opened)
-        return manifest, recovered
-
-    def _current_cluster(self) -> ClusterManifest:
-        context = self._context
-        return current_cluster(self._store, self._identity.cluster_folder, self.clusters, context.clock, context.randomness)
+        return self.manifests.update(change)
 
     def _shut_out(self, before: NodeManifest) -> None:
         """After this, the writer of that epoch acknowledges nothing more."""

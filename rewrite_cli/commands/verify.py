@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
@@ -44,10 +44,51 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
       imap-wal verify /var/lib/maps --max-duration 30s
       imap-wal verify s3://bucket/maps --node n1 -o json
     """
+    outcome = _read(scope, Deadline(SystemClock(), max_duration))
+    if output == out.JSON:
+        out.print_json(
+            {
+                "summary": outcome.summary(),
+                "files": [finding.to_json() for finding in outcome.findings],
+                "foreign": outcome.foreign,
+                "unchecked": [{"file": unit.file, "bytes": unit.bytes} for unit in outcome.unchecked],
+            }
+        )
+    else:
+        _print(outcome, show_all)
+    return FINDINGS if any(_bad(finding) for finding in outcome.findings) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """`foreign`: files that are not of a log; `unchecked`: what the time did not suffice for."""
+
+    findings: list[Finding]
+    foreign: list[str]
+    unchecked: list[Unit]
+
+    def counts(self) -> Counter[str]:
+        return Counter(finding.status for finding in self.findings)
+
+    def summary(self) -> dict[str, int | bool]:
+        counts = self.counts()
+        return {
+            "files": len(self.findings),
+            "bytes": sum(finding.bytes for finding in self.findings),
+            "records": sum(finding.records for finding in self.findings),
+            **{status.replace("-", "_"): counts[status] for status in (CLEAN, TORN, CORRUPT, UNSUPPORTED, CONFLICT)},
+            "foreign": len(self.foreign),
+            "unopened": sum(finding.unopened for finding in self.findings),
+            "partial": bool(self.unchecked),
+            "unchecked_files": len(self.unchecked),
+            "unchecked_bytes": sum(unit.bytes for unit in self.unchecked),
+        }
+
+
+def _read(scope: Scope, deadline: Deadline) -> _Outcome:
     findings: list[Finding] = []
     units: list[Unit] = []
     unchecked: list[Unit] = []
-    deadline = Deadline(SystemClock(), max_duration)
     foreign: list[str] = []
     with out.progress() as progress:
         task = progress.add_task("reading")
@@ -67,52 +108,35 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
         except LogError as error:  # a manifest: which files it should name is unknown
             found = damaged(error.file, "manifest", 0, error, None)
             findings.append(replace(found, what=f"{found.what}; verify stopped here: other files were not checked"))
-    counts = Counter(finding.status for finding in findings)
-    unopened = sum(finding.unopened for finding in findings)
-    summary = {
-        "files": len(findings),
-        "bytes": sum(finding.bytes for finding in findings),
-        "records": sum(finding.records for finding in findings),
-        **{status.replace("-", "_"): counts[status] for status in (CLEAN, TORN, CORRUPT, UNSUPPORTED, CONFLICT)},
-        "foreign": len(foreign),
-        "unopened": unopened,
-        "partial": bool(unchecked),
-        "unchecked_files": len(unchecked),
-        "unchecked_bytes": sum(unit.bytes for unit in unchecked),
-    }
-    if output == out.JSON:
-        out.print_json(
-            {
-                "summary": summary,
-                "files": [finding.to_json() for finding in findings],
-                "foreign": foreign,
-                "unchecked": [{"file": unit.file, "bytes": unit.bytes} for unit in unchecked],
-            }
+    return _Outcome(findings, foreign, unchecked)
+
+
+def _print(outcome: _Outcome, show_all: bool) -> None:
+    findings, unchecked, counts, summary = outcome.findings, outcome.unchecked, outcome.counts(), outcome.summary()
+    shown = [finding for finding in findings if show_all or finding.status != CLEAN]
+    if shown:
+        out.print_table(
+            ("status", "file", "offset", "first lost", "lost records", "what", "what to do"),
+            [(one.status, one.file, one.offset, one.first_lost, _lost_records(one), one.what, one.advice) for one in shown],
         )
-    else:
-        shown = [finding for finding in findings if show_all or finding.status != CLEAN]
-        if shown:
-            out.print_table(
-                ("status", "file", "offset", "first lost", "lost records", "what", "what to do"),
-                [(one.status, one.file, one.offset, one.first_lost, _lost_records(one), one.what, one.advice) for one in shown],
-            )
-        for path in foreign:
-            out.note(f"not ours, left alone: {path}")
-        bad = counts[CORRUPT] + counts[UNSUPPORTED]
-        verdict = click.style(f"{bad} damaged", fg="red", bold=True) if bad else click.style("no damage", fg="green", bold=True)
-        torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
-        if counts[CONFLICT]:
-            torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
-        out.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
-        if unopened:
-            out.echo(f"{unopened} files are encrypted and were read without their keys: only their checksums were verified (--encryption-keys)")
-        if unchecked:
-            for unit in unchecked if show_all else ():
-                out.note(f"not checked: {unit.file}")
-            out.echo(
-                f"partial: the time limit was reached; {len(unchecked)} files, {out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
-            )
-    return FINDINGS if any(_bad(finding) for finding in findings) else 0
+    for path in outcome.foreign:
+        out.note(f"not ours, left alone: {path}")
+    bad = counts[CORRUPT] + counts[UNSUPPORTED]
+    verdict = click.style(f"{bad} damaged", fg="red", bold=True) if bad else click.style("no damage", fg="green", bold=True)
+    torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
+    if counts[CONFLICT]:
+        torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
+    out.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
+    if summary["unopened"]:
+        out.echo(
+            f"{summary['unopened']} files are encrypted and were read without their keys: only their checksums were verified (--encryption-keys)"
+        )
+    if unchecked:
+        for unit in unchecked if show_all else ():
+            out.note(f"not checked: {unit.file}")
+        out.echo(
+            f"partial: the time limit was reached; {len(unchecked)} files, {out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
+        )
 
 
 def _bad(finding: Finding) -> bool:
