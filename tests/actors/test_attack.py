@@ -20,7 +20,7 @@ from imap_wal.repair.report import SALVAGE
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.actors.test_named_cases import NODE, Interrupted, compact, embedded, log_of
+from tests.kit.actors import NODE, Interrupted, compact, embedded, log_of
 
 
 class Died(BaseException):

@@ -24,7 +24,7 @@ from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.actors.test_named_cases import NODE, Interrupted, embedded
+from tests.kit.actors import NODE, Interrupted, embedded
 from tests.support import FakeClock, node_log, row
 
 

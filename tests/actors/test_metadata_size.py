@@ -19,7 +19,7 @@ from imap_wal.write.opening import open_node_log
 from imap_wal.write.registration import SESSIONS_A_LOG
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.restore.test_live_view import SMALL, append, cluster, values, view
+from tests.kit.logs import SMALL, append, cluster, values, view
 from tests.support import FakeClock
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,24 +16,10 @@ from imap_wal.errors import InvalidSetting
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, plugin, serving
+from tests.kit.starts import former_cluster, settings_of
 from tests.support import FakeClock, eventually
 
 FOLDER = "default/c"
-LIFETIME_S = 5
-"""Longer than any pause of a machine that is busy. No test waits for this time."""
-
-
-def settings_of(folder: Path, *nodes: str, **settings: Any) -> list[AgentConfig]:
-    return [config(folder, node, lifetime_timeout_s=LIFETIME_S, **settings) for node in nodes]
-
-
-def former_cluster(folder: Path, *nodes: str) -> None:
-    """A cluster that has used these nodes, and was stopped."""
-    with ExitStack() as stack:
-        for settings in settings_of(folder, *nodes):
-            stack.enter_context(serving(settings))
-            member = stack.enter_context(plugin(settings, uuid=f"plugin-{settings.node}"))
-            assert member.put(**{settings.node: "1"})[0] == "ack"
 
 
 def test_the_first_cluster_of_a_log_waits_for_no_node(tmp_path: Path) -> None:

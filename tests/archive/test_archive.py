@@ -21,7 +21,7 @@ from imap_wal.retention.archive import archive_sealed
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
+from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import copy_files, overwrite, segments
 
 

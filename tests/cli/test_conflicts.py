@@ -16,7 +16,7 @@ from imap_wal.settings import Settings
 from storage_backends import SegmentStore, open_store
 from tests.cli.conftest import Run
 from tests.histories import put
-from tests.restore.test_live_view import append, node
+from tests.kit.logs import append, node
 
 
 @pytest.fixture

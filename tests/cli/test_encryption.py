@@ -14,10 +14,10 @@ from imap_wal.encryption import archive_key
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
-from tests.durable.test_encrypted import SECRET, content, killed, last_frame
 from tests.encrypted import key, key_file, keyed, other, ring
+from tests.kit.encrypted_maps import SECRET, content, killed, last_frame
+from tests.kit.frames import with_right_crc
 from tests.support import overwrite, segments
-from tests.unit.test_encryption import with_right_crc
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.actors.test_named_cases import Interrupted, embedded
 from tests.cli.conftest import Run
+from tests.kit.actors import Interrupted, embedded
 
 
 def write(store: MemoryStore, node: str, **entries: int) -> None:

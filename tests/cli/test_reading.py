@@ -20,8 +20,7 @@ from imap_wal.read.file_scan import Changes, Piece
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore
 from tests.cli.conftest import Run
-
-LIVE = {**{f"o{n}": {"state": "new"} for n in (0, 5, 6, 7, 8, 9)}, "o1": {"state": "paid"}, "o3": {"state": "sent"}, "o4": {"state": "back"}}
+from tests.kit.orders import LIVE
 
 
 def test_ls_shows_nodes_and_files(run: Run, url: str) -> None:

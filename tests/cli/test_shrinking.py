@@ -10,7 +10,7 @@ import pytest
 
 import imap_wal
 from tests.cli.conftest import Run
-from tests.cli.test_reading import LIVE
+from tests.kit.orders import LIVE
 
 
 def live(run: Run, url: str) -> dict[str, object]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.agent.harness import named, plugin, serving
-from tests.agent.test_start import former_cluster, settings_of
 from tests.cli.conftest import Run
+from tests.kit.starts import former_cluster, settings_of
 from tests.support import eventually
 
 

@@ -17,7 +17,7 @@ from imap_wal.entry import is_clear
 from imap_wal.settings import RecoveryPolicy
 from tests.cluster.harness import Cluster, logged_map, until
 from tests.cluster.history import log_view
-from tests.cluster.test_settlement import SILENT, newest, wait_taken
+from tests.kit.silent import SILENT, newest, wait_taken
 
 PARTITIONS = 271
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from storage_backends import open_store
 from tests.cluster.harness import Agent, Member, connect, free_ports, gateway, logged_map, member_config, until
 from tests.cluster.history import log_view
 from tests.cluster.load import Load
+from tests.kit.disks import small_disk
 
 DYING = "tests.cluster.dying_agent"
 MB = 1 << 20
@@ -89,19 +89,6 @@ class Bench:
         if self.client is not None:
             self.client.shutdown()
             self.client = None
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A disk of 4 MB; None where it cannot be mounted."""
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False, capture_output=True).returncode:
-        yield None
-        return
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 BAD = {

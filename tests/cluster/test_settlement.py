@@ -15,12 +15,10 @@ import pytest
 from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
-from imap_wal.entry import KEY, VALUE
-from tests.cluster.harness import Agent, Cluster, logged_map, until
-from tests.cluster.history import log_view
+from tests.cluster.harness import Cluster, logged_map, until
 from tests.cluster.network import Network
+from tests.kit.silent import SILENT, newest, wait_taken
 
-SILENT = "tests.cluster.silent_agent"
 Start = Callable[..., Cluster]
 RESTORED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) (?:restored|settled) from .*: [\d,]+ entries compared, ([\d,]+) set')
 
@@ -59,26 +57,6 @@ def after_a_restart(cluster: Cluster, name: str, count: int) -> dict[Any, Any]:
     cluster.kill_everything()
     cluster.start(count)
     return contents(cluster, name)
-
-
-def newest(cluster: Cluster, name: str) -> dict[str, str]:
-    """What the log says of a map of strings, read by the test itself."""
-    view = log_view(cluster.url)
-    try:
-        return {_text(row[KEY]): _text(row[VALUE]) for rows in view.rows(name) for row in rows if row[VALUE] is not None}
-    finally:
-        view.close()
-
-
-def _text(data: bytes) -> str:
-    """Of Hazelcast's Data: partition hash, type, length (4 bytes each), UTF-8."""
-    return data[12:].decode()
-
-
-def wait_taken(agent: Agent, before: int) -> None:
-    """Wait until one more change is durable: an agent commits what it received before it answers the next request."""
-    until("the agent takes a change", lambda: (agent.stat() or {}).get("appends", 0) > before)
-    assert agent.stat(5000)
 
 
 def _map(cluster: Cluster, name: str) -> BlockingMap:

@@ -19,7 +19,7 @@ from hazelcast.transaction import ONE_PHASE, TWO_PHASE
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import error_of
 from tests.cluster.harness import Cluster, connect, logged_map, until
-from tests.cluster.test_faults import small_disk
+from tests.kit.disks import small_disk
 
 SILENT = "tests.cluster.silent_agent"
 BEFORE = {f"k{number}": "old" for number in range(60)}

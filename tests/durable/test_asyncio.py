@@ -12,8 +12,8 @@ import imap_wal
 from imap_wal.errors import Closed, NotAppended, NotSerializable, OutcomeUnknown, TooLarge
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
+from tests.kit.gate import Gate
 from tests.support import contents
-from tests.unit.test_committer import Gate
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:

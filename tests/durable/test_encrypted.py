@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,43 +12,11 @@ import imap_wal
 from imap_wal import format, log
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting, LogError
 from imap_wal.segment.reader import SegmentReader
-from storage_backends import SegmentStore, open_store
+from storage_backends import open_store
 from tests.encrypted import key, key_file, keyed, other
+from tests.kit.encrypted_maps import SECRET, SECRET_KEY, content, entries, fill, killed, last_frame
+from tests.kit.frames import with_right_crc
 from tests.support import overwrite, segments
-from tests.unit.test_encryption import with_right_crc
-
-SECRET = "a-value-that-nobody-may-read"
-SECRET_KEY = "a-key-that-nobody-may-read"
-
-
-def fill(place: str, source: str, count: int = 20, start: int = 0, **settings: Any) -> None:
-    with imap_wal.open(place, encryption_keys=source, **settings) as store:
-        for number in range(start, start + count):
-            store.map("orders")[f"{SECRET_KEY}-{number}"] = SECRET
-
-
-def entries(place: str, source: str, **settings: Any) -> int:
-    with imap_wal.open(place, encryption_keys=source, **settings) as store:
-        return len(store.map("orders"))
-
-
-def content(place: str) -> dict[str, bytes]:
-    """All that a log consists of. Locks and permits of writers are no part of it."""
-    store = open_store(place)
-    return {file.path: store.read(file.path) for file in store.list("") if file.path.endswith((".wal", ".json", ".parquet"))}
-
-
-def killed(place: str, source: str, torn: bytes = b"") -> None:
-    """A log whose writer died, with some bytes of a commit at its end."""
-    with imap_wal.open(place, encryption_keys=source, preallocate=False) as store:
-        for number in range(20):
-            store.map("orders")[f"k{number}"] = SECRET
-        disk = open_store(place)
-        left = {file.path: disk.read(file.path) for file in disk.list("") if not file.path.endswith(".lock")}
-    for file in disk.list(""):
-        disk.delete(file.path)
-    for path, data in left.items():
-        disk.create(path, data + (torn if path.endswith(".wal") else b""))
 
 
 @pytest.fixture(params=["file", "objects"])
@@ -105,12 +72,6 @@ def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(place: 
     with pytest.raises(EncryptionError):
         imap_wal.open(place, encryption_keys=wrong)
     assert entries(place, source) == 20
-
-
-def last_frame(store: SegmentStore, path: str) -> tuple[int, int, int]:
-    reader = SegmentReader(store, path)
-    frames = list(reader.whole_frames())
-    return reader.header.checksum_seed, frames[-1].offset, frames[-1].end
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute"])

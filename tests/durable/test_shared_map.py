@@ -16,8 +16,8 @@ from imap_wal.embedded.serializer import RawSerializer
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
+from tests.kit.gate import Gate
 from tests.support import FakeClock, Threads, contents, embedded, eventually
-from tests.unit.test_committer import Gate
 
 
 class Ticking(FakeClock):

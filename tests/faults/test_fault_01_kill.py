@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
 import os
 import select
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,60 +13,12 @@ from typing import Any
 import pytest
 
 import imap_wal
-from storage_backends import SegmentStore
-from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.local import LocalStore
-from storage_backends.memory import MemoryStore, forget
 from tests.durable.children import ACK, apply
 from tests.faults import children
-from tests.faults.disk import RecordedDisk
-from tests.faults.workload import Life, Reference, look_and_go_on
+from tests.faults.workload import Reference, look_and_go_on
+from tests.kit.faults import Cases, _context, check_images, operations, record, strike_at
 from tests.support import FakeClock
-
-Cases = Callable[[int], None]
-_names = itertools.count()
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "imap_wal",
-        "imap_wal.retention.archive",
-        "tests.durable.children",
-        "tests.faults.children",
-        "pandas",
-        "pyarrow.compute",
-        "pyarrow.pandas_compat",
-    ]
-)  # Arrow asks for pandas
-
-
-def everything(storage: FaultyStore, reference: Reference, **options: Any) -> None:
-    life = Life(storage, reference, **options)
-    life.play()
-    life.close()
-
-
-def operations(inner: SegmentStore | None = None, **options: Any) -> list[str]:
-    """The kinds of operation that the work asks of its storage. A storage that tells when files changed is asked less."""
-    counted = FaultyStore(inner or MemoryStore(f"faults-count-{next(_names)}"))
-    everything(counted, Reference(), **options)
-    return [operation.kind for operation in counted.operations]
-
-
-def strike_at(at: int, action: Any, seed: int, *, go_on: bool, tear: Any = "prefix", when: Any = "before", **options: Any) -> None:
-    """Play the work, let the fault strike at its `at`-th operation, look what is left."""
-    name = f"faults-{next(_names)}"
-    inner = MemoryStore(name)
-    reference = Reference()
-    faulty = FaultyStore(inner, Plan((Fault(action, at=at, when=when),), seed, tear))
-    with pytest.raises(Killed):
-        everything(faulty, reference, **options)
-    if go_on:
-        look_and_go_on(inner, reference, faulty.plan, **options)
-    else:
-        life = Life(inner, reference, **options)
-        life.open(faulty.plan)
-        life.close()
-    forget(name)
 
 
 def test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing(cases: Cases, seed: int) -> None:
@@ -90,40 +39,6 @@ def test_a_kill_before_and_after_every_storage_operation_loses_nothing_and_work_
     """Fault 1, long."""
     for at in range(1, len(operations(preallocate=preallocate)) + 1):
         strike_at(at, "kill", seed, go_on=True, when=when, preallocate=preallocate)
-        cases(1)
-
-
-def record(root: Path, **options: Any) -> RecordedDisk:
-    """The system calls of the work on a real local disk; the marks are what had been acknowledged."""
-    with RecordedDisk(str(root)) as disk:
-        reference = Reference()
-        reference.on_change = lambda: disk.mark((reference.state, reference.pending, reference.clock.now_ms()))
-        life = Life(LocalStore(str(root)), reference, **options)
-        life.play()
-        life.close()
-    return disk
-
-
-def check_images(
-    disk: RecordedDisk, kinds: tuple[tuple[str, str], ...], seed: int, cases: Cases, *, every: int = 1, go_on_every: int = 8, **options: Any
-) -> None:
-    """Open a log on whatever may be left after a crash at every (`every`-th) system call."""
-    chance = Random(seed)
-    for number, (call, kept, note, image) in enumerate(disk.images(kinds, chance, every)):
-        name = f"faults-{next(_names)}"
-        inner = MemoryStore(name)
-        for path, data in image.items():
-            inner.create(path, data)
-        state, pending, now_ms = note or ({}, None, FakeClock().now_ms())
-        reference = Reference(FakeClock(now_ms), dict(state), pending)
-        why = f"crash before system call {call}, {kept}, seed {seed}"
-        if number % go_on_every == 0:
-            look_and_go_on(inner, reference, why, **options)
-        else:
-            life = Life(inner, reference, **options)
-            life.open(why)
-            life.close()
-        forget(name)
         cases(1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.disk import BYTES, NAMES
-from tests.faults.test_fault_01_kill import Cases, check_images, operations, record, strike_at
+from tests.kit.faults import Cases, check_images, operations, record, strike_at
 
 CRASHES = tuple((names, data) for names in NAMES for data in BYTES)
 

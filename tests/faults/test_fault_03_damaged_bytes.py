@@ -23,7 +23,7 @@ from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.faults.test_fault_01_kill import Cases
+from tests.kit.faults import Cases
 from tests.support import copy_files, embedded, overwrite, segments
 
 NAMES = ("apple", "banana", "cherry", "damson")

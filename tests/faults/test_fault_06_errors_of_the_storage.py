@@ -18,8 +18,8 @@ from imap_wal.errors import NotAppended, OutcomeUnknown
 from storage_backends import NoSpace, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore, forget
-from tests.faults.test_fault_01_kill import Cases, operations
 from tests.faults.workload import WORK, Life, Reference
+from tests.kit.faults import Cases, operations
 from tests.support import contents, embedded
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from tests.faults.disk import BYTES, NAMES, RecordedDisk
-from tests.faults.test_fault_01_kill import Cases
 from tests.faults.workload import Life, Reference
+from tests.kit.faults import Cases
 from tests.support import contents, copy_files
 
 CRASHES = tuple((names, data) for names in NAMES for data in BYTES)

@@ -14,10 +14,10 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore, forget
-from tests.faults.test_fault_01_kill import Cases
 from tests.faults.workload import Life, Reference
 from tests.histories import put
-from tests.restore.test_live_view import append, cluster, node, values, view
+from tests.kit.faults import Cases
+from tests.kit.logs import append, cluster, node, values, view
 from tests.support import FakeClock, copy_files, segments
 
 _names = itertools.count()

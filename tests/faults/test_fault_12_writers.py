@@ -29,8 +29,8 @@ from storage_backends.faults import Fault, FaultyStore, Operation
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
 from tests.faults import children
-from tests.faults.test_fault_01_kill import Cases, _context
 from tests.faults.workload import Life, Reference, live
+from tests.kit.faults import Cases, _context
 from tests.support import Threads, contents, embedded, eventually
 
 _names = itertools.count()

@@ -15,7 +15,7 @@ from imap_wal.errors import ImapWalError
 from storage_backends import StorageError, descriptors
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
-from tests.faults.test_fault_01_kill import Cases
+from tests.kit.faults import Cases
 from tests.support import embedded
 
 

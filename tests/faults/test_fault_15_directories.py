@@ -13,13 +13,10 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import ImapWalError
-from tests.faults.test_fault_01_kill import Cases, _context
+from tests.kit.faults import Cases, _context
+from tests.kit.folders import files
 
 NOBODY = 65534
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and path.name != "writer.lock"}
 
 
 def written(root: Path, **options: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.mutations import MUTATIONS, Mutation, survives
-from tests.faults.test_fault_01_kill import Cases
+from tests.kit.faults import Cases
 
 
 def check(mutation: Mutation, folder: Path, cases: Cases) -> None:

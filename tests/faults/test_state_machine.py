@@ -17,8 +17,8 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends.faults import Fault, Killed, Plan
-from tests.durable.test_reference import Reference
-from tests.faults.test_fault_01_kill import Cases
+from tests.kit.faults import Cases
+from tests.kit.reference import Reference
 
 _steps = 0
 

@@ -22,7 +22,7 @@ from rewrite_cli import doctor
 from rewrite_cli.cli import group
 from storage_backends import Linked, open_store
 from storage_backends.local import LocalStore
-from tests.faults.test_fault_15_directories import files
+from tests.kit.folders import files
 
 CLUSTER = "default/embedded"
 

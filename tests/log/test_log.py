@@ -55,9 +55,9 @@ from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.logs import append as append_rows
+from tests.kit.logs import node as agent_log
 from tests.log.children import append_one, child, tail_until, write_until_killed
-from tests.restore.test_live_view import append as append_rows
-from tests.restore.test_live_view import node as agent_log
 from tests.support import FakeClock, Threads, embedded, eventually, overwrite, segments
 
 SMALL: dict[str, Any] = {"segment_bytes": 300, "preallocate": False}

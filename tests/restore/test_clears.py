@@ -30,7 +30,7 @@ from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
+from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import contents, embedded, segments
 
 ENGINE = LocalEngine(SMALL)

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 from imap_wal import format
-from imap_wal.clock import SeededRandomness
-from imap_wal.entry import Row, pack
+from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, MissingNode, ShortLog
 from imap_wal.format import Position
-from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import Lifetime
-from imap_wal.read.cluster import ClusterLog, pin_cuts
-from imap_wal.read.view import LiveView
+from imap_wal.read.cluster import pin_cuts
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -25,41 +22,13 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryPolicy, Settings
-from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
-from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import FakeClock, copy_files, node_log, overwrite, segments
-
-SMALL = Settings(preallocate=False)
-
-
-def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> NodeLog:
-    return open_node_log(LogContext(store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1]))), what="the test")
-
-
-def append(log: NodeLog, *rows: Row, frames: int = 1) -> None:
-    for part in range(frames):
-        mine = rows[part::frames]
-        log.write(format.ENTRIES, len(mine), [pack(row) for row in mine])
-    log.sync()
-
-
-def cluster(store: SegmentStore, clock: FakeClock | None = None) -> ClusterLog:
-    return ClusterLog(store, "ns", "c", clock or FakeClock(), SeededRandomness(9))
-
-
-def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -> LiveView:
-    made = LiveView(cluster(store, clock), Settings(**settings))
-    made.catch_up()
-    return made
-
-
-def values(made: LiveView, name: str = "orders") -> dict[str, str]:
-    return {row[1].decode(): (row[3] or b"").decode() for rows in made.rows(name) for row in rows}
 
 
 def test_the_greater_order_wins_whatever_the_clocks_and_the_reading_order_say(memory: MemoryStore) -> None:

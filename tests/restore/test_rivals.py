@@ -3,7 +3,6 @@ same conflicts, whatever it reads first, in memory or not, before and after a re
 
 from __future__ import annotations
 
-import itertools
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -14,9 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from imap_wal.embedded.wal_filter import filtered
 from imap_wal.entry import Row
-from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import NAMED_MAX, Claim, Conflict, Noted
 from imap_wal.read.table import Table
@@ -25,52 +22,12 @@ from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
-from imap_wal.settings import RecoveryPolicy, Settings
+from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
-from tests.restore.test_live_view import append, cluster, node, view
-
-NODES = ("n1", "n2", "n3")
-KEYS = ("a", "b", "")
-SPILLED = Settings(preallocate=False, restore_memory_bytes=1)
-names = itertools.count(1)
-
-changes = st.tuples(
-    st.sampled_from(NODES), st.sampled_from(KEYS), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3),
-    st.sampled_from((None, "x", "y")), st.sampled_from((0, 0, 0, 5)),
-)  # fmt: skip
-"""(node, key, partition version, session, request, value, expiry)."""
-
-
-def as_rows(history: list[tuple[str, str, int, int, int, str | None, int]]) -> list[Claim]:
-    """Each order once in a node's log, as a node gives it."""
-    found: dict[tuple[str, str, int, int, int], Claim] = {}
-    for writer, key, version, session, request, value, expires in history:
-        row = put(key, value, (1, version, session, request), expires_at_ms=expires if value else 0)
-        found.setdefault((writer, key, version, session, request), (row, writer))
-    return list(found.values())
-
-
-def expected(claims: list[Claim]) -> tuple[dict[bytes, Claim], dict[bytes, frozenset[Claim]]]:
-    """By definition: the winner of each key, and the claims of each key in conflict."""
-    winners, rivals = {}, {}
-    for key in {row[1] for row, _ in claims}:
-        of_key = [claim for claim in claims if claim[0][1] == key]
-        top = max(row[9][:2] for row, _ in of_key)
-        contenders = [
-            max((claim for claim in of_key if claim[1] == writer and claim[0][9][:2] == top), key=lambda claim: claim[0][9])
-            for writer in {writer for row, writer in of_key if row[9][:2] == top}
-        ]
-        winners[key] = min(contenders, key=lambda claim: (claim[0][3] is None, claim[1]))
-        if len({(row[3], row[7]) for row, _ in contenders}) > 1:
-            rivals[key] = frozenset(contenders)
-    return winners, rivals
-
-
-def reported(found: list[Conflict]) -> dict[bytes, frozenset[Claim]]:
-    assert len({each.key for each in found}) == len(found), "each key once"
-    return {each.key: frozenset(each.claims) for each in found}
+from tests.kit.logs import append, cluster, node, view
+from tests.kit.rivals import NODES, SPILLED, as_rows, changes, check_readers, expected, names, reported
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
@@ -129,22 +86,6 @@ def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
         yield store
     finally:
         forget(name)
-
-
-def check_readers(log: ClusterLog, winners: dict[bytes, Claim], rivals: dict[bytes, frozenset[Claim]]) -> None:
-    """Every reader of a log, on this machine."""
-    living = {key: row for key, (row, _) in winners.items() if row[3] is not None and not row[7]}
-    for memory in ({}, {"restore_memory_bytes": 1}):
-        made = view(log.store, **memory)
-        assert {row[1]: row for rows in made.rows("orders") for row in rows} == living
-        assert {row[1]: row for row in made.load("orders", sorted(winners))} == living
-        assert {key for keys in made.keys("orders") for key in keys} == living.keys()
-        assert made.statistics.conflicts == len(rivals)
-        made.close()
-    passed = filtered(log, lambda entry: entry, RecoveryPolicy.FULL).get("orders", {})
-    assert {key: tuple(entry) for key, entry in passed.items() if key in living} == living
-    assert reported(list(conflicts.find(log))) == rivals
-    assert len(conflicts.found(log)) == len(rivals)
 
 
 @settings(deadline=None, max_examples=40)

@@ -49,7 +49,7 @@ from storage_backends import NotFound, SegmentStore, StorageError, open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
+from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import FakeClock, contents, embedded, overwrite, segments
 
 ENGINE = LocalEngine(SMALL)

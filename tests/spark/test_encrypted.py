@@ -14,8 +14,8 @@ from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
 from storage_backends.location import located
-from tests.durable.test_encrypted import SECRET, content, entries
 from tests.encrypted import key_file, keyed
+from tests.kit.encrypted_maps import SECRET, content, entries
 
 pytestmark = pytest.mark.spark
 

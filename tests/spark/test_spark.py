@@ -29,8 +29,8 @@ from pyspark_imap_wal.rewrite_engine import _PART_NUMBERS, SparkEngine, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
-from tests.restore import test_rivals as rivals
-from tests.restore.test_live_view import SMALL, append, cluster, node, values, view
+from tests.kit import rivals
+from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import overwrite
 
 pytestmark = pytest.mark.spark

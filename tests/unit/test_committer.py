@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -21,36 +20,10 @@ from imap_wal.write.ring import RingBuffer
 from storage_backends import NoSpace, SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
+from tests.kit.gate import Gate
 from tests.support import IDENTITY, FakeClock, Threads, eventually, node_log, row, segments
 
 WAL = "*/wal/*"
-
-
-class Gate:
-    """A store whose appender waits at `sync` while the gate is shut."""
-
-    def __init__(self, inner: SegmentStore) -> None:
-        self._inner = inner
-        self.open = threading.Event()
-        self.open.set()
-        self.waiting = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Any:
-        appender, gate = self._inner.open_append(path, preallocate_bytes), self
-
-        class Waiting:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(appender, name)
-
-            def sync(self) -> None:
-                gate.waiting.set()
-                assert gate.open.wait(30)
-                appender.sync()
-
-        return Waiting()
 
 
 def committer(store: SegmentStore, slots: int = 64, **settings: Any) -> Committer:

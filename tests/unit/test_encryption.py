@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from imap_wal import format
@@ -19,8 +18,9 @@ from imap_wal.segment.writer import SegmentWriter
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.encrypted import keyed, other, ring
+from tests.kit.frames import with_right_crc
+from tests.kit.golden import FRAMES, HEADER
 from tests.support import header, overwrite, row
-from tests.unit.test_golden import FRAMES, HEADER
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PATH = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
@@ -43,14 +43,6 @@ def written(store: KeyedStore, *values: str, path: str = PATH, **changes: object
 
 def payloads(store: object, path: str = PATH) -> list[bytes]:
     return [frame.payload for frame in SegmentReader(store, path).frames()]  # type: ignore[arg-type]
-
-
-def with_right_crc(data: bytes, seed: int, offset: int) -> bytes:
-    """The segment with the checksum of the frame at `offset` computed again, as a forger would."""
-    length, _, type_count = format.FRAME_HEADER.unpack_from(data, offset)
-    body = offset + format.FRAME_HEADER_BYTES
-    crc = google_crc32c.extend(format.frame_seed(seed, offset, length, type_count), data[body : body + length])
-    return data[: offset + 4] + struct.pack("<I", crc) + data[offset + 8 :]
 
 
 def test_what_was_written_is_read_and_is_not_on_storage(store: KeyedStore) -> None:

@@ -1,0 +1,45 @@
+"""Logs of several nodes without agents, written and read by a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imap_wal import format
+from imap_wal.clock import SeededRandomness
+from imap_wal.entry import Row, pack
+from imap_wal.layout import Identity
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import LiveView
+from imap_wal.settings import Settings
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
+from storage_backends import SegmentStore
+from tests.support import FakeClock
+
+SMALL = Settings(preallocate=False)
+
+
+def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> NodeLog:
+    return open_node_log(LogContext(store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1]))), what="the test")
+
+
+def append(log: NodeLog, *rows: Row, frames: int = 1) -> None:
+    for part in range(frames):
+        mine = rows[part::frames]
+        log.write(format.ENTRIES, len(mine), [pack(row) for row in mine])
+    log.sync()
+
+
+def cluster(store: SegmentStore, clock: FakeClock | None = None) -> ClusterLog:
+    return ClusterLog(store, "ns", "c", clock or FakeClock(), SeededRandomness(9))
+
+
+def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -> LiveView:
+    made = LiveView(cluster(store, clock), Settings(**settings))
+    made.catch_up()
+    return made
+
+
+def values(made: LiveView, name: str = "orders") -> dict[str, str]:
+    return {row[1].decode(): (row[3] or b"").decode() for rows in made.rows(name) for row in rows}
