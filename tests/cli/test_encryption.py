@@ -15,9 +15,8 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
 from tests.encrypted import key, key_file, keyed, other, ring
-from tests.kit.encrypted_maps import SECRET, content, killed, last_frame
-from tests.kit.frames import with_right_crc
-from tests.support import overwrite, segments
+from tests.kit.encrypted_maps import SECRET, content, forge_frame, killed
+from tests.support import overwrite
 
 
 @pytest.fixture
@@ -87,16 +86,13 @@ def test_verify_without_keys_finds_damage_and_says_what_it_did_not_see(run: Run,
 def test_verify_finds_a_forged_frame_and_repair_leaves_it_out(run: Run, place: str, tmp_path: Path) -> None:
     given = keys(tmp_path, "a")
     disk = open_store(place)
-    path = segments(disk)[-1]
-    frames = list(SegmentReader(disk, path).whole_frames())
-    data = bytearray(disk.read(path))
-    data[frames[5].end - 1] ^= 1
-    overwrite(disk, path, with_right_crc(bytes(data), last_frame(disk, path)[0], frames[5].offset))
+    path, frame = forge_frame(disk, 5)
+    following = len(list(SegmentReader(disk, path).whole_frames())) - 6
     assert run("verify", place).code == 0  # the checksum is right
     done = run(*given, "verify", place, "-o", "json")
     assert done.code == 3
     bad = [each for each in done.json["files"] if each["status"] == "corrupt"]
-    assert [(each["file"], each["offset"], each["frames_after"]) for each in bad] == [(path, frames[5].offset, len(frames) - 6)]
+    assert [(each["file"], each["offset"], each["frames_after"]) for each in bad] == [(path, frame.offset, following)]
     assert "forged or moved" in bad[0]["what"]
     copy = str(tmp_path / "copy")
     done = run(*given, "repair", place, "--to", copy)

@@ -14,8 +14,7 @@ from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, I
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.encrypted import key, key_file, keyed, other
-from tests.kit.encrypted_maps import SECRET, SECRET_KEY, content, entries, fill, killed, last_frame
-from tests.kit.frames import with_right_crc
+from tests.kit.encrypted_maps import SECRET, SECRET_KEY, content, entries, fill, forge_frame, killed, last_frame, wrong_keys
 from tests.support import overwrite, segments
 
 
@@ -53,7 +52,7 @@ def test_an_open_with_the_wrong_keys_changes_nothing(tmp_path: Path, mode: str, 
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source, torn)
     before = content(place)
-    wrong = "" if keys is None else key_file(tmp_path, *keys)
+    wrong = wrong_keys(tmp_path, keys)
     for _ in range(2):
         with pytest.raises(EncryptionError, match="key"):
             imap_wal.open(place, encryption_keys=wrong, recovery_mode=mode)
@@ -68,7 +67,7 @@ def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(place: 
     with imap_wal.open(place, encryption_keys=source) as store:
         store.map("orders").update(dict.fromkeys(map(str, range(20)), SECRET))
         store.archive()
-    wrong = "" if keys is None else key_file(tmp_path, *keys)
+    wrong = wrong_keys(tmp_path, keys)
     with pytest.raises(EncryptionError):
         imap_wal.open(place, encryption_keys=wrong)
     assert entries(place, source) == 20
@@ -79,15 +78,11 @@ def test_a_forged_last_frame_is_not_taken_for_a_torn_tail(tmp_path: Path, mode: 
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
-    path = segments(disk)[-1]
-    seed, offset, end = last_frame(disk, path)
-    data = bytearray(disk.read(path))
-    data[end - 1] ^= 1
-    overwrite(disk, path, with_right_crc(bytes(data), seed, offset))
+    path, frame = forge_frame(disk)
     before = content(place)
     with pytest.raises(Forged, match="forged or moved") as raised:
         imap_wal.open(place, encryption_keys=source, recovery_mode=mode)
-    assert (raised.value.file, raised.value.offset) == (path, offset)
+    assert (raised.value.file, raised.value.offset) == (path, frame.offset)
     assert content(place) == before
 
 
@@ -95,16 +90,12 @@ def test_point_in_time_gives_up_a_forged_frame_on_demand_and_puts_it_aside(tmp_p
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
-    path = segments(disk)[-1]
-    seed, offset, end = last_frame(disk, path)
-    data = bytearray(disk.read(path))
-    data[end - 1] ^= 1
-    forged = with_right_crc(bytes(data), seed, offset)
-    overwrite(disk, path, forged)
+    path, frame = forge_frame(disk)
+    forged = disk.read(path)
     with imap_wal.open(place, encryption_keys=source, recovery_mode="point-in-time") as store:
         assert len(store.map("orders")) == 19
         lost = store.statistics.recovery.lost
-        assert lost is not None and lost.offset == offset
+        assert lost is not None and lost.offset == frame.offset
         assert disk.read(lost.put_aside[0]) == forged
 
 

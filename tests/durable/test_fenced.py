@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import imap_wal
 from imap_wal.agent.forget_node import forget_node
-from imap_wal.errors import Fenced, OutcomeUnknown
+from imap_wal.errors import Fenced, ImapWalError, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
@@ -146,3 +147,32 @@ def test_a_forked_child_is_fenced_at_its_first_change(tmp_path: Path) -> None:
         m["a"] = 3
     with imap_wal.open(tmp_path) as store:
         assert store.map("m")["a"] == 3
+
+
+def test_a_forked_child_neither_keeps_the_log_locked_nor_writes_into_it(url: str) -> None:
+    store = imap_wal.open(url, node="n")
+    store.map("m")["parent"] = 1
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer = b"wrote"
+        try:
+            store.map("m")["child"] = 1
+        except ImapWalError as error:
+            answer = type(error).__name__.encode()
+        except BaseException as error:
+            answer = repr(error).encode()
+        os.write(write, answer)
+        signal.pause()
+        os._exit(0)
+    os.close(write)
+    try:
+        assert os.read(read, 1000) == b"Fenced"
+        store.map("m")["after"] = 2
+        store.close()
+        with imap_wal.open(url, node="n") as again:
+            assert dict(again.map("m").items()) == {"parent": 1, "after": 2}
+    finally:
+        os.close(read)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

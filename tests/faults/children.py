@@ -16,8 +16,8 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends.faults import Fault, FaultyStore, Operation, Plan
 from storage_backends.local import LocalStore
-from tests.durable.children import ACK, operation
 from tests.faults.workload import Life, Reference
+from tests.kit.operations import ACK, operation
 
 
 def write_and_shrink_until_killed(url: str, durability: str, seed: int, starts: list[int], journal: Any) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 import imap_wal
 from storage_backends.local import LocalStore
-from tests.durable.children import ACK, apply
 from tests.faults import children
 from tests.faults.workload import Reference, look_and_go_on
 from tests.kit.faults import Cases, _context, check_images, operations, record, strike_at
+from tests.kit.operations import ACK, apply
 from tests.support import FakeClock
 
 
@@ -175,6 +175,12 @@ def test_ten_thousand_kills_at_random_moments_of_writing_archiving_rewriting_and
     lives long enough to archive is all segments, and the test would read nothing else."""
     for log in range(25):
         kill_again_and_again(f"{url}/{log}", durability, seed + log, 200, cases)
+
+
+def test_a_killed_holder_leaves_the_log_free_at_once(url: str, seed: int) -> None:
+    """Fault 1, with a process."""
+    kill_at_random(url, "always", seed, [0], Random(seed))
+    imap_wal.open(url, node="n").close()
 
 
 def test_the_recorded_disk_is_the_disk(tmp_path: Path) -> None:

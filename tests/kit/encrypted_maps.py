@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import imap_wal
+from imap_wal.format import Frame
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
+from tests.encrypted import key_file
+from tests.kit.frames import with_right_crc
+from tests.support import overwrite, segments
 
 SECRET = "a-value-that-nobody-may-read"
 
@@ -48,3 +53,20 @@ def last_frame(store: SegmentStore, path: str) -> tuple[int, int, int]:
     reader = SegmentReader(store, path)
     frames = list(reader.whole_frames())
     return reader.header.checksum_seed, frames[-1].offset, frames[-1].end
+
+
+def forge_frame(store: SegmentStore, number: int = -1) -> tuple[str, Frame]:
+    """Change one byte of a frame of the newest segment, with a right checksum; returns the path and
+    the frame."""
+    path = segments(store)[-1]
+    reader = SegmentReader(store, path)
+    frame = list(reader.whole_frames())[number]
+    data = bytearray(store.read(path))
+    data[frame.end - 1] ^= 1
+    overwrite(store, path, with_right_crc(bytes(data), reader.header.checksum_seed, frame.offset))
+    return path, frame
+
+
+def wrong_keys(folder: Path, keys: tuple[str, ...] | None) -> str:
+    """A source of these keys; "" for no keys."""
+    return "" if keys is None else key_file(folder, *keys)

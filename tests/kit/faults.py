@@ -32,7 +32,7 @@ _context.set_forkserver_preload(
     [
         "imap_wal",
         "imap_wal.retention.archive",
-        "tests.durable.children",
+        "tests.kit.operations",
         "tests.faults.children",
         "pandas",
         "pyarrow.compute",

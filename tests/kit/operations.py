@@ -1,14 +1,11 @@
-"""What runs in processes that are killed. Imported by a fork server, so that a child starts warm."""
+"""Operations of a thread that is killed: the same numbers give the same operations, in the child and
+in its parent."""
 
 from __future__ import annotations
 
-import os
 import struct
-import threading
 from random import Random
 from typing import Any
-
-import imap_wal
 
 ACK = struct.Struct("<II")
 """(thread, number of the operation): written to the journal pipe after the operation returned; a write of a few bytes is whole or not at all."""
@@ -35,29 +32,3 @@ def apply(state: dict[str, Any], seed: int, thread: int, number: int) -> None:
             state.pop(key, None)
         else:
             state[key] = value
-
-
-def write_until_killed(url: str, durability: str, seed: int, starts: list[int], journal: Any) -> None:
-    """One thread for each of `starts`, from that operation on; archives now and then."""
-    store = imap_wal.open(url, node="n", durability=durability, segment_bytes=16 * 1024)
-    m = store.map("m")
-    pipe = journal.fileno()
-
-    def work(thread: int, number: int) -> None:
-        while True:
-            kind, pairs = operation(seed, thread, number)
-            if kind == "delete":
-                try:
-                    del m[pairs[0][0]]
-                except KeyError:
-                    pass
-            else:
-                m.update(pairs)
-            os.write(pipe, ACK.pack(thread, number))
-            number += 1
-
-    for thread, number in enumerate(starts):
-        threading.Thread(target=work, args=(thread, number), daemon=True).start()
-    while True:
-        threading.Event().wait(0.02 + Random(f"{seed}/{starts}").random() / 20)
-        store.archive()
