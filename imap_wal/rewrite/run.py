@@ -36,7 +36,6 @@ def rewrite(
     snapshot keeps all claims."""
     start = log.clock.monotonic()
     skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
-
     if not dry_run:
         key_checks.enter(keys_of(log.store).ring, log.manifests)
 

@@ -21,7 +21,9 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore
 class ObjectSegment:
     """Collects frames; `sync` publishes them as one object. It has the methods of `SegmentWriter`."""
 
-    def __init__(self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced], randomness: Randomness, ring: KeyRing) -> None:
+    def __init__(
+        self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced], randomness: Randomness, ring: KeyRing
+    ) -> None:
         self._store, self.path, self._fenced = store, path, fenced
         self.header, self._cipher = sealed(ring, header, randomness)
         self._seed = header.checksum_seed

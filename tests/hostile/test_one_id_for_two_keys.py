@@ -16,8 +16,8 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run, run
-from tests.durable.test_encrypted import content
 from tests.encrypted import key, key_file, other, ring
+from tests.kit.encrypted_maps import content
 from tests.support import segments
 
 __all__ = ["run"]
