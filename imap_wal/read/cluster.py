@@ -23,7 +23,7 @@ from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import ClusterManifest, Snapshot, cluster_manifests
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import MISSING_ADVICE, current_cluster, foreign_wal, mark_beyond, older_epoch, older_manifest, opened_epochs
-from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, Changes, Metadata, Overtaken, Piece
+from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, EntryBatch, Metadata, Overtaken, Piece
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy
@@ -281,7 +281,7 @@ class ClusterLog:
         snapshots: bool = True,
         covered: bool = False,
         state: ClusterState | None = None,
-    ) -> Iterator[Changes]:
+    ) -> Iterator[EntryBatch]:
         """All entries that count: snapshots, then each node's log above its low-water marks (and
         above `since`), in its order. What was archived meanwhile is read from the archive.
         `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a
@@ -308,8 +308,8 @@ class ClusterLog:
         node: str,
         place: Position | None,
         pieces: Callable[..., Iterable[Piece]],
-        read: Callable[[Piece], Iterator[Changes]],
-    ) -> Iterator[Changes]:
+        read: Callable[[Piece], Iterator[EntryBatch]],
+    ) -> Iterator[EntryBatch]:
         """What `read` reads of the `pieces` of a node above `place`, see `changes`."""
         for attempt in range(ATTEMPTS):
             now = state
@@ -330,7 +330,7 @@ class ClusterLog:
                 if not segment or attempt == ATTEMPTS - 1:
                     raise self.lost(error) from error
 
-    def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[Changes]:
+    def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[EntryBatch]:
         """`read_piece`, also during an archive run: when the file is deleted while it is read, the
         rest is read from what replaced it. Entries may come twice and in any order; reading cannot
         continue from `last` of such a batch. `NotFound` when they were removed because a newer

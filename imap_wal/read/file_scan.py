@@ -1,5 +1,5 @@
 """What is read of a log, as plain values that can be sent to another process: a `Piece` is one segment, archive
-or snapshot part and which of its entries count; `Changes` are entries that were read."""
+or snapshot part and which of its entries count; `EntryBatch` are entries that were read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class EntryBatch:
     """A batch of entries of one node, in log order, from position `first` to `last` (entries that
     do not count included; START of a snapshot). `bytes` is what they took on storage, unpacked.
     `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment

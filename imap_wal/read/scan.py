@@ -1,4 +1,4 @@
-"""What is read of a log, file by file: a `Piece` is one segment, archive or snapshot part and which of its entries count; `read_piece` yields them as `Changes`.
+"""What is read of a log, file by file: a `Piece` is one segment, archive or snapshot part and which of its entries count; `read_piece` yields them as `EntryBatch`.
 
 Pieces are plain values that can be sent to another process: Spark reads each in a task of its own.
 
@@ -23,7 +23,7 @@ from imap_wal import entry, format
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
-from imap_wal.read.file_scan import ARCHIVE, PAYLOAD_BYTES_MAX, SEGMENT, Changes, Metadata, Piece
+from imap_wal.read.file_scan import ARCHIVE, PAYLOAD_BYTES_MAX, SEGMENT, EntryBatch, Metadata, Piece
 from imap_wal.read.selection import select, void_below, without_overtaken
 from imap_wal.segment.reader import Held, SegmentReader
 from imap_wal.segment.verdict import Place, Verdict, at_end, begin, said_by
@@ -45,7 +45,7 @@ class CutBack(CorruptLog):
     read, or the file is damaged. Reading the file from its start shows which."""
 
 
-def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[Changes]:
+def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[EntryBatch]:
     """The entries of a piece that count, in log order. `NotFound` when the file went since the piece was made (archived or pruned); `LogError`."""
     if piece.kind == SEGMENT:
         return _SegmentPass(store, piece, maps, positions).read()
@@ -67,7 +67,7 @@ class _SegmentPass:
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
 
-    def read(self) -> Iterator[Changes]:
+    def read(self) -> Iterator[EntryBatch]:
         piece = self._piece
         reader = self._open()
         if reader is None:
@@ -97,11 +97,11 @@ class _SegmentPass:
                     yield from self._flush()
                     position = self._position(frame)
                     items = self._metadata(frame)
-                    yield Changes(piece.node, [], position, position, metadata=items, next_offset=frame.end)
+                    yield EntryBatch(piece.node, [], position, position, metadata=items, next_offset=frame.end)
                 else:
                     yield from self._flush()
                     position = self._position(frame)
-                    yield Changes(piece.node, [], position, position, next_offset=frame.end)
+                    yield EntryBatch(piece.node, [], position, position, next_offset=frame.end)
             yield from self._flush()
             if stop is not None:
                 return
@@ -183,7 +183,7 @@ class _SegmentPass:
             _log.warning("%s has entries with impossible numbers: %s%s. %s", piece.path, what, more, NUMBERS_ADVICE)
         return rows
 
-    def _flush(self) -> Iterator[Changes]:
+    def _flush(self) -> Iterator[EntryBatch]:
         frames = self._frames
         if not frames:
             return
@@ -199,7 +199,7 @@ class _SegmentPass:
         rows, places = select(rows, places, self._maps, {name for name, mark in piece.covered.items() if last <= mark}, void_below(piece.cuts, last))
         rows, places = without_overtaken(rows, places, piece.overtaken)
         clears = format.CLEARS in {frame.kind for frame in frames}
-        changes = Changes(piece.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears)
+        changes = EntryBatch(piece.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears)
         self._frames = []
         self._bytes = self._records = 0
         yield changes

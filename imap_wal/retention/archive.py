@@ -36,7 +36,7 @@ from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, to_batch
-from imap_wal.read.file_scan import SEGMENT, Changes, Metadata, Piece
+from imap_wal.read.file_scan import SEGMENT, EntryBatch, Metadata, Piece
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import SegmentFile, sorted_out, wal_folder
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -77,7 +77,7 @@ class Summary:
     end: Position = START
     clears: bool = False
 
-    def add(self, changes: Changes) -> None:
+    def add(self, changes: EntryBatch) -> None:
         """Take note of a batch, read with positions."""
         self.end = max(self.end, changes.last)
         self.clears |= changes.clears
@@ -237,7 +237,7 @@ class _Pass:
                 if one is not None:
                     self._publish(name, one)
 
-    def _split(self, changes: Changes, files: dict[str, _MapFile], scratch: _Scratch) -> None:
+    def _split(self, changes: EntryBatch, files: dict[str, _MapFile], scratch: _Scratch) -> None:
         by_map: dict[str, tuple[list[Row], list[Position]]] = {}
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             rows, places = by_map.setdefault(row[MAP], ([], []))

@@ -28,7 +28,7 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import Pair
 from imap_wal.parquet.file import SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.read.cluster import ClusterLog, ClusterState
-from imap_wal.read.file_scan import Changes
+from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Claim, Conflict
 from imap_wal.read.scan import read_piece
@@ -221,7 +221,7 @@ def _changes(
     state: ClusterState,
     until: Mapping[str, Position],
     check: Callable[[], None],
-) -> Iterator[Changes]:
+) -> Iterator[EntryBatch]:
     for changes in log.changes(maps=maps, until=until, policy=RecoveryPolicy.PARTIAL, state=state):
         check()
         yield changes

@@ -35,7 +35,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog, ClusterState
-from imap_wal.read.file_scan import Changes
+from imap_wal.read.file_scan import EntryBatch
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
@@ -181,7 +181,7 @@ class Tally:
         self.late: set[Subject] = set()
         self.pairs: dict[int, tuple[int, int]] = {}
 
-    def add(self, changes: Changes, *, count_bytes: bool, settled: bool = False) -> None:
+    def add(self, changes: EntryBatch, *, count_bytes: bool, settled: bool = False) -> None:
         """A batch; `settled` when it is of a snapshot."""
         rows = changes.rows
         counts = Counter(map(itemgetter(0), rows))
