@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 from imap_wal.embedded import decisions, opening
-from imap_wal.embedded.changes import Changes, MapState, split
+from imap_wal.embedded.changes import MapState, WriteBatch, split
 from imap_wal.embedded.decisions import Decision
 from imap_wal.embedded.durable_map import RAISE, DurableMap, pairs
 from imap_wal.embedded.opening import OpenOptions
@@ -30,7 +30,7 @@ from imap_wal.embedded.views import MapReads
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """What waits beyond this goes into the next commit."""
 
-_Commit: TypeAlias = "tuple[list[Changes], list[asyncio.Future[None]]]"
+_Commit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
 """What one commit takes: all changes, and the future of each operation."""
 
 
@@ -45,9 +45,9 @@ class AsyncStore:
         # A plain queue and thread: an executor's bookkeeping costs 20 µs a commit.
         self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
         self._thread.start()
-        self._waiting: list[Changes] = []
+        self._waiting: list[WriteBatch] = []
         """Those of one map that came one after another are together."""
-        self._last: Changes | None = None
+        self._last: WriteBatch | None = None
         """Where the next change of the same map goes."""
         self._futures: list[asyncio.Future[None]] = []
         self._many: dict[asyncio.Future[None], int] = {}
@@ -56,7 +56,7 @@ class AsyncStore:
         self._operations_max, self._bytes_max = store.changes.bounds
         self._room = self._bytes_max
         """How many bytes may wait. Bytes of the running commit are not free yet."""
-        self._later: deque[tuple[asyncio.Future[None], Callable[[], Changes]]] = deque()
+        self._later: deque[tuple[asyncio.Future[None], Callable[[], WriteBatch]]] = deque()
         """Operations that arrived when there was no room, and how to serialise them."""
         self._full = False
         """A new operation is put at the end of `_later`."""
@@ -106,7 +106,7 @@ class AsyncStore:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    def enqueue(self, make: Callable[[], Changes]) -> asyncio.Future[None]:
+    def enqueue(self, make: Callable[[], WriteBatch]) -> asyncio.Future[None]:
         """Have the changes that `make` serialises committed with whatever else waits; the future
         ends when they are durable."""
         self._changes.check_open()
@@ -133,7 +133,7 @@ class AsyncStore:
         assert decision is not None
         return decision
 
-    def _add(self, changes: Changes, future: asyncio.Future[None]) -> None:
+    def _add(self, changes: WriteBatch, future: asyncio.Future[None]) -> None:
         if isinstance(changes, Decision):
             self._waiting.append(changes)
             self._last, self._decides = None, True
@@ -160,11 +160,11 @@ class AsyncStore:
             else:
                 self._add(changes, future)
 
-    def run(self, state: MapState) -> Changes:
+    def run(self, state: MapState) -> WriteBatch:
         """Where the next change of that map goes."""
         run = self._last
         if run is None or run.state is not state:
-            run = self._last = Changes(state, [], [])
+            run = self._last = WriteBatch(state, [], [])
             self._waiting.append(run)
         return run
 

@@ -98,7 +98,7 @@ class MapState:
             self._purge(now_ms)
             return next(((key, self.values[key]) for key in reversed(self.values) if key not in besides), None)
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: WriteBatch) -> None:
         """Apply all of them, in order, as one step for `keys` and `pairs`."""
         with self._mutex:
             if changes.plain and not self.expires:
@@ -108,7 +108,7 @@ class MapState:
                 self._set(key, value, changes.expires.get(index, 0))
 
 
-class Changes:
+class WriteBatch:
     """Serialised changes of one map, in order; grown by whoever makes them, then left alone. Value None: a deletion. `expires`: index → expires_at_ms, of those that do."""
 
     __slots__ = ("expires", "keys", "state", "values")
@@ -127,7 +127,7 @@ class Changes:
         """Upserts for ever, nothing else."""
         return not self.expires and None not in self.values
 
-    def add(self, other: Changes) -> None:
+    def add(self, other: WriteBatch) -> None:
         """Those of another, of the same map, behind ours."""
         start = len(self.keys)
         self.keys += other.keys
@@ -139,10 +139,10 @@ class Changes:
         """Bytes of each change's key and value."""
         return [len(key) + len(value or b"") for key, value in zip(self.keys, self.values, strict=True)]
 
-    def part(self, start: int, stop: int) -> Changes:
+    def part(self, start: int, stop: int) -> WriteBatch:
         """Those from `start` to before `stop`."""
         expires = {index - start: at for index, at in self.expires.items() if start <= index < stop}
-        return Changes(self.state, self.keys[start:stop], self.values[start:stop], expires)
+        return WriteBatch(self.state, self.keys[start:stop], self.values[start:stop], expires)
 
     def pack(self, timestamp_ms: int, incarnation: int, session: int, request: int) -> list[bytes]:
         """As DataEntries, numbered from `request` on: a msgpack stream in pieces."""
@@ -157,7 +157,7 @@ class Changes:
         ]
 
 
-class Clear(Changes):
+class Clear(WriteBatch):
     """All keys of a map are deleted: one entry in the log. `keys`: those that memory may have."""
 
     __slots__ = ()
@@ -173,10 +173,10 @@ class Clear(Changes):
         return [pack(clear_of(self.state.name, 0, 1, timestamp_ms, (incarnation, 0, session, request)))]
 
 
-def split(runs: Sequence[Changes], count: int) -> tuple[list[Changes], list[Changes]]:
+def split(runs: Sequence[WriteBatch], count: int) -> tuple[list[WriteBatch], list[WriteBatch]]:
     """The first `count` changes, and the others."""
-    first: list[Changes] = []
-    rest: list[Changes] = []
+    first: list[WriteBatch] = []
+    rest: list[WriteBatch] = []
     for run in runs:
         taken = min(count, len(run))
         if taken:
@@ -187,7 +187,7 @@ def split(runs: Sequence[Changes], count: int) -> tuple[list[Changes], list[Chan
     return first, rest
 
 
-def apply(runs: Iterable[Changes]) -> None:
+def apply(runs: Iterable[WriteBatch]) -> None:
     """Bring them into the memory of their maps."""
     for run in runs:
         run.state.apply(run)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from imap_wal.embedded.changes import Changes, Clear, MapState
+from imap_wal.embedded.changes import Clear, MapState, WriteBatch
 
 
 class Unsettled(Exception):
@@ -22,7 +22,7 @@ class Outlook:
     """What one map will hold when all changes before this one are applied. `pending`: changes of
     other callers in the ring."""
 
-    def __init__(self, state: MapState, now_ms: int, pending: Sequence[Changes]) -> None:
+    def __init__(self, state: MapState, now_ms: int, pending: Sequence[WriteBatch]) -> None:
         self._state, self._now_ms, self._pending = state, now_ms, pending
         self._changed: dict[bytes, bytes | None] = {}
         """Values set by earlier changes of the same commit."""
@@ -31,7 +31,7 @@ class Outlook:
         self._gone: set[bytes] = {key for run in pending for key in run.keys}
         """Keys that `last` skips: pending, or deleted by the same commit."""
 
-    def add(self, changes: Changes) -> None:
+    def add(self, changes: WriteBatch) -> None:
         """Record these as the next changes."""
         for key, value in zip(changes.keys, changes.values, strict=True):
             known = key in self._changed
@@ -74,11 +74,11 @@ class Outlook:
         return [*{**there, **pending, **dict.fromkeys(self._changed)}]
 
 
-Choose: TypeAlias = "Callable[[Outlook], tuple[Any, Changes | None]]"
+Choose: TypeAlias = "Callable[[Outlook], tuple[Any, WriteBatch | None]]"
 """Returns the answer, and the changes or None."""
 
 
-class Decision(Changes):
+class Decision(WriteBatch):
     """A change that is not evaluated yet. While it waits, it counts as one change of `size` bytes.
     `answer` is set when the store evaluates it."""
 
@@ -99,18 +99,18 @@ class Decision(Changes):
 def pop(state: MapState, key: bytes) -> Decision:
     """Delete the key; the answer is its value, or None."""
 
-    def choose(outlook: Outlook) -> tuple[bytes | None, Changes | None]:
+    def choose(outlook: Outlook) -> tuple[bytes | None, WriteBatch | None]:
         value = outlook.get(key)
-        return value, None if value is None else Changes(state, [key], [None])
+        return value, None if value is None else WriteBatch(state, [key], [None])
 
     return Decision(state, choose, len(key))
 
 
-def set_default(default: Changes) -> Decision:
+def set_default(default: WriteBatch) -> Decision:
     """Make this one change unless its key exists; the answer is the value afterwards."""
     key, value = default.keys[0], default.values[0]
 
-    def choose(outlook: Outlook) -> tuple[bytes | None, Changes | None]:
+    def choose(outlook: Outlook) -> tuple[bytes | None, WriteBatch | None]:
         present = outlook.get(key)
         return (value, default) if present is None else (present, None)
 
@@ -120,9 +120,9 @@ def set_default(default: Changes) -> Decision:
 def pop_last(state: MapState) -> Decision:
     """Delete the key that was added last; the answer is key and value, or None."""
 
-    def choose(outlook: Outlook) -> tuple[tuple[bytes, bytes] | None, Changes | None]:
+    def choose(outlook: Outlook) -> tuple[tuple[bytes, bytes] | None, WriteBatch | None]:
         found = outlook.last()
-        return found, None if found is None else Changes(state, [found[0]], [None])
+        return found, None if found is None else WriteBatch(state, [found[0]], [None])
 
     return Decision(state, choose)
 
@@ -130,25 +130,25 @@ def pop_last(state: MapState) -> Decision:
 def clear(state: MapState, *, known_only: bool = False) -> Decision:
     """Delete all keys. `known_only`: those that this store knows; its log may have others."""
 
-    def choose(outlook: Outlook) -> tuple[None, Changes | None]:
+    def choose(outlook: Outlook) -> tuple[None, WriteBatch | None]:
         keys = outlook.keys()
         if not keys:
             return None, None
-        return None, Changes(state, keys, [None] * len(keys)) if known_only else Clear(state, keys)
+        return None, WriteBatch(state, keys, [None] * len(keys)) if known_only else Clear(state, keys)
 
     return Decision(state, choose)
 
 
-def made(steps: Sequence[Changes], outlook_of: Callable[[MapState], Outlook]) -> list[Changes]:
+def made(steps: Sequence[WriteBatch], outlook_of: Callable[[MapState], Outlook]) -> list[WriteBatch]:
     """The steps, with each decision replaced by its changes. It sees all steps before it. Raises
     `Unsettled`."""
     outlooks: dict[MapState, Outlook] = {}
-    runs: list[Changes] = []
+    runs: list[WriteBatch] = []
     for step in steps:
         outlook = outlooks.get(step.state)
         if outlook is None:
             outlook = outlooks[step.state] = outlook_of(step.state)
-        changes: Changes | None = step
+        changes: WriteBatch | None = step
         if isinstance(step, Decision):
             step.answer, changes = step.choose(outlook)
         if changes is not None:

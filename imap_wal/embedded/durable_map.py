@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from itertools import chain
 from typing import Any
 
-from imap_wal.embedded.changes import Changes, MapState
+from imap_wal.embedded.changes import MapState, WriteBatch
 from imap_wal.embedded.decisions import Decision, clear, pop, pop_last, set_default
 from imap_wal.embedded.map_writer import MapWriter
 from imap_wal.embedded.views import MapReads
@@ -34,11 +34,11 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """Set the key; with `ttl`, for that many seconds (to the millisecond, also across restarts); without, for ever."""
         self._writer.change([self.changes([(key, value)], ttl)])
 
-    def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> Changes:
+    def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> WriteBatch:
         """The changes that set the keys, serialised. `NotSerializable`, `TooLarge`, `InvalidSetting` for a ttl of 0 or less."""
         state, limit = self._state, self._writer.max_value_bytes
         dump_key, dump = state.serializer.dump_key, state.serializer.dump
-        changes = Changes(state, [], [])
+        changes = WriteBatch(state, [], [])
         for key, value in pairs:
             key_data, data = dump_key(key), dump(value)
             if len(key_data) + len(data) > limit:
@@ -92,9 +92,9 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         self._writer.settle([decision])
         return self._state.serializer.load(decision.answer)
 
-    def deletion(self, key: Any) -> Changes:
+    def deletion(self, key: Any) -> WriteBatch:
         """The change that deletes the key."""
-        return Changes(self._state, [self._state.serializer.dump_key(key)], [None])
+        return WriteBatch(self._state, [self._state.serializer.dump_key(key)], [None])
 
     def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
         """All of them in one commit: after a crash all are there or none. `other` is what a dict's

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from imap_wal.clock import Clock
-from imap_wal.embedded.changes import Changes, MapState, apply
+from imap_wal.embedded.changes import MapState, WriteBatch, apply
 from imap_wal.embedded.decisions import Outlook, Unsettled, made
 from imap_wal.errors import Closed, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
@@ -40,7 +40,7 @@ class MapWriter:
         if self.closed:
             raise Closed("this store was closed; open it again")
 
-    def change(self, runs: Sequence[Changes]) -> None:
+    def change(self, runs: Sequence[WriteBatch]) -> None:
         """Log the changes as one commit, then apply them; returns as the durability says. Those of maps that are not logged are applied with them."""
         if self.some_unlogged:
             unlogged = [run for run in runs if not run.state.logged]
@@ -56,13 +56,13 @@ class MapWriter:
         if not self._early:
             self._await(batch)
 
-    def submit(self, runs: Sequence[Changes]) -> Batch:
+    def submit(self, runs: Sequence[WriteBatch]) -> Batch:
         """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
         self.check_open()
         with self.order_lock:
             return self._publish(runs)
 
-    def settle(self, steps: Sequence[Changes]) -> None:
+    def settle(self, steps: Sequence[WriteBatch]) -> None:
         """Log and apply the steps in one commit. A decision among them sees all that is published
         before it, and no other change comes in between."""
         for logged in (True, False):
@@ -70,7 +70,7 @@ class MapWriter:
             if of_kind:
                 self._settle(of_kind, logged)
 
-    def _settle(self, steps: Sequence[Changes], logged: bool) -> None:
+    def _settle(self, steps: Sequence[WriteBatch], logged: bool) -> None:
         while True:
             self.check_open()
             try:
@@ -85,7 +85,7 @@ class MapWriter:
 
     # With the order lock held, so that nothing is published at the same time.
 
-    def _decide(self, steps: Sequence[Changes], logged: bool) -> Batch | None:
+    def _decide(self, steps: Sequence[WriteBatch], logged: bool) -> Batch | None:
         """Publish the steps, or apply them if they are not logged. None if nothing was published.
         Raises `Unsettled`."""
         runs = made(steps, self._outlook)
@@ -96,14 +96,14 @@ class MapWriter:
     def _outlook(self, state: MapState) -> Outlook:
         return Outlook(state, self.now_ms(), self._pending(state))
 
-    def _pending(self, state: MapState) -> list[Changes]:
+    def _pending(self, state: MapState) -> list[WriteBatch]:
         """What is published of this map and not yet in memory."""
         if self._early or not state.logged:
             return []
         batches = [batch for batch in self._ring.waiting() if not batch.done]
-        return [run for batch in batches for run in cast("Sequence[Changes]", batch.content) if run.state is state]
+        return [run for batch in batches for run in cast("Sequence[WriteBatch]", batch.content) if run.state is state]
 
-    def _publish(self, runs: Sequence[Changes]) -> Batch:
+    def _publish(self, runs: Sequence[WriteBatch]) -> Batch:
         if self._early and self._committer.failure is not None:
             raise self._committer.failure
         count = sum(map(len, runs))
