@@ -22,7 +22,7 @@ from imap_wal.manifest.node import Archive, node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive import to_absorb
 from imap_wal.settings import Settings
-from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.committer import CommitRequest, Committer
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
@@ -103,7 +103,7 @@ def commit_seconds(store: SegmentStore) -> float:
     """Median of a commit as an agent makes it: frame, sync, permit, and whether another cluster
     claimed the log."""
     log = opened(store, "n000")
-    ring: RingBuffer[Batch] = RingBuffer(64)
+    ring: RingBuffer[CommitRequest] = RingBuffer(64)
     sessions = Sessions(log, ClusterLog(store, "bench", "c"))
     session, _ = (
         sessions.hello(b"bench", {"cluster_id": "bench", "plugin_uuid": "bench", "purpose": "write"}) if not log.claims.read()[0] else (None, False)
@@ -112,7 +112,7 @@ def commit_seconds(store: SegmentStore) -> float:
     found = []
     for number in range(1, COMMITS + 1):
         row = ("m", b"key", "raw", b"v" * 100, "raw", False, 0, 0, 0, (1, 0, 1, number))
-        batch = Batch([pack(row)], 1, session=session.number if session else 0, request=number)
+        batch = CommitRequest([pack(row)], 1, session=session.number if session else 0, request=number)
         start = time.perf_counter()
         committer.submit(batch)
         committer.wait(batch)

@@ -5,7 +5,7 @@ Write path                                                   Restore path
   DurableMap / AsyncMap      agent.server ◀─ plug-in           snapshots   archives   segments   of every node
         │ Change                  │ one message                     └─────────┬──────────┘
         ▼                         ▼                                  restore.ClusterLog      marks, cuts, damage
-     store.Store ─────▶ ring.RingBuffer of Batch                              ▼
+     store.Store ─────▶ ring.RingBuffer of CommitRequest                              ▼
                                   ▼                                  index.NewestIndex       newest of every key
                         committer.Committer   one frame, one sync             ▼
                                   ▼                                  restore.LiveView ──▶ Store, agent, CLI, Spark

@@ -36,7 +36,7 @@ from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.settings import Durability, Settings, SettingsOptions, choose, location
-from imap_wal.write.committer import Batch, CommitStatistics
+from imap_wal.write.committer import CommitRequest, CommitStatistics
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import check_new_log, open_node_log
 from imap_wal.write.recovery import Recovery
@@ -94,7 +94,7 @@ class Log:
             if sum(map(len, rows)) > PAYLOAD_BYTES_MAX:
                 raise TooLarge(f"one commit of {sum(map(len, rows))} bytes; it takes less than 2 GiB, append in parts")
             self._request = request + len(rows)
-            batch = Batch([b"".join(rows)], len(rows), kind=kind, session=session, request=self._request)
+            batch = CommitRequest([b"".join(rows)], len(rows), kind=kind, session=session, request=self._request)
             batch.apply = partial(self._acknowledged.moved, batch)
             self.committer.submit(batch)
         self.committer.wait(batch)
@@ -217,7 +217,7 @@ class _Acknowledged(Bound):
         self._waiting = 0
         self._ended = self._fenced = False
 
-    def moved(self, batch: Batch) -> None:
+    def moved(self, batch: CommitRequest) -> None:
         """The committer acknowledges this batch now."""
         assert batch.position is not None
         self.position = batch.position._replace(index=batch.position.index + batch.count - 1)

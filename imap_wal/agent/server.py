@@ -43,7 +43,7 @@ from imap_wal.schemas import BadSchema, Schema, check_known, read_schema, sound_
 from imap_wal.settings import Durability, mode
 from imap_wal.version import VERSION
 from imap_wal.worker import Worker
-from imap_wal.write.committer import Batch
+from imap_wal.write.committer import CommitRequest
 from imap_wal.write.opening import holder_text
 from storage_backends import StorageError
 from storage_backends.ownership import doubts
@@ -77,7 +77,7 @@ class Pending:
     number: int
     first: int = 0
     count: int = 0
-    batch: Batch | None = None
+    batch: CommitRequest | None = None
     refusal: tuple[str, str] = ("", "")
 
 
@@ -373,7 +373,7 @@ class Agent:
         session, new = self._sessions.hello(sender, about, look, peer)
         if new:
             member = ["member", session.cluster_id, about.member_uuid, self.config.node, session.number, session.incarnation]
-            batch = Batch([msgpack.packb(member)], 1, kind=METADATA)
+            batch = CommitRequest([msgpack.packb(member)], 1, kind=METADATA)
             self._committer.submit(batch)
             self._committer.wait(batch)
             batch.result()
@@ -419,7 +419,7 @@ class Agent:
         if isinstance(request, Metadata):
             first = 0
             self._schemas.update(_schemas(payload, count, self._reads.schemas | self._schemas))
-            batch = Batch([payload], count, kind=METADATA)
+            batch = CommitRequest([payload], count, kind=METADATA)
         else:
             first, last = request.first, request.first + count - 1
             known = self._node_log.requests.get(session, 0)
@@ -439,7 +439,7 @@ class Agent:
             if first <= known:  # the front of it is in the log already
                 payload, entries = _without_front(payload, known - first + 1), last - known
                 self._duplicates += count - entries
-            batch = Batch([payload], entries, kind=CLEARS if clears else ENTRIES, session=session, request=last)
+            batch = CommitRequest([payload], entries, kind=CLEARS if clears else ENTRIES, session=session, request=last)
         self._committer.submit(batch)
         self._lane.changes()
         self._appends += count

@@ -20,7 +20,7 @@ from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.write.committer import Batch
+from imap_wal.write.committer import CommitRequest
 from imap_wal.write.node_log import PLUGINS_KEPT, NodeLog
 from storage_backends import StorageError
 
@@ -229,7 +229,7 @@ class Sessions:
     def session(self, number: int) -> Session:
         return self._by_number[number]
 
-    def check_newest(self, batches: Sequence[Batch]) -> None:
+    def check_newest(self, batches: Sequence[CommitRequest]) -> None:
         """Called between sync and acknowledgement. If the log was claimed since, by another
         cluster or for a newer view of this one, older batches get an error. Costs one stat on a local file system."""
         current = self.claims.newest()

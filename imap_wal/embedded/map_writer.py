@@ -15,7 +15,7 @@ from imap_wal.embedded.decisions import Outlook, Unsettled, made
 from imap_wal.errors import Closed, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
 from imap_wal.retention.log_writer import LogWriter
-from imap_wal.write.committer import Batch
+from imap_wal.write.committer import CommitRequest
 
 
 class MapWriter:
@@ -56,7 +56,7 @@ class MapWriter:
         if not self._early:
             self._await(batch)
 
-    def submit(self, runs: Sequence[WriteBatch]) -> Batch:
+    def submit(self, runs: Sequence[WriteBatch]) -> CommitRequest:
         """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
         self.check_open()
         with self.order_lock:
@@ -85,7 +85,7 @@ class MapWriter:
 
     # With the order lock held, so that nothing is published at the same time.
 
-    def _decide(self, steps: Sequence[WriteBatch], logged: bool) -> Batch | None:
+    def _decide(self, steps: Sequence[WriteBatch], logged: bool) -> CommitRequest | None:
         """Publish the steps, or apply them if they are not logged. None if nothing was published.
         Raises `Unsettled`."""
         runs = made(steps, self._outlook)
@@ -103,7 +103,7 @@ class MapWriter:
         batches = [batch for batch in self._ring.waiting() if not batch.done]
         return [run for batch in batches for run in cast("Sequence[WriteBatch]", batch.content) if run.state is state]
 
-    def _publish(self, runs: Sequence[WriteBatch]) -> Batch:
+    def _publish(self, runs: Sequence[WriteBatch]) -> CommitRequest:
         if self._early and self._committer.failure is not None:
             raise self._committer.failure
         count = sum(map(len, runs))
@@ -116,7 +116,7 @@ class MapWriter:
             payload += run.pack(now, self._incarnation, self._session, request + 1)
             request += len(run)
         kind = CLEARS if any(run.kind == CLEARS for run in runs) else ENTRIES
-        batch = Batch(payload, count, lambda: apply(runs), kind, session=self._session, request=request, content=runs)
+        batch = CommitRequest(payload, count, lambda: apply(runs), kind, session=self._session, request=request, content=runs)
         if batch.size > PAYLOAD_BYTES_MAX:
             raise TooLarge(f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update")
         self._request = request
@@ -125,7 +125,7 @@ class MapWriter:
             apply(runs)
         return batch
 
-    def _await(self, batch: Batch) -> None:
+    def _await(self, batch: CommitRequest) -> None:
         self._committer.wait(batch)
         if batch.error is not None:
             raise batch.error

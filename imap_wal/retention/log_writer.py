@@ -11,7 +11,7 @@ from imap_wal.format import Position
 from imap_wal.manifest.node import NOTHING_SEEN
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
-from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.committer import CommitRequest, Committer
 from imap_wal.write.maintenance import Keeper
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import RingBuffer
@@ -30,11 +30,11 @@ class LogWriter:
         self,
         log: NodeLog,
         logs: ClusterLog,
-        before_ack: Callable[[Sequence[Batch]], None] | None = None,
+        before_ack: Callable[[Sequence[CommitRequest]], None] | None = None,
         archiver: ArchiverProcess | None = None,
     ) -> None:
         self.log, self._logs, self._archiver = log, logs, archiver
-        self.ring: RingBuffer[Batch] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
+        self.ring: RingBuffer[CommitRequest] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
         self.maintenance = Keeper(log.settings, log.clock)
         self.committer = Committer(self.ring, log, self.maintenance.committed, before_ack)
         self._archiving = threading.Lock()

@@ -33,7 +33,7 @@ CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
 """Where each commit is an object, the checkpoint follows after so many, or after so long."""
 
 
-class Batch:
+class CommitRequest:
     """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in
     pieces, `apply` what to do when it is acknowledged (before any caller returns), in log order.
     `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the
@@ -96,7 +96,7 @@ class _Commit:
 
     __slots__ = ("batches", "end", "mark", "safe", "written")
 
-    def __init__(self, batches: list[Batch], end: int, mark: Mark) -> None:
+    def __init__(self, batches: list[CommitRequest], end: int, mark: Mark) -> None:
         self.batches, self.end, self.mark = batches, end, mark
         self.written = self.safe = False
 
@@ -107,10 +107,10 @@ class Committer:
 
     def __init__(
         self,
-        ring: RingBuffer[Batch],
+        ring: RingBuffer[CommitRequest],
         log: NodeLog,
         on_commit: Callable[[NodeLog], None] | None = None,
-        before_ack: Callable[[Sequence[Batch]], None] | None = None,
+        before_ack: Callable[[Sequence[CommitRequest]], None] | None = None,
     ) -> None:
         self.ring, self.log = ring, log
         self._settings, self._clock = log.settings, log.clock
@@ -132,7 +132,7 @@ class Committer:
         """Why nothing more can be appended; None while all is well."""
         return self._failure
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: CommitRequest) -> None:
         """Put the batch in the ring; when it is full, commit until there is room. `TooLarge` where
         no frame could hold it."""
         if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
@@ -142,7 +142,7 @@ class Committer:
         while not self.ring.try_publish(batch, batch.size):
             self.commit_ready()
 
-    def wait(self, batch: Batch) -> None:
+    def wait(self, batch: CommitRequest) -> None:
         """Return when the batch is done: somebody committed it, or this thread does."""
         batch.awaited = True
         try:
@@ -365,7 +365,7 @@ class Committer:
                     batch.error = batch.error or OutcomeUnknown(f"the change is in the log, but could not be confirmed: {error}")
         commit.safe = True
 
-    def _write(self, kind: int, batches: list[Batch]) -> None:
+    def _write(self, kind: int, batches: list[CommitRequest]) -> None:
         """One frame for the batches (several, where a frame cannot hold or count that many)."""
         start = 0
         while start < len(batches):

@@ -18,7 +18,7 @@ from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnk
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.settings import RecoveryMode, Settings
-from imap_wal.write.committer import Batch
+from imap_wal.write.committer import CommitRequest
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore, StoredFile
@@ -131,7 +131,7 @@ def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_sho
     here, there = sessions(memory, "n1"), sessions(stale, "n2")
     first = hello(here, "A")
     hello(there, "B")
-    batch = Batch([b""], 1, session=first.number)
+    batch = CommitRequest([b""], 1, session=first.number)
     here.check_newest([batch])
     assert isinstance(batch.error, OutcomeUnknown)
 

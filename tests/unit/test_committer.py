@@ -15,7 +15,7 @@ from imap_wal.errors import CorruptLog, InvalidSetting, NotAppended, OutcomeUnkn
 from imap_wal.format import Frame
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import Settings
-from imap_wal.write.committer import Batch, Committer
+from imap_wal.write.committer import CommitRequest, Committer
 from imap_wal.write.ring import RingBuffer
 from storage_backends import NoSpace, SegmentStore
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -31,11 +31,13 @@ def committer(store: SegmentStore, slots: int = 64, **settings: Any) -> Committe
     return Committer(RingBuffer(slots, log.settings.ring_bytes), log)
 
 
-def batch(request: int, count: int = 1, apply: Any = None, kind: int = format.ENTRIES, session: int = 1) -> Batch:
-    return Batch([row(f"k{request}.{index}", "v", request + index) for index in range(count)], count, apply, kind, session, request + count - 1)
+def batch(request: int, count: int = 1, apply: Any = None, kind: int = format.ENTRIES, session: int = 1) -> CommitRequest:
+    return CommitRequest(
+        [row(f"k{request}.{index}", "v", request + index) for index in range(count)], count, apply, kind, session, request + count - 1
+    )
 
 
-def commit(target: Committer, each: Batch) -> None:
+def commit(target: Committer, each: CommitRequest) -> None:
     target.submit(each)
     target.wait(each)
 
@@ -366,7 +368,7 @@ def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_
     target = committer(memory)
     answers: list[Exception | None] = [CorruptLog("manifest/0000000002.json", 0, "not JSON"), None]
 
-    def confirm(_: list[Batch]) -> None:
+    def confirm(_: list[CommitRequest]) -> None:
         answer = answers.pop(0)
         if answer is not None:
             raise answer

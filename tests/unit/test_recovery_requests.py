@@ -13,7 +13,7 @@ import pytest
 from imap_wal import format
 from imap_wal.errors import Fenced
 from imap_wal.write import committer as module
-from imap_wal.write.committer import CHECKPOINT_S, Batch, Committer
+from imap_wal.write.committer import CHECKPOINT_S, CommitRequest, Committer
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import RingBuffer
 from storage_backends.gate import GatedStore
@@ -87,13 +87,13 @@ def test_a_recovery_reads_each_object_with_one_request_and_several_at_a_time(obj
 
 
 def committer(log: NodeLog) -> Committer:
-    ring: RingBuffer[Batch] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
+    ring: RingBuffer[CommitRequest] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
     return Committer(ring, log)
 
 
 def put(made: Committer, requests: range) -> None:
     for request in requests:
-        batch = Batch([row(f"k{request}", "v", request=request)], 1, session=1, request=request)
+        batch = CommitRequest([row(f"k{request}", "v", request=request)], 1, session=1, request=request)
         made.submit(batch)
         made.wait(batch)
         batch.result()
