@@ -20,7 +20,7 @@ from itertools import groupby
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
 from imap_wal.settings import Durability
-from imap_wal.write.node_log import Mark, NodeLog
+from imap_wal.write.node_log import NodeLog, RewindPoint
 from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
 
@@ -96,7 +96,7 @@ class _Commit:
 
     __slots__ = ("batches", "end", "mark", "safe", "written")
 
-    def __init__(self, batches: list[CommitRequest], end: int, mark: Mark) -> None:
+    def __init__(self, batches: list[CommitRequest], end: int, mark: RewindPoint) -> None:
         self.batches, self.end, self.mark = batches, end, mark
         self.written = self.safe = False
 

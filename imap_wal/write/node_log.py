@@ -45,7 +45,7 @@ OTHER_NODE = "a store that was opened later"
 """How an open names itself in the lock of another node whose writer it shuts out."""
 
 
-class Mark(NamedTuple):
+class RewindPoint(NamedTuple):
     """Where the log was before a commit, for `NodeLog.rewind`."""
 
     segment: SegmentWriter | ObjectSegment | None
@@ -147,12 +147,12 @@ class NodeLog:
             advice += "; if several processes write different keys, open each with shared=True"
         return Fenced(f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}", who, advice)
 
-    def mark(self) -> Mark:
+    def mark(self) -> RewindPoint:
         """Where the log is now, for `rewind`."""
         segment = self._segment
-        return Mark(segment, segment.size if segment else 0, segment.checksum if segment else 0, self.end, self.bytes_written)
+        return RewindPoint(segment, segment.size if segment else 0, segment.checksum if segment else 0, self.end, self.bytes_written)
 
-    def rewind(self, mark: Mark | None = None) -> bool:
+    def rewind(self, mark: RewindPoint | None = None) -> bool:
         """After a failed `write`, or one that was interrupted after `mark`: True when it is certain
         that nothing of it is left."""
         segment = self._segment
