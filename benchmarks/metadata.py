@@ -17,7 +17,7 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
 from imap_wal.format import Position
 from imap_wal.layout import Identity
-from imap_wal.manifest.cluster import Mark, Snapshot
+from imap_wal.manifest.cluster import LowWaterMark, Snapshot
 from imap_wal.manifest.node import Archive, node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive import to_absorb
@@ -79,7 +79,7 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
     for number in range(nodes):
         manifests = node_manifests(store, f"bench/c/nodes/n{number:03d}", SystemClock(), SystemRandomness())
         manifests.update(lambda manifest: replace(manifest, archives=left, archived=(1, runs), checkpoint=Position(1, runs, 100, 0), newest=runs))
-    marks = {node: Mark(log_id, Position(1, 1, 0, 0)) for node, log_id in ids.items()}
+    marks = {node: LowWaterMark(log_id, Position(1, 1, 0, 0)) for node, log_id in ids.items()}
     snapshots = {}
     for number in range(maps):
         files = (f"bench/c/snapshot/map-{number:04d}/{days:08d}/part-00000-00000-{unlike(32)}.parquet",)

@@ -57,7 +57,7 @@ NO_VERSIONS = PartitionVersions()
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LowWaterMark:
     """Low-water mark: of the log directory `directory`, positions at or below `position` are covered by a snapshot."""
 
     directory: str
@@ -70,7 +70,7 @@ class Snapshot:
 
     generation: Whole
     files: tuple[str, ...]
-    marks: Mapping[str, Mark]
+    marks: Mapping[str, LowWaterMark]
     live: int
     tombstones: int
     bytes: int
@@ -96,14 +96,14 @@ class Snapshot:
         return without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, Mark]] | None = None) -> Self:
+    def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, LowWaterMark]] | None = None) -> Self:
         """`shared`: marks that several snapshots have, by their number."""
         given = data["marks"]
-        marks = (shared or {})[given] if isinstance(given, str) else checked(given, dict[str, Mark])
+        marks = (shared or {})[given] if isinstance(given, str) else checked(given, dict[str, LowWaterMark])
         return replace(checked({**data, "marks": {}}, cls), marks=marks)
 
 
-def _marks_json(marks: Mapping[str, Mark]) -> dict[str, Any]:
+def _marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
     return {node: fields_of(mark) for node, mark in marks.items()}
 
 
@@ -126,20 +126,20 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
 
 def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
     """What `_with_marks_once` gave. ValueError, KeyError."""
-    shared = checked(marks, dict[str, dict[str, Mark]])
+    shared = checked(marks, dict[str, dict[str, LowWaterMark]])
     return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in checked(snapshots, dict[str, dict[str, Any]]).items()}
 
 
-def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[Mark, ...]]:
+def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
     """Node → for each log directory that it had, the farthest mark of any snapshot."""
     farthest: dict[tuple[str, str], Position] = {}
     for marks in {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}.values():
         for node, mark in marks.items():
             log = (node, mark.directory)
             farthest[log] = max(mark.position, farthest.get(log, START))
-    found: dict[str, tuple[Mark, ...]] = {}
+    found: dict[str, tuple[LowWaterMark, ...]] = {}
     for (node, directory), position in farthest.items():
-        found[node] = (*found.get(node, ()), Mark(directory, position))
+        found[node] = (*found.get(node, ()), LowWaterMark(directory, position))
     return found
 
 
@@ -150,7 +150,7 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
     __slots__ = ("_covered",)
 
     def __init__(
-        self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[Mark, ...]] | None = None, file: str = ""
+        self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[LowWaterMark, ...]] | None = None, file: str = ""
     ) -> None:
         """Give the first, or the other three; see `Packed`."""
         super().__init__(snapshots, text, file)
@@ -163,7 +163,7 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
         return _from_json_with_marks(*checked(document, tuple[Any, Any]))
 
     @property
-    def covered(self) -> Mapping[str, tuple[Mark, ...]]:
+    def covered(self) -> Mapping[str, tuple[LowWaterMark, ...]]:
         """Node → for each log directory that it had, the farthest mark of any snapshot."""
         if self._covered is None:
             self._covered = _covered(self.whole)
@@ -241,13 +241,13 @@ class ClusterManifest:
         require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
         snapshots: Mapping[str, Snapshot]
         if isinstance(data["snapshots"], str):
-            snapshots = SnapshotTable(None, data["snapshots"], checked(data["covered"], dict[str, tuple[Mark, ...]]), file)
+            snapshots = SnapshotTable(None, data["snapshots"], checked(data["covered"], dict[str, tuple[LowWaterMark, ...]]), file)
         else:
             snapshots = _from_json_with_marks(data["snapshots"], data.get("marks", {}))
         versions = {number: PartitionVersions.decode(text) for number, text in checked(data.get("versions", {}), dict[int, str]).items()}
         return replace(checked({**data, "snapshots": {}, "versions": {}}, cls), snapshots=snapshots, versions=versions)
 
-    def covered(self, node: str) -> tuple[Mark, ...]:
+    def covered(self, node: str) -> tuple[LowWaterMark, ...]:
         """For each log directory that the node had, the farthest mark of any snapshot."""
         table = self.snapshots
         return (table.covered if isinstance(table, SnapshotTable) else _covered(table)).get(node, ())

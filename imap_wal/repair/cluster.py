@@ -24,7 +24,7 @@ from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, survey
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.cluster import CLOSED_ADVICE, ClaimManifest, ClusterManifest, Mark, Snapshot, claim_manifests, cluster_manifests
+from imap_wal.manifest.cluster import CLOSED_ADVICE, ClaimManifest, ClusterManifest, LowWaterMark, Snapshot, claim_manifests, cluster_manifests
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import LOG, NOTHING_SEEN, Seen, node_manifests
 from imap_wal.manifest.store import C, ManifestLog
@@ -297,7 +297,7 @@ class ClusterRepair:
             name: replace(
                 snapshot,
                 marks={
-                    node: Mark(mark.directory, repairs[node].position(mark.position)) if node in repairs else mark
+                    node: LowWaterMark(mark.directory, repairs[node].position(mark.position)) if node in repairs else mark
                     for node, mark in snapshot.marks.items()
                 },
             )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
-from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
+from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, LowWaterMark, PartitionVersions, Snapshot
 from imap_wal.read.cluster import ClusterLog, ClusterState
 from imap_wal.rewrite.plan import ATTEMPTS, is_of_members, known_versions, raise_versions
 from imap_wal.rewrite.publish import with_table
@@ -38,7 +38,7 @@ def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPol
         former = manifest.snapshots.get(name)
         covered = dict(former.marks) if former is not None else {}
         for node, found in state.nodes.items():
-            covered[node] = Mark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
+            covered[node] = LowWaterMark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
         generation = manifest.generation + 1
         now_ms = log.clock.now_ms()
         number, versions = with_table(manifest, generation, table.raised(manifest.versions_of(name).pairs.items()))

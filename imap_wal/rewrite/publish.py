@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from imap_wal.disposal import dispose
 from imap_wal.errors import LostRace, ShortLog
-from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, Mark, PartitionVersions, Snapshot
+from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, LowWaterMark, PartitionVersions, Snapshot
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
@@ -98,7 +98,7 @@ def discard(log: ClusterLog, job: Job) -> None:
                     log.store.delete(file.path)
 
 
-def marks(job: Job, name: str) -> dict[str, Mark]:
+def marks(job: Job, name: str) -> dict[str, LowWaterMark]:
     """What the new snapshot of a map covers: of a node that was not read, what the former one covered."""
     former = job.state.manifest.snapshots.get(name)
     found = dict(former.marks) if former is not None else {}
@@ -106,7 +106,7 @@ def marks(job: Job, name: str) -> dict[str, Mark]:
         directory = job.state.nodes[node].manifest.directory
         known = found.get(node)
         if known is None or known.directory != directory or known.position < position:
-            found[node] = Mark(directory, position)
+            found[node] = LowWaterMark(directory, position)
     return found
 
 

@@ -103,9 +103,9 @@ def test_a_map_that_was_dropped_in_the_middle_of_a_listing_ends_it_with_an_error
 
 
 def _mark(agent: Agent) -> Any:
-    from imap_wal.manifest.cluster import Mark
+    from imap_wal.manifest.cluster import LowWaterMark
 
-    return Mark(agent._node_log.directory, agent._node_log.end)
+    return LowWaterMark(agent._node_log.directory, agent._node_log.end)
 
 
 def test_a_page_that_failed_is_not_the_end_when_it_is_asked_for_again(agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ MUTATIONS = (
              "tests/unit/test_writer.py::test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long"),
     Mutation("sealed segment archived, last entry left out", "imap_wal/retention/archive.py", "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = by_map",
              "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n            rows, places = by_map", KILL),
-    Mutation("mark one frame beyond what was merged", "imap_wal/rewrite/publish.py", "found[node] = Mark(directory, position)", "found[node] = Mark(directory, position._replace(frame=position.frame + 100_000))",
+    Mutation("mark one frame beyond what was merged", "imap_wal/rewrite/publish.py", "found[node] = LowWaterMark(directory, position)", "found[node] = LowWaterMark(directory, position._replace(frame=position.frame + 100_000))",
              f"{_FAULTS}/test_fault_12_writers.py::test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing"),
     Mutation("lock file closed at once", "storage_backends/local.py", "                return LocalLock(fd)\n        raise Unavailable", "                os.close(fd)\n                return LocalLock(os.open(os.devnull, os.O_RDONLY))\n        raise Unavailable",
              f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_are_one_log_with_one_lock"),

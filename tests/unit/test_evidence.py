@@ -12,7 +12,7 @@ from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import NodeView
-from imap_wal.manifest.cluster import ClusterManifest, Mark, Snapshot
+from imap_wal.manifest.cluster import ClusterManifest, LowWaterMark, Snapshot
 from imap_wal.manifest.evidence import of_files
 from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.segment.listing import sorted_out
@@ -80,7 +80,7 @@ def test_an_open_refuses_a_manifest_older_than_a_file_that_a_later_epoch_put_asi
 
 def test_a_snapshot_of_objects_that_the_manifest_does_not_know_yet_is_no_evidence() -> None:
     """On an object store the manifest names the newest segment of the last open."""
-    mark = Mark("d", Position(3, 8, 0, 0))
+    mark = LowWaterMark("d", Position(3, 8, 0, 0))
     cluster = ClusterManifest(snapshots={"m": Snapshot(1, (), {"n1": mark}, 0, 0, 0, 0)})
     for number, older in ((8, False), (7, True)):
         file = StoredFile(layout.wal_path(NODE, 3, number), 1, 0)

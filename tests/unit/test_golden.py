@@ -14,7 +14,7 @@ from imap_wal import entry, format
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import ClusterManifest, Lifetime, Mark, Snapshot, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, Lifetime, LowWaterMark, Snapshot, cluster_manifests
 from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.reader import SegmentReader
@@ -34,7 +34,7 @@ NODE = NodeManifest(
 
 CLUSTER = ClusterManifest(
     incarnation=2, claims={"c-1": 2}, lifetimes=(Lifetime("c-1", 2, {"n1": Position(2, 6, 4096, 9)}),), nodes={"n1": DIRECTORY},
-    snapshots={"orders": Snapshot(1, ("s/p.parquet",), {"n1": Mark(DIRECTORY, Position(1, 2, 3, 4))}, 5, 1, 777, 1_763_720_000_000)}, generation=1,
+    snapshots={"orders": Snapshot(1, ("s/p.parquet",), {"n1": LowWaterMark(DIRECTORY, Position(1, 2, 3, 4))}, 5, 1, 777, 1_763_720_000_000)}, generation=1,
 )  # fmt: skip
 
 

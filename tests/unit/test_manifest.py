@@ -16,7 +16,7 @@ from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest import document as document_of_manifests
-from imap_wal.manifest.cluster import ClusterManifest, Mark, Snapshot, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, LowWaterMark, Snapshot, cluster_manifests
 from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
 from imap_wal.manifest.store import KEEP, ManifestLog
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
@@ -241,8 +241,8 @@ def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(memory: Me
 
 def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def table(maps: int) -> dict[str, Snapshot]:
-        shared = {f"n{at}": Mark(f"log{at}", Position(1, at, 0, 0)) for at in range(50)}
-        own = {"n1": Mark("log1", Position(1, 7, 0, 0)), "n2": Mark("older", Position(1, 1, 0, 0))}
+        shared = {f"n{at}": LowWaterMark(f"log{at}", Position(1, at, 0, 0)) for at in range(50)}
+        own = {"n1": LowWaterMark("log1", Position(1, 7, 0, 0)), "n2": LowWaterMark("older", Position(1, 1, 0, 0))}
         return {f"m{at}": Snapshot(at, (f"s/{at}",), own if at == 5 else shared, 1, 0, 10, 0) for at in range(maps)}
 
     wanted = ClusterManifest(nodes={"n1": "log1"}, snapshots=table(1000), generation=9)
@@ -255,8 +255,8 @@ def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(memory: Me
         patched.setattr(Snapshot, "to_json", None)
         log(memory).update(count)
         found = log(memory).read()[1]
-        assert found.covered("n1") == (Mark("log1", Position(1, 7, 0, 0)),)
-        assert found.covered("n2") == (Mark("log2", Position(1, 2, 0, 0)), Mark("older", Position(1, 1, 0, 0)))
+        assert found.covered("n1") == (LowWaterMark("log1", Position(1, 7, 0, 0)),)
+        assert found.covered("n2") == (LowWaterMark("log2", Position(1, 2, 0, 0)), LowWaterMark("older", Position(1, 1, 0, 0)))
         assert found.covered("unknown") == ()
     assert found == replace(wanted, incarnation=1)
     assert dict(found.snapshots) == table(1000)
