@@ -12,7 +12,7 @@ from imap_wal.manifest.node import NOTHING_SEEN
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.write.committer import CommitRequest, Committer
-from imap_wal.write.maintenance import Keeper
+from imap_wal.write.maintenance import Maintenance
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import RingBuffer
 
@@ -35,7 +35,7 @@ class LogWriter:
     ) -> None:
         self.log, self._logs, self._archiver = log, logs, archiver
         self.ring: RingBuffer[CommitRequest] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
-        self.maintenance = Keeper(log.settings, log.clock)
+        self.maintenance = Maintenance(log.settings, log.clock)
         self.committer = Committer(self.ring, log, self.maintenance.committed, before_ack)
         self._archiving = threading.Lock()
 

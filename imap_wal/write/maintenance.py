@@ -31,7 +31,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 """An archive that failed is tried again after a pause, which doubles each time: it reads all that is not archived."""
 
 
-class Keeper:
+class Maintenance:
     """The background threads of one open log."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
