@@ -39,7 +39,7 @@ from imap_wal.settings import Durability, Settings, SettingsOptions, choose, loc
 from imap_wal.write.committer import CommitRequest, CommitStatistics
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import check_new_log, open_node_log
-from imap_wal.write.recovery import Recovery
+from imap_wal.write.recovery import RecoveryReport
 from storage_backends import SegmentStore, StorageError, open_store
 
 
@@ -158,7 +158,7 @@ class Log:
         return self._acknowledged.position
 
     @property
-    def recovery(self) -> Recovery:
+    def recovery(self) -> RecoveryReport:
         """What the open found behind the last checkpoint."""
         return self._log.recovery
 

@@ -28,7 +28,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import LiveView, live
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.write.committer import CommitStatistics
-from imap_wal.write.recovery import Recovery
+from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics
 from storage_backends import StorageError
 
@@ -43,7 +43,7 @@ class StoreStatistics:
 
     commits: CommitStatistics
     ring: RingStatistics
-    recovery: Recovery
+    recovery: RecoveryReport
     restore_seconds: float
     entries: int
 

@@ -34,7 +34,7 @@ from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.writer import SegmentWriter
 from imap_wal.write.context import LogContext
 from imap_wal.write.object_segment import ObjectSegment
-from imap_wal.write.recovery import Recovered
+from imap_wal.write.recovery import RecoveredState
 from storage_backends import Lock, Locked, StorageError, lock_holder
 
 _log = logging.getLogger("imap_wal")
@@ -64,7 +64,7 @@ class NodeLog:
         manifests: ManifestLog[NodeManifest],
         clusters: ManifestLog[ClusterManifest],
         manifest: NodeManifest,
-        recovered: Recovered,
+        recovered: RecoveredState,
         lock: Lock,
     ) -> None:
         self.context = context

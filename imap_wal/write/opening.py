@@ -25,7 +25,7 @@ from imap_wal.settings import Durability, RecoveryPolicy
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.object_segment import shut_out
-from imap_wal.write.recovery import Recovered, recover
+from imap_wal.write.recovery import RecoveredState, recover
 from imap_wal.write.registration import Registration, demand_current
 from storage_backends import AlreadyExists, Locked, NotFound
 
@@ -167,7 +167,7 @@ class _Opening:
                 f"node {node!r} in cluster {cluster!r}, namespace {namespace!r}, is a log of records, made by imap_wal.log.create; choose another node name"
             )
 
-    def run(self) -> tuple[NodeManifest, Recovered]:
+    def run(self) -> tuple[NodeManifest, RecoveredState]:
         first_epoch: int | None = None
         for _ in range(OPEN_ATTEMPTS):
             number, before = self.manifests.read()
@@ -186,7 +186,7 @@ class _Opening:
             f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times while it was opened; stop what archives or prunes it, and open again"
         )
 
-    def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, Recovered]:
+    def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, RecoveredState]:
         self._demand_same(before)
         cluster_number, cluster = self._current_cluster_of(before)
         self._registration.check_whose(cluster, before)
@@ -266,7 +266,7 @@ class _Opening:
             permit=randomness.token().hex() if self._store.capabilities.durable_append else "",
         )
 
-    def _note_recovered(self, claimed: NodeManifest, recovered: Recovered) -> NodeManifest:
+    def _note_recovered(self, claimed: NodeManifest, recovered: RecoveredState) -> NodeManifest:
         """Publish what the recovery found, if the new epoch still is this open's."""
 
         def change(manifest: NodeManifest) -> NodeManifest:

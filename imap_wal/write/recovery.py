@@ -62,7 +62,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryReport:
     """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete commit, never acknowledged unless `lost` says so."""
 
     clean: bool
@@ -73,10 +73,10 @@ class Recovery:
     lost: Lost | None = None
 
 
-class Recovered(NamedTuple):
+class RecoveredState(NamedTuple):
     """The log as the next writer goes on with it: `requests` are session → last durable request, `end` the last frame's position, `checksum` its CRC."""
 
-    recovery: Recovery
+    recovery: RecoveryReport
     requests: Mapping[int, int]
     end: Position
     next_segment: int
@@ -98,7 +98,7 @@ class _Damage(NamedTuple):
     missing: range = range(0)
 
 
-def recover(context: LogContext, manifest: NodeManifest, claim: Callable[[], None]) -> Recovered:
+def recover(context: LogContext, manifest: NodeManifest, claim: Callable[[], None]) -> RecoveredState:
     """Make the log fit to be written again, as the module's table says. `claim` is called before the
     first file is changed: it makes sure that the log is the caller's, and raises if it is not.
     `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
@@ -127,18 +127,18 @@ class _Recovery:
         self._loose: list[tuple[str, int]] = []
         """Sealed files with reserved space behind their frames."""
 
-    def run(self) -> Recovered:
+    def run(self) -> RecoveredState:
         manifest = self._manifest
         if manifest.clean and self._mode is RecoveryMode.TORN_TAIL:  # who asks for another wants to know, or has met damage somewhere
             checksum = self._clean_end()
             if checksum is not None:
-                return Recovered(Recovery(True), manifest.requests, manifest.checkpoint, self._next_segment, checksum)
+                return RecoveredState(RecoveryReport(True), manifest.requests, manifest.checkpoint, self._next_segment, checksum)
         damage = self._scan()
         self._progress.over(self._records)
         if damage is None:
             self._trim()
             self._settle_newest(self._whole)
-            return self._result(Recovery(manifest.clean and not self._frames, self._frames, self._records))
+            return self._result(RecoveryReport(manifest.clean and not self._frames, self._frames, self._records))
         if damage.verdict.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
             self._trim()
             return self._cut(self._files[damage.file], damage.verdict)
@@ -147,8 +147,8 @@ class _Recovery:
             return self._give_up(damage)
         raise self._refusal(damage)
 
-    def _result(self, recovery: Recovery) -> Recovered:
-        return Recovered(recovery, self._requests, self._end, self._next_segment, self._checksum or 0)
+    def _result(self, recovery: RecoveryReport) -> RecoveredState:
+        return RecoveredState(recovery, self._requests, self._end, self._next_segment, self._checksum or 0)
 
     # ---- looking ----
 
@@ -311,7 +311,7 @@ class _Recovery:
                 raise
         self._store.delete(wal)
 
-    def _cut(self, file: _File, verdict: Verdict) -> Recovered:
+    def _cut(self, file: _File, verdict: Verdict) -> RecoveredState:
         size = self._store.size(file.path)
         lost = None
         if verdict.frames_after:
@@ -326,9 +326,9 @@ class _Recovery:
             self._next_segment = file.number
         elif self._store.capabilities.durable_append:
             self._settle_newest(verdict.end)
-        return self._result(Recovery(False, self._frames, self._records, file.path, size - verdict.end, lost))
+        return self._result(RecoveryReport(False, self._frames, self._records, file.path, size - verdict.end, lost))
 
-    def _give_up(self, damage: _Damage) -> Recovered:
+    def _give_up(self, damage: _Damage) -> RecoveredState:
         files, verdict = self._files[damage.file :], damage.verdict
         kept = self._put_aside(files)
         frames, records, last = self._count(damage, files)
@@ -349,7 +349,7 @@ class _Recovery:
         if verdict.end:
             self._put(files[0].path, self._store.read(files[0].path, 0, verdict.end))
         self._tell(lost)
-        return self._result(Recovery(False, self._frames, self._records, path, size, lost))
+        return self._result(RecoveryReport(False, self._frames, self._records, path, size, lost))
 
     def _shuts_out(self, file: _File) -> bool:
         """Whether this is an empty object that shuts out a replaced writer (`layout.fences`): its
