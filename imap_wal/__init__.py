@@ -8,7 +8,7 @@ Write path                                                   Restore path
      store.Store ─────▶ ring.RingBuffer of CommitRequest                              ▼
                                   ▼                                  index.NewestIndex       newest of every key
                         committer.Committer   one frame, one sync             ▼
-                                  ▼                                  restore.LiveView ──▶ Store, agent, CLI, Spark
+                                  ▼                                  restore.MaterializedView ──▶ Store, agent, CLI, Spark
                         writer.NodeLog        epoch, rotation, permit
                                   ▼
                         segment.SegmentWriter bytes as format draws them

@@ -16,7 +16,7 @@ from imap_wal.entry import Order, Row, clear_of, is_clear, pack
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import Lifetime
 from imap_wal.read.cluster import ClusterLog, pin_cuts
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -86,7 +86,7 @@ class Cluster:
         for node in NODES:
             self.open(node)
         self.lifetime()
-        self.view = LiveView(self.log, self.settings)
+        self.view = MaterializedView(self.log, self.settings)
 
     # ---- the cluster ----
 
@@ -230,7 +230,7 @@ class Cluster:
 
     def check(self) -> None:
         """A fresh restore, and the view that was there all along, both give the reference."""
-        fresh = LiveView(self.log, self.settings)
+        fresh = MaterializedView(self.log, self.settings)
         fresh.catch_up()
         assert live_of(fresh) == self.expected(), "a fresh restore"
         fresh.close()
@@ -242,7 +242,7 @@ class Cluster:
             log.close(clean=False)
 
 
-def live_of(view: LiveView) -> dict[tuple[str, bytes], Row]:
+def live_of(view: MaterializedView) -> dict[tuple[str, bytes], Row]:
     found = {(name, row[1]): row for name in view.maps() for rows in view.rows(name) for row in rows}
     for name in {name for name, _ in found}:
         keys = [key for of, key in found if of == name]

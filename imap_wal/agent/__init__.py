@@ -9,7 +9,7 @@
     sessions    who is connected, which incarnation and session they have, what they sent already
     open_log    the node's log as it is open now: sessions and `LogWriter`
     mender      opens the log again after a failure, on a thread of its own
-    reads       keys, load, schemas: a thread of its own with a LiveView
+    reads       keys, load, schemas: a thread of its own with a MaterializedView
     listings    key listings under way: cursors, pages, totals
     server      the loop: receive all that waits, one commit, answer; health, statistics, stop
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from imap_wal.clock import Randomness
 from imap_wal.errors import ImapWalError
 from imap_wal.read.partitions import Partitions
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 
 LISTINGS_MAX = 4
 """Listings of one connection; beyond that, the one that has waited longest is dropped."""
@@ -55,7 +55,7 @@ class Page:
 class Listing:
     """One listing: hands out its pages in order, and the last one again."""
 
-    def __init__(self, token: str, name: str, partitions: Partitions | None, view: LiveView, limit: int) -> None:
+    def __init__(self, token: str, name: str, partitions: Partitions | None, view: MaterializedView, limit: int) -> None:
         """`partitions`: list only their keys; None: all keys."""
         self.what = (name, partitions)
         self.name = name
@@ -114,7 +114,7 @@ class Listing:
 class Listings:
     """All listings of one view. Used by one thread."""
 
-    def __init__(self, view: LiveView, randomness: Randomness) -> None:
+    def __init__(self, view: MaterializedView, randomness: Randomness) -> None:
         self._view, self._randomness = view, randomness
         self._listings: dict[str, Listing] = {}
 

@@ -24,7 +24,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
 from imap_wal.read.partitions import Partitions
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.worker import Worker
 from storage_backends import StorageError
@@ -77,14 +77,14 @@ class _Gone:
 
 
 class Reads:
-    """Answers read requests from one LiveView, which merges all nodes' logs once and then reads
+    """Answers read requests from one MaterializedView, which merges all nodes' logs once and then reads
     only what was appended. `appended`: the bytes that this node has appended. `disconnect` closes a
     connection, and says why in the log output. `demand` raises `NotAllowed` unless the sender still
     has the right to read."""
 
     def __init__(
         self,
-        view: LiveView,
+        view: MaterializedView,
         make_outbox: Callable[[], Outbox],
         appended: Callable[[], int],
         disconnect: Callable[[bytes, str], None] = lambda sender, why: None,

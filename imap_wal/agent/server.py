@@ -38,7 +38,7 @@ from imap_wal.entry import HIGHEST, KEY, LOWEST, MAP, ORDER, PARTITION, PARTITIO
 from imap_wal.errors import Fenced, ImapWalError, NotAllowed, NotAppended, StorageUnavailable, TooLarge
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
 from imap_wal.read.cluster import ClusterLog, from_manifest
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema, sound_schemas
 from imap_wal.settings import Durability, mode
 from imap_wal.version import VERSION
@@ -127,7 +127,7 @@ class Agent:
             self._router = Router(endpoint, self.bounds, rules, self._clock, self._lines)
             opened.pop_all()
         self._reads = Reads(
-            LiveView(self._all_logs, config.log),
+            MaterializedView(self._all_logs, config.log),
             self._router.outbox,
             lambda: self._committer.statistics.bytes,
             self._router.door.shut,

@@ -25,7 +25,7 @@ from imap_wal.entry import EXPIRES_AT_MS, KEY, KEY_CLASS, VALUE, Row
 from imap_wal.errors import InvalidSetting, NotAppended, StorageUnavailable
 from imap_wal.progress import Progress
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView, live
+from imap_wal.read.view import MaterializedView, live
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.recovery import RecoveryReport
@@ -170,7 +170,7 @@ class Store:
                 self._fill(name, live(list(newest.values()), now))
             return
         progress = Progress(self._clock, f"opening the maps of cluster {cluster.cluster!r}")
-        with closing(LiveView(cluster, self._log.settings, lambda done: progress.reached(done.records, done.part))) as view:
+        with closing(MaterializedView(cluster, self._log.settings, lambda done: progress.reached(done.records, done.part))) as view:
             view.catch_up()
             progress.over(view.statistics.records, REWRITE_ADVICE)
             for node, why in view.missing.items():

@@ -40,7 +40,7 @@ class Opaque:
 
 
 class Decoder:
-    """`metadata`: what the log has of it (schemas), see `ClusterLog` and `LiveView.metadata`. `note`
+    """`metadata`: what the log has of it (schemas), see `ClusterLog` and `MaterializedView.metadata`. `note`
     is called with a sentence for each schema that is not used."""
 
     def __init__(self, metadata: Iterable[tuple[Any, ...]] = (), note: Callable[[str], None] = _log.warning) -> None:

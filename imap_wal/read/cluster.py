@@ -1,7 +1,7 @@
 """What a restore sees: all nodes' logs of one cluster, and their newest-first merge.
 
     ClusterLog   plans which files are read (`pieces`), reads them (`changes`); everything that reads a log goes through it
-    LiveView     merges them once into a NewestIndex, then only what was appended since; serves keys and rows
+    MaterializedView     merges them once into a NewestIndex, then only what was appended since; serves keys and rows
 
 A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are read again and that pass begins anew; merging twice what was
 merged before changes nothing.

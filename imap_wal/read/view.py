@@ -1,4 +1,4 @@
-"""The newest entries of a cluster's log, merged once, then kept up to date: `LiveView`."""
+"""The newest entries of a cluster's log, merged once, then kept up to date: `MaterializedView`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Cursor:
     next_offset: int = 0
 
 
-class LiveView:
+class MaterializedView:
     """The newest change of every key over all nodes. Thread-safe. Nothing is read before the first `catch_up`."""
 
     def __init__(self, log: ClusterLog, settings: Settings, progress: Callable[[MergeProgress], None] | None = None) -> None:

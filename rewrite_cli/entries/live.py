@@ -16,7 +16,7 @@ from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Noted
-from imap_wal.read.view import LiveView, MergeProgress, live
+from imap_wal.read.view import MaterializedView, MergeProgress, live
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import F, note
@@ -68,7 +68,7 @@ def _now(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tel
     def progress(done: MergeProgress) -> None:
         tell(f"{view}: {done}")
 
-    newest = stack.enter_context(closing(LiveView(log, settings, progress)))
+    newest = stack.enter_context(closing(MaterializedView(log, settings, progress)))
     newest.catch_up()
     metadata = newest.metadata()
     statistics = newest.statistics

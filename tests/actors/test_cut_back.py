@@ -8,7 +8,7 @@ import pytest
 from imap_wal import format
 from imap_wal.errors import CorruptLog
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore
 from tests.support import node_log, overwrite, row, segments
@@ -23,7 +23,7 @@ def test_a_view_that_merged_what_an_open_then_cut_off_merges_the_log_as_it_is(
     log.sync()
     before = memory.read(segments(memory)[0])
     log.write(format.ENTRIES, 1, [row("lost", "1", 2)])
-    view = LiveView(ClusterLog(memory, "default", "embedded"), Settings())
+    view = MaterializedView(ClusterLog(memory, "default", "embedded"), Settings())
     view.catch_up()
     assert sum(map(len, view.keys("m"))) == 2
     overwrite(memory, segments(memory)[0], before)
@@ -34,5 +34,5 @@ def test_a_view_that_merged_what_an_open_then_cut_off_merges_the_log_as_it_is(
     assert sorted(key for keys in view.keys("m") for key in keys) == [b"new", b"safe"]
     overwrite(memory, segments(memory)[0], before[:-1])
     with pytest.raises(CorruptLog):  # damage is still an error
-        LiveView(ClusterLog(memory, "default", "embedded"), Settings()).catch_up()
+        MaterializedView(ClusterLog(memory, "default", "embedded"), Settings()).catch_up()
     view.close()

@@ -17,7 +17,7 @@ from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LogError, LostRace, MissingNode, OutcomeUnknown, WriterLocked
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog, pin_cuts
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
@@ -31,7 +31,7 @@ from tests.kit.actors import NODE, Interrupted, compact, embedded, log_of
 
 
 def values(store: Any) -> dict[str, Any]:
-    view = LiveView(log_of(store), Settings())
+    view = MaterializedView(log_of(store), Settings())
     view.catch_up()
     found = {row[1]: row[3] for rows in view.rows("m") for row in rows}
     view.close()
@@ -50,7 +50,7 @@ def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(memory:
             left.create(file.path, memory.read(file.path))
         slow = Interrupted(left)
         slow.at, slow.meanwhile = at, lambda left=left: compact(left)
-        view = LiveView(log_of(slow), Settings())
+        view = MaterializedView(log_of(slow), Settings())
         view.catch_up()
         assert sum(map(len, view.keys("m"))) == 100, f"compacted before call {at}"
         with embedded(left) as again:

@@ -19,7 +19,7 @@ from imap_wal.agent.server import Agent
 from imap_wal.errors import Fenced, WriterLocked
 from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import Settings
 from storage_backends import NoSpace, open_store
@@ -47,7 +47,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
 
 def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
     """What a restore of the cluster gives."""
-    view = LiveView(ClusterLog(open_store(settings.url), settings.namespace, settings.cluster), Settings())
+    view = MaterializedView(ClusterLog(open_store(settings.url), settings.namespace, settings.cluster), Settings())
     view.catch_up()
     found = {row[1].decode(): row[3].decode() for rows in view.rows(name) for row in rows if row[3] is not None}
     view.close()

@@ -17,7 +17,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.cluster import ClaimManifest, claim_manifests, cluster_manifests
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, identity, named, plugin, serving
@@ -62,7 +62,7 @@ def claims(url: str) -> ClaimManifest:
 
 def restored(url: str) -> dict[str, str]:
     store = open_store(url)
-    with closing(LiveView(ClusterLog(store, "default", "c"), Settings())) as found:
+    with closing(MaterializedView(ClusterLog(store, "default", "c"), Settings())) as found:
         found.catch_up()
         return {row[1].decode(): (row[3] or b"").decode() for rows in found.rows("orders") for row in rows}
 

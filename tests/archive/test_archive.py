@@ -15,7 +15,7 @@ from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
 from imap_wal.parquet import file as parquet_file
 from imap_wal.parquet.file import to_batch, to_positions, to_rows
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.retention import archive
 from imap_wal.retention.archive import archive_sealed
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
@@ -206,7 +206,7 @@ def test_a_store_without_append_is_archived_object_by_object(tmp_path: Path) -> 
     log = node(store)
     for number in range(5):
         append(log, put("a", number, (1, 1, 1, number)))
-    made = LiveView(cluster(store), SMALL)
+    made = MaterializedView(cluster(store), SMALL)
     made.catch_up()
     assert values(made) == {"a": "4"} and len(segments(store)) == 5
     done = archive_sealed(store, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)

@@ -11,7 +11,7 @@ import pytest
 import imap_wal
 from imap_wal.parquet.file import batches, nodes_of, to_rows
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore, open_store
 from tests.cli.conftest import Run
@@ -63,7 +63,7 @@ def test_stat_counts_what_is_not_in_doubt(run: Run, split: str) -> None:
 
 
 def live(store: SegmentStore) -> dict[bytes, bytes | None]:
-    with closing(LiveView(ClusterLog(store, "ns", "c"), Settings())) as view:
+    with closing(MaterializedView(ClusterLog(store, "ns", "c"), Settings())) as view:
         view.catch_up()
         return {row[1]: row[3] for rows in view.rows("orders") for row in rows}
 

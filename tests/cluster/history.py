@@ -18,7 +18,7 @@ from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.cluster.harness import Cluster, logged_map
@@ -168,8 +168,8 @@ def log_maps(url: str) -> list[str]:
         view.close()
 
 
-def log_view(url: str, cluster: str = "dev") -> LiveView:
+def log_view(url: str, cluster: str = "dev") -> MaterializedView:
     """What the log says, read by the test itself."""
-    view = LiveView(ClusterLog(open_store(url), "default", cluster), Settings())
+    view = MaterializedView(ClusterLog(open_store(url), "default", cluster), Settings())
     view.catch_up()
     return view

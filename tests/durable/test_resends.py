@@ -15,7 +15,7 @@ import pytest
 from imap_wal.agent.config import AgentConfig
 from imap_wal.log import LogReader
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -52,7 +52,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, str | None, int]]:
 
 
 def restored(settings: AgentConfig) -> dict[str, str]:
-    view = LiveView(ClusterLog(open_store(settings.url), "default", "c"), Settings())
+    view = MaterializedView(ClusterLog(open_store(settings.url), "default", "c"), Settings())
     view.catch_up()
     found = {row[1].decode(): row[3].decode() for rows in view.rows("orders") for row in rows if row[3] is not None}
     view.close()

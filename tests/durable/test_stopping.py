@@ -10,7 +10,7 @@ import pytest
 import imap_wal
 from imap_wal.errors import Closed
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.gate import GatedStore
@@ -98,7 +98,7 @@ def test_an_interrupted_merge_ends_at_its_next_batch(memory: MemoryStore) -> Non
         for number in range(50):
             store.map("m")[number] = "x" * 100
     storage = Held(memory, "read")
-    view = LiveView(ClusterLog(storage, "default", "embedded", FakeClock()), Settings())
+    view = MaterializedView(ClusterLog(storage, "default", "embedded", FakeClock()), Settings())
 
     def merge() -> None:
         with pytest.raises(Closed, match="while it merged"):

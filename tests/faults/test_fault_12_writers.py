@@ -18,7 +18,7 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import LostRace
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -254,7 +254,7 @@ def at_once(first: str, second: str, at: int) -> bool:
     why = f"{second} before operation {at} of {first}"
     if first == "restore":
         begun = dict(live(life.reference.state, life.reference.clock.now_ms()))
-        view = LiveView(beside.cluster(), Settings())
+        view = MaterializedView(beside.cluster(), Settings())
         view.catch_up()
         found = {msgpack.unpackb(row[1]): msgpack.unpackb(row[3]) for rows in view.rows("m") for row in rows}
         view.close()
@@ -333,7 +333,7 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
     def restore() -> None:
         while time.monotonic() < end or not restored:
             before = dict(acknowledged)
-            view = LiveView(Life(LocalStore(root), Reference()).cluster(), Settings())
+            view = MaterializedView(Life(LocalStore(root), Reference()).cluster(), Settings())
             try:
                 view.catch_up()
             except NotFound:  # files that go without a pause, eight passes long: told, and begun again

@@ -9,7 +9,7 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.entry import Row, pack
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
@@ -35,11 +35,11 @@ def cluster(store: SegmentStore, clock: FakeClock | None = None) -> ClusterLog:
     return ClusterLog(store, "ns", "c", clock or FakeClock(), SeededRandomness(9))
 
 
-def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -> LiveView:
-    made = LiveView(cluster(store, clock), Settings(**settings))
+def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -> MaterializedView:
+    made = MaterializedView(cluster(store, clock), Settings(**settings))
     made.catch_up()
     return made
 
 
-def values(made: LiveView, name: str = "orders") -> dict[str, str]:
+def values(made: MaterializedView, name: str = "orders") -> dict[str, str]:
     return {row[1].decode(): (row[3] or b"").decode() for rows in made.rows(name) for row in rows}

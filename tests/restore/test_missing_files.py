@@ -13,7 +13,7 @@ import imap_wal
 from imap_wal.errors import ShortLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
@@ -44,7 +44,7 @@ def read_embedded(url: str) -> None:
 
 
 def read_view(url: str) -> None:
-    LiveView(log_of(url), Settings()).catch_up()
+    MaterializedView(log_of(url), Settings()).catch_up()
 
 
 def read_changes(url: str) -> None:

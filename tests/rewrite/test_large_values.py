@@ -25,7 +25,7 @@ WORK = f"""
 import sys
 import pyarrow.parquet
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
@@ -45,7 +45,7 @@ base = peak()
 if what == "rewrite":
     count = rewrite(log, LocalEngine(settings)).maps[0].live
 else:
-    view = LiveView(log, settings)
+    view = MaterializedView(log, settings)
     view.catch_up()
     count = sum(len(keys) for keys in view.keys("big"))
     for rows in view.rows("big"):

@@ -31,7 +31,7 @@ from imap_wal.errors import (
 from imap_wal.inspect import verify as verifier
 from imap_wal.inspect.inventory import survey
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -136,7 +136,7 @@ class Actor:
         self.world, self.past = stage.world, stage.past
         process.memory["actor"] = self
         self._store: Any = None
-        self._view: LiveView | None = None
+        self._view: MaterializedView | None = None
         self._opened = Event()
         self._failed = False
         self._writer: Any = None
@@ -319,7 +319,7 @@ class Actor:
         """A listing, page by page, as the agent serves it; the view is kept for the next one."""
         start = self.world.tick() - self.stage.stale_steps
         if self._view is None:
-            self._view = LiveView(self.cluster(), MEMORY)
+            self._view = MaterializedView(self.cluster(), MEMORY)
         view = self._view
         found: dict[bytes, bytes] = {}
         try:

@@ -25,7 +25,7 @@ from imap_wal.manifest.cluster import NO_VERSIONS
 from imap_wal.read import cluster, parquet_scan, scan
 from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite import conflicts, drop, local_engine, plan
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
@@ -206,7 +206,7 @@ def _operate(plan: Plan, stage: Stage, older: Any, op: Op) -> bool:
         return _operate_as_ever(plan, stage, older, op)
     survivor = Survivor(stage, stage.media, plan.seed * 64 + 41, "the operator's resolve")
     log = survivor.cluster()
-    view = LiveView(log, MEMORY)
+    view = MaterializedView(log, MEMORY)
     view.catch_up()
     met, said = view.statistics.conflicts, conflicts.found(log)
     if met != len(said):

@@ -12,7 +12,7 @@ from imap_wal.encryption_keys import Keys
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.manifest import store
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import LiveView
+from imap_wal.read.view import MaterializedView
 from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, StorageError
 from tests.encrypted import ring
@@ -164,7 +164,7 @@ class Survivor:
         )  # fmt: skip
 
     def listing(self) -> dict[bytes, bytes]:
-        view = LiveView(self.cluster(), MEMORY)
+        view = MaterializedView(self.cluster(), MEMORY)
         view.catch_up()
         return {row[1]: row[3] for rows in view.rows(MAP, 2) for row in rows}
 
