@@ -63,12 +63,12 @@ class LogWriter:
     def remove_expired(self) -> Removal:
         """Remove files that a snapshot covers, as `wal_ttl_seconds` and `wal_size_limit_mb` say.
         `StorageUnavailable`: what is left of them is removed the next time."""
-        from imap_wal.retention.policy import remove_outlived  # as above
+        from imap_wal.retention.policy import remove_expired  # as above
 
         log, logs = self.log, self._logs
         with self._archiving, storage_errors(f"removing covered files of {log}; what is left of them goes the next time"):
             logs = ClusterLog(self.maintenance.until_stop(logs.store), logs.namespace, logs.cluster, logs.clock, logs.randomness)
-            return remove_outlived(logs, log.identity.node, log.settings, log.unsealed)
+            return remove_expired(logs, log.identity.node, log.settings, log.unsealed)
 
     def shrink(self, upto: Position, *, uncovered: bool = False) -> Position:
         """Remove whole archives and sealed segments that have nothing above `upto`, and return the

@@ -23,7 +23,7 @@ from storage_backends import StoredFile
 MB = 1024 * 1024
 
 
-def outlived(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb: int) -> set[str]:
+def expired(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb: int) -> set[str]:
     """Paths of the covered files that go."""
     gone: set[str] = set()
     kept = 0
@@ -35,18 +35,18 @@ def outlived(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb
     return gone
 
 
-def only_outlived(log: ClusterLog, node: NodeState, removal: Removal, ttl_s: int, size_limit_mb: int) -> Removal:
+def only_expired(log: ClusterLog, node: NodeState, removal: Removal, ttl_s: int, size_limit_mb: int) -> Removal:
     """Of what is covered, what goes by age and size."""
     files = {file.path: file for part in ("archive", "wal") for file in log.store.list(f"{node.folder}/{part}")}
     covered = [*(archive.path for archive in removal.archives), *(segment.path for segment in removal.segments)]
-    gone = outlived((files[path] for path in covered if path in files), log.clock.now_ms(), ttl_s, size_limit_mb)
+    gone = expired((files[path] for path in covered if path in files), log.clock.now_ms(), ttl_s, size_limit_mb)
     # A segment stays if one before it stays.
     count = next((index for index, segment in enumerate(removal.segments) if segment.path not in gone), len(removal.segments))
     return Removal(tuple(each for each in removal.archives if each.path in gone), removal.segments[:count], removal.summaries[:count])
 
 
-def remove_outlived(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
-    """For a node's owner: remove what is covered and has outlived its time or its room, and
+def remove_expired(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
+    """For a node's owner: remove what is covered and has expired, and
     snapshot files that no reader needs any more. `writing`: number of the first segment that is not
     sealed. `CorruptLog` names a file of a snapshot that is not whole: nothing that it covers is
     removed."""
@@ -67,7 +67,7 @@ def _remove_covered(log: ClusterLog, state: ClusterState, node_name: str, settin
         return Removal()
     writing = _first_that_stays(log, node, covered, settings, writing)
     plan = plan_covered(log.store, node, covered, writing)
-    removal = only_outlived(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
+    removal = only_expired(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
     demand_whole(log, state.manifest, removal.maps)
     remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
     return removal
@@ -79,7 +79,7 @@ def _first_that_stays(log: ClusterLog, node: NodeState, covered: Mapping[str, Po
     sealed = {segment.path: segment.number for segment in node.segments if segment.number < writing and (segment.epoch, segment.number) <= last[:2]}
     archives = {archive.path for archive in node.manifest.archives if archive.last <= covered.get(archive.map, START)}
     files = [file for part in ("archive", "wal") for file in log.store.list(f"{node.folder}/{part}") if file.path in archives or file.path in sealed]
-    gone = outlived(files, log.clock.now_ms(), settings.wal_ttl_seconds, settings.wal_size_limit_mb)
+    gone = expired(files, log.clock.now_ms(), settings.wal_ttl_seconds, settings.wal_size_limit_mb)
     if settings.wal_size_limit_mb and gone:
         return writing  # what takes how much is told by what is covered
     return min((number for path, number in sealed.items() if path not in gone), default=writing)

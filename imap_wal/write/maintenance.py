@@ -1,6 +1,5 @@
 """Maintenance of a log in the background: sync by interval, drain the ring of `async`, renew a
-lease, move the checkpoint on, rotate by time, archive by time and size, remove what has outlived
-its time or its room. Threads are started only if a setting wants them."""
+lease, move the checkpoint on, rotate by time, archive by time and size, remove what has expired. Threads are started only if a setting wants them."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
 RENEW_S = 10.0
 """A third of a lease's term."""
 RETAIN_S = 600.0
-"""What has outlived its time or its room is looked for at least this often, as RocksDB does."""
+"""What has expired is looked for at least this often, as RocksDB does."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 """An archive that failed is tried again after a pause, which doubles each time: it reads all that is not archived."""
 
@@ -45,10 +44,10 @@ class Maintenance:
         self.archive_error = ""
         """Why the last archive failed; its segments stay, nothing is lost, it is tried again."""
         self.retention_error = ""
-        """Why what has outlived its time or its room could not be removed the last time; it is tried again."""
+        """Why what has expired could not be removed the last time; it is tried again."""
 
     def start(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]) -> None:
-        """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has outlived its time or room."""
+        """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has expired."""
         settings = self._settings
         drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
         if drains or settings.durability is Durability.INTERVAL or settings.rotate_interval_s or committer.log.leased:
@@ -173,7 +172,7 @@ def _attempt(worker: Worker, work: Callable[[], object]) -> str:
 
 
 def _retain_every(settings: Settings) -> float:
-    """Seconds between two looks for what has outlived its time or its room; 0 where nothing does."""
+    """Seconds between two looks for what has expired; 0 where nothing does."""
     if not settings.wal_ttl_seconds:
         return RETAIN_S if settings.wal_size_limit_mb else 0
     return min(settings.wal_ttl_seconds / 2, RETAIN_S)

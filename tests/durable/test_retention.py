@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import policy
-from imap_wal.retention.policy import MB, outlived
+from imap_wal.retention.policy import MB, expired
 from imap_wal.retention.removal import plan_covered
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
@@ -38,16 +38,16 @@ def file(name: str, age_s: float, size: int = 100) -> StoredFile:
 
 def test_by_age_only_what_is_older_goes() -> None:
     files = [file("a", 10), file("b", 60), file("c", 61)]
-    assert outlived(files, NOW, 60, 0) == {"c"}
-    assert outlived(files, NOW, 0, 0) == set()
+    assert expired(files, NOW, 60, 0) == {"c"}
+    assert expired(files, NOW, 0, 0) == set()
 
 
 def test_by_size_the_oldest_go_until_the_rest_takes_no_more() -> None:
     files = [file("new", 1, MB), file("middle", 2, MB), file("old", 3, MB), file("oldest", 4, 1)]
-    assert outlived(files, NOW, 0, 2) == {"old", "oldest"}
-    assert outlived(files, NOW, 0, 3) == {"oldest"}
-    assert outlived(files, NOW, 2, 2) == {"old", "oldest"}
-    assert outlived(files, NOW, 1, 4) == {"middle", "old", "oldest"}
+    assert expired(files, NOW, 0, 2) == {"old", "oldest"}
+    assert expired(files, NOW, 0, 3) == {"oldest"}
+    assert expired(files, NOW, 2, 2) == {"old", "oldest"}
+    assert expired(files, NOW, 1, 4) == {"middle", "old", "oldest"}
 
 
 def archived(root: Path, rounds: int, **settings: object) -> dict[bytes, bytes]:
@@ -230,9 +230,9 @@ def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_tho
         log = ClusterLog(storage, "default", "embedded", FakeClock())
         state = log.state()
         node, covered = state.nodes["n"], state.covered("n")
-        expected = policy.only_outlived(log, node, plan_covered(storage, node, covered, 2**62), ttl, limit)
+        expected = policy.only_expired(log, node, plan_covered(storage, node, covered, 2**62), ttl, limit)
         storage.operations.clear()
-        removed = policy.remove_outlived(log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62)
+        removed = policy.remove_expired(log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62)
         assert removed == expected, (ttl, limit)
         reads = {operation.path for operation in storage.operations if operation.kind == "read" and operation.path.endswith(".wal")}
         if not limit:

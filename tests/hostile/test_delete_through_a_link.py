@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.disposal import dispose
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.policy import remove_outlived
+from imap_wal.retention.policy import remove_expired
 from imap_wal.settings import Settings
 from rewrite_cli import doctor
 from rewrite_cli.cli import group
@@ -180,7 +180,7 @@ def test_what_cannot_be_deleted_stays_in_the_manifest_and_is_not_counted(
     before, behind = log.state().nodes["n2"], files(elsewhere)
     if how == "retention":
         time.sleep(1.1)
-        removed = remove_outlived(log, "n2", Settings(wal_ttl_seconds=1), before.segments[-1].number)
+        removed = remove_expired(log, "n2", Settings(wal_ttl_seconds=1), before.segments[-1].number)
         gone = {*(each.path for each in removed.archives), *(each.path for each in removed.segments)}
         room = removed.bytes
     else:

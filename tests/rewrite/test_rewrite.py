@@ -30,7 +30,7 @@ from imap_wal.manifest.store import KEEP
 from imap_wal.read import scan
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.retention.archive import archive_sealed
-from imap_wal.retention.policy import remove_outlived
+from imap_wal.retention.policy import remove_expired
 from imap_wal.retention.snapshots import ORPHAN_MS, demand_whole
 from imap_wal.rewrite import local_engine
 from imap_wal.rewrite.drop import drop_map
@@ -676,7 +676,7 @@ def test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_who
     with pytest.raises(CorruptLog, match="snapshot/orders/"):
         prune(cluster(memory))
     with pytest.raises(CorruptLog, match="snapshot/orders/"):
-        remove_outlived(cluster(memory), "n1", Settings(wal_ttl_seconds=1), log.unsealed)
+        remove_expired(cluster(memory), "n1", Settings(wal_ttl_seconds=1), log.unsealed)
     assert {file.path for file in memory.list("ns/c/nodes")} == before
     with pytest.raises((CorruptLog, ShortLog)):
         view(memory)
@@ -725,9 +725,9 @@ def test_the_owner_removes_former_snapshots_by_itself(memory: MemoryStore) -> No
         append(log, put("a", number, (1, 1, 1, number + 1)))
         run(memory)
     assert len(memory.list("ns/c/snapshot")) == 4
-    remove_outlived(cluster(memory), "n1", Settings(), log.unsealed)
+    remove_expired(cluster(memory), "n1", Settings(), log.unsealed)
     assert len(memory.list("ns/c/snapshot")) == 4, "not unless a setting asks for it"
-    remove_outlived(cluster(memory), "n1", Settings(wal_size_limit_mb=1), log.unsealed)
+    remove_expired(cluster(memory), "n1", Settings(wal_size_limit_mb=1), log.unsealed)
     assert [file.path for file in memory.list("ns/c/snapshot")] == list(snapshot(memory).files)
     assert values(view(memory)) == {"a": "3"}
 
