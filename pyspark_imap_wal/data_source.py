@@ -25,7 +25,7 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import SEGMENT, Piece
+from imap_wal.read.file_scan import SEGMENT, FileScan
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Noted
 from imap_wal.read.scan import read_piece
@@ -150,7 +150,7 @@ class FilePartition(InputPartition):
 
     namespace: str
     cluster: str
-    pieces: list[Piece]
+    pieces: list[FileScan]
     metadata: list[tuple[Any, ...]]
 
 
@@ -160,7 +160,7 @@ class BucketPartition(InputPartition):
 
     namespace: str
     cluster: str
-    pieces: list[Piece]
+    pieces: list[FileScan]
     bucket: int
     now_ms: int
     metadata: list[tuple[Any, ...]]

@@ -27,7 +27,7 @@ from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog, snapshot_pieces
-from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, Piece
+from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, FileScan
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Claim, Conflict
 from imap_wal.read.table import Table
@@ -87,7 +87,7 @@ class SparkEngine:
         try:
             read, versions = _read(combined)
             merged: list[Merged] = []
-            former: list[Piece] = []
+            former: list[FileScan] = []
             for name, snapshot in sorted(job.state.manifest.snapshots.items()):
                 if not job.wants(name):
                     continue
@@ -122,7 +122,7 @@ class SparkEngine:
             merged.append(Merged(name, each.records, each.bytes, (*clears, *parts.get(name, ()))))
         return Result(tuple(merged), pairs)
 
-    def _combine(self, spark: SparkSession, job: Job, pieces: list[Piece], tasks: int) -> DataFrame:
+    def _combine(self, spark: SparkSession, job: Job, pieces: list[FileScan], tasks: int) -> DataFrame:
         """The newest rows of each task's pieces: one a map, key and node."""
         groups = balanced(pieces, max(1, min(tasks * 2, len(pieces))))
         rows = [(base64.b64encode(pickle.dumps(group)).decode(),) for group in groups] or [("",)]
@@ -332,9 +332,9 @@ def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tup
         yield from (each for index, each in enumerate(some) if index not in hidden)
 
 
-def balanced(pieces: list[Piece], count: int) -> list[list[Piece]]:
+def balanced(pieces: list[FileScan], count: int) -> list[list[FileScan]]:
     """The pieces in `count` groups of about the same bytes."""
-    groups: list[list[Piece]] = [[] for _ in range(count)]
+    groups: list[list[FileScan]] = [[] for _ in range(count)]
     sizes = [0] * count
     for piece in sorted(pieces, key=lambda piece: piece.bytes, reverse=True):
         smallest = sizes.index(min(sizes))

@@ -27,7 +27,7 @@ from imap_wal.manifest.evidence import epoch_of
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog, ClusterState
-from imap_wal.read.file_scan import ARCHIVE, SEGMENT, Piece
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
@@ -159,7 +159,7 @@ class _Count:
     entries: int = 0
     whole: bool = True
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: FileScan) -> None:
         """The entries of a file that count and that no snapshot covers. A damaged file may hold
         more than can be read of it."""
         found = 0
@@ -198,11 +198,11 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
     archives = left.archives if left.directory == log_id else ()
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
     pieces = [
-        Piece(ARCHIVE, node, each.path, each.map, log_id, first=each.first, last=each.last, covered=covered, records=each.records)
+        FileScan(ARCHIVE, node, each.path, each.map, log_id, first=each.first, last=each.last, covered=covered, records=each.records)
         for each in archives
     ]
     pieces += [
-        Piece(SEGMENT, node, each.path, "", log_id, each.epoch, each.number, covered=covered)
+        FileScan(SEGMENT, node, each.path, "", log_id, each.epoch, each.number, covered=covered)
         for each in segments
         if _log_of(log.store, each.path) == log_id
     ]

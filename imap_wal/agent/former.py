@@ -15,7 +15,7 @@ from imap_wal.entry import ORDER
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, ClusterState
-from imap_wal.read.file_scan import Piece
+from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import CutBack, read_piece
 from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound
@@ -57,7 +57,7 @@ def last_that_count(log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, in
     return {session: UNKNOWN if request else 0 for session, request in last.items()}
 
 
-def _first_above(cluster: ClusterLog, pieces: Iterable[Piece], cuts: Mapping[int, Position]) -> dict[int, int]:
+def _first_above(cluster: ClusterLog, pieces: Iterable[FileScan], cuts: Mapping[int, Position]) -> dict[int, int]:
     """Session → its first request in an entry above its cut."""
     found: dict[int, int] = {}
     for piece in pieces:
@@ -69,7 +69,7 @@ def _first_above(cluster: ClusterLog, pieces: Iterable[Piece], cuts: Mapping[int
     return found
 
 
-def _look(cluster: ClusterLog, piece: Piece, cuts: Mapping[int, Position], found: dict[int, int]) -> None:
+def _look(cluster: ClusterLog, piece: FileScan, cuts: Mapping[int, Position], found: dict[int, int]) -> None:
     for changes in read_piece(cluster.store, piece, positions=True):
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             _, _, session, request = row[ORDER]

@@ -34,7 +34,7 @@ from imap_wal.manifest import key_checks, missing
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import node_manifests
 from imap_wal.parquet.salvage import survey_file
-from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, Piece
+from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.read.parquet_scan import read_archive, read_snapshot
 from imap_wal.read.scan import entries_of
 from imap_wal.segment import verdict as verdicts
@@ -137,7 +137,7 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
     units: list[Unit] = []
     for name, snapshot in sorted(view.manifest.snapshots.items()):
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
-            piece = Piece(SNAPSHOT, "", str(path), name)
+            piece = FileScan(SNAPSHOT, "", str(path), name)
             size = snapshot.bytes // len(snapshot.files)
             units.append(Unit(piece.path, size, SNAPSHOT, 0, partial(_parquet, store, piece, None, int(wanted))))
     without = {node.name for node in view.nodes if node.of_no_manifest}
@@ -188,7 +188,7 @@ def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: li
             f"{node.folder}/manifest/{node.manifest_number:010d}.json", older_manifests.of_node(node, manifest, view.manifest, view.opened).newer
         )
     for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
-        piece = Piece(ARCHIVE, node.name, archive.path, archive.map, manifest.directory, first=archive.first, last=archive.last)
+        piece = FileScan(ARCHIVE, node.name, archive.path, archive.map, manifest.directory, first=archive.first, last=archive.last)
         units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
     misplaced = older_manifests.misplaced_wal(node)
     if misplaced:
@@ -357,7 +357,7 @@ def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home)
     )
 
 
-def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int, deadline: Deadline) -> Finding:
+def _parquet(store: SegmentStore, piece: FileScan, records: int | None, wanted: int, deadline: Deadline) -> Finding:
     """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
     found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
     if piece.first > START:
@@ -394,7 +394,7 @@ def _parquet(store: SegmentStore, piece: Piece, records: int | None, wanted: int
     return Finding(piece.path, piece.kind, CLEAN, found.bytes, count)
 
 
-def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
+def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
     """Why the absence of a file is damage: the manifest, read again, names it; None where it does
     not."""
     folders = piece.path.split("/")
@@ -406,7 +406,7 @@ def _still_named(store: SegmentStore, piece: Piece) -> LogError | None:
     return missing.snapshot_file(piece.path, clusters.read()[1])
 
 
-def _readable(store: SegmentStore, found: Finding, piece: Piece, records: int | None) -> Finding:
+def _readable(store: SegmentStore, found: Finding, piece: FileScan, records: int | None) -> Finding:
     """With what `repair` can read of a damaged file."""
     try:
         kept = survey_file(store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None)

@@ -23,7 +23,7 @@ from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import ClusterManifest, Snapshot, cluster_manifests
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import MISSING_ADVICE, current_cluster, foreign_wal, mark_beyond, older_epoch, older_manifest, opened_epochs
-from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, EntryBatch, Metadata, Overtaken, Piece
+from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, EntryBatch, FileScan, Metadata, Overtaken
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy
@@ -211,9 +211,9 @@ class ClusterLog:
         nodes: Collection[str] | None = None,
         snapshots: bool = True,
         covered: bool = False,
-    ) -> list[Piece]:
+    ) -> list[FileScan]:
         """The files to read, snapshots first, then node by node in log order. `covered=True` reads also what a snapshot covers, if it is still there."""
-        found: list[Piece] = []
+        found: list[FileScan] = []
         if snapshots:
             for name, snapshot in sorted(state.manifest.snapshots.items()):
                 if maps is None or name in maps:
@@ -234,7 +234,7 @@ class ClusterLog:
         until: Position | None = None,
         maps: Collection[str] | None = None,
         covered: bool = False,
-    ) -> list[Piece]:
+    ) -> list[FileScan]:
         """`pieces` of one node."""
         if until == START:
             return []
@@ -242,13 +242,13 @@ class ClusterLog:
         marks = {} if covered else state.covered(node)
         cuts = state.cuts(node)
         overtaken = {} if covered else state.overtaken()
-        found: list[Piece] = []
+        found: list[FileScan] = []
         for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
             below = max(since or START, marks.get(archive.map, START))
             if archive.last <= below or (until is not None and archive.first > until) or (maps is not None and archive.map not in maps):
                 continue
             found.append(
-                Piece(
+                FileScan(
                     ARCHIVE, node, archive.path, archive.map, log.manifest.directory, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
                     bytes=archive.bytes, records=archive.records, checksum=archive.checksum, overtaken=overtaken,
                 )
@@ -261,7 +261,7 @@ class ClusterLog:
                 continue
             following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
             found.append(
-                Piece(
+                FileScan(
                     SEGMENT, node, segment.path, "", log.manifest.directory, segment.epoch, segment.number, next_path=following, since=since, until=until,
                     covered=marks, cuts=cuts, bytes=segment.bytes, checkpoint=log.manifest.checkpoint,
                     newest=log.manifest.newest, overtaken=overtaken,
@@ -307,8 +307,8 @@ class ClusterLog:
         state: ClusterState,
         node: str,
         place: Position | None,
-        pieces: Callable[..., Iterable[Piece]],
-        read: Callable[[Piece], Iterator[EntryBatch]],
+        pieces: Callable[..., Iterable[FileScan]],
+        read: Callable[[FileScan], Iterator[EntryBatch]],
     ) -> Iterator[EntryBatch]:
         """What `read` reads of the `pieces` of a node above `place`, see `changes`."""
         for attempt in range(ATTEMPTS):
@@ -330,7 +330,7 @@ class ClusterLog:
                 if not segment or attempt == ATTEMPTS - 1:
                     raise self.lost(error) from error
 
-    def read_on(self, piece: Piece, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[EntryBatch]:
+    def read_on(self, piece: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[EntryBatch]:
         """`read_piece`, also during an archive run: when the file is deleted while it is read, the
         rest is read from what replaced it. Entries may come twice and in any order; reading cannot
         continue from `last` of such a batch. `NotFound` when they were removed because a newer
@@ -349,7 +349,7 @@ class ClusterLog:
         for following in self._replaced(piece, place, maps):
             yield from self.read_on(following, maps, attempts - 1)
 
-    def _replaced(self, piece: Piece, place: Position | None, maps: Collection[str] | None) -> list[Piece]:
+    def _replaced(self, piece: FileScan, place: Position | None, maps: Collection[str] | None) -> list[FileScan]:
         """Where the entries of a piece above `place` are now, under the same rules."""
         here = (piece.epoch, piece.number)
         end = piece.last if piece.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
@@ -396,7 +396,7 @@ class ClusterLog:
                         break
                     following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
                     since = end if end[:2] == (segment.epoch, segment.number) else None
-                    piece = Piece(
+                    piece = FileScan(
                         SEGMENT, node, segment.path, "", log.manifest.directory, segment.epoch, segment.number, next_path=following, since=since
                     )
                     last = max((changes.last for changes in read_piece(self.store, piece, ())), default=START)
@@ -416,13 +416,13 @@ class ClusterLog:
         return found
 
 
-def snapshot_pieces(name: str, snapshot: Snapshot) -> list[Piece]:
+def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
     """The part files of a snapshot, with what the manifest says of each."""
     count = len(snapshot.files)
     sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
     rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
     return [
-        Piece(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
+        FileScan(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
         for path, size, records, checksum in zip(snapshot.files, sizes, rows, checksums, strict=True)
     ]
 

@@ -1,4 +1,4 @@
-"""What is read of a log, as plain values that can be sent to another process: a `Piece` is one segment, archive
+"""What is read of a log, as plain values that can be sent to another process: a `FileScan` is one segment, archive
 or snapshot part and which of its entries count; `EntryBatch` are entries that were read."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EntryBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileScan:
     """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot.
     `directory`: UUID of the node's log; "": not known, or a snapshot.
     `next_path` is the segment after a sealed one; "" for the newest. `start` is the byte offset to

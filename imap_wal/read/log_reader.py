@@ -33,7 +33,7 @@ from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.node import LOG, Archive, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, NodeState
-from imap_wal.read.file_scan import ARCHIVE, SEGMENT, Piece
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
@@ -219,7 +219,7 @@ class LogReader:
         if known and start and (not self._appends or not self._store.read(segment.path, start, FRAME_HEADER_BYTES).strip(b"\0")):
             return  # nothing behind what was read
         until = None if limit is None else limit._replace(index=2**62)  # a frame is acknowledged whole
-        piece = Piece(
+        piece = FileScan(
             SEGMENT, self.node, segment.path, "", place.directory, segment.epoch, segment.number, next_path=following, start=start, until=until,
             cuts=place.cuts, bytes=segment.bytes,
         )  # fmt: skip
@@ -252,7 +252,7 @@ class LogReader:
                 yield _record(placed)
 
     def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
-        piece = Piece(
+        piece = FileScan(
             ARCHIVE, self.node, archive.path, archive.map, place.directory, first=archive.first, last=archive.last, cuts=place.cuts,
             bytes=archive.bytes, records=archive.records, checksum=archive.checksum,
         )  # fmt: skip

@@ -8,12 +8,12 @@ from operator import itemgetter
 from imap_wal.entry import KEY, ORDER, Row
 from imap_wal.format import START
 from imap_wal.parquet.file import ARCHIVE_SCHEMA, SNAPSHOT_SCHEMA, batches, nodes_of, stored_schemas, to_positions, to_rows
-from imap_wal.read.file_scan import EntryBatch, Piece
+from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.selection import void_below, without_overtaken
 from storage_backends import SegmentStore
 
 
-def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) -> Iterator[EntryBatch]:
+def read_archive(store: SegmentStore, piece: FileScan, *, positions: bool = False) -> Iterator[EntryBatch]:
     """What counts of an archive, in log order. `first` and `last` of the batches are those of the archive unless positions are read."""
     below = max(piece.since or START, piece.covered.get(piece.map, START))
     if piece.last <= below or (piece.until is not None and piece.first > piece.until):
@@ -40,7 +40,7 @@ def read_archive(store: SegmentStore, piece: Piece, *, positions: bool = False) 
         yield EntryBatch(piece.node, rows, first, last, batch.nbytes, places if positions else None, clears=clears)
 
 
-def read_snapshot(store: SegmentStore, piece: Piece) -> Iterator[EntryBatch]:
+def read_snapshot(store: SegmentStore, piece: FileScan) -> Iterator[EntryBatch]:
     """The rows of a snapshot's file, apart by the node that wrote them."""
     for batch in batches(store, piece.path, checksum=piece.checksum, records=piece.records):
         rows, nodes = to_rows(batch), nodes_of(batch)

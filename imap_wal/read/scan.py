@@ -1,4 +1,4 @@
-"""What is read of a log, file by file: a `Piece` is one segment, archive or snapshot part and which of its entries count; `read_piece` yields them as `EntryBatch`.
+"""What is read of a log, file by file: a `FileScan` is one segment, archive or snapshot part and which of its entries count; `read_piece` yields them as `EntryBatch`.
 
 Pieces are plain values that can be sent to another process: Spark reads each in a task of its own.
 
@@ -23,7 +23,7 @@ from imap_wal import entry, format
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
-from imap_wal.read.file_scan import ARCHIVE, PAYLOAD_BYTES_MAX, SEGMENT, EntryBatch, Metadata, Piece
+from imap_wal.read.file_scan import ARCHIVE, PAYLOAD_BYTES_MAX, SEGMENT, EntryBatch, FileScan, Metadata
 from imap_wal.read.selection import select, void_below, without_overtaken
 from imap_wal.segment.reader import Held, SegmentReader
 from imap_wal.segment.verdict import Place, Verdict, at_end, begin, said_by
@@ -45,7 +45,7 @@ class CutBack(CorruptLog):
     read, or the file is damaged. Reading the file from its start shows which."""
 
 
-def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[EntryBatch]:
+def read_piece(store: SegmentStore, piece: FileScan, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[EntryBatch]:
     """The entries of a piece that count, in log order. `NotFound` when the file went since the piece was made (archived or pruned); `LogError`."""
     if piece.kind == SEGMENT:
         return _SegmentPass(store, piece, maps, positions).read()
@@ -59,7 +59,7 @@ def read_piece(store: SegmentStore, piece: Piece, maps: Collection[str] | None =
 class _SegmentPass:
     """One reading of a segment: groups frames into batches, each under one rule."""
 
-    def __init__(self, store: SegmentStore, piece: Piece, maps: Collection[str] | None, positions: bool) -> None:
+    def __init__(self, store: SegmentStore, piece: FileScan, maps: Collection[str] | None, positions: bool) -> None:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
         if not store.capabilities.durable_append:
             self._store = cast(SegmentStore, Held(store, piece.path))  # one commit each, and every read is a request: read it whole

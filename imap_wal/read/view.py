@@ -12,7 +12,7 @@ from imap_wal.errors import Closed, ImapWalError
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.older import mark_beyond
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, ClusterState, T, from_manifest
-from imap_wal.read.file_scan import SEGMENT, Metadata, Piece
+from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.partitions import Partitions
 from imap_wal.read.rivals import Noted
@@ -284,7 +284,7 @@ class MaterializedView:
         self._missing = state.missing
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)
-        pieces: list[tuple[Piece, bool]] = []
+        pieces: list[tuple[FileScan, bool]] = []
         if again:
             self.version += 1
             for name in again:
@@ -310,7 +310,7 @@ class MaterializedView:
                 self._cursors[node] = replace(self._cursors[node], position=end)
         self._generations = {name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()}
 
-    def _read(self, pieces: list[tuple[Piece, bool]], again: Collection[str]) -> None:
+    def _read(self, pieces: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
         total = sum(piece.bytes for piece, _ in pieces)
         done = 0
         for count, (piece, forward) in enumerate(pieces):

@@ -36,7 +36,7 @@ from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, to_batch
-from imap_wal.read.file_scan import SEGMENT, EntryBatch, Metadata, Piece
+from imap_wal.read.file_scan import SEGMENT, EntryBatch, FileScan, Metadata
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import SegmentFile, sorted_out, wal_folder
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -91,7 +91,7 @@ class Summary:
                 requests[session] = request
 
 
-def summarize(store: SegmentStore, piece: Piece) -> Summary:
+def summarize(store: SegmentStore, piece: FileScan) -> Summary:
     """Read one segment for its summary."""
     summary = Summary()
     for changes in read_piece(store, piece, positions=True):
@@ -129,7 +129,7 @@ class ArchiveJob:
 
     node_folder: str
     node: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FileScan, ...]
     folder: Path
     epoch: int
     archives: tuple[Archive, ...]
@@ -366,7 +366,7 @@ class _Run:
             return Archived()
         following = [*(each.path for each in segments[1:]), ""]
         pieces = [
-            Piece(SEGMENT, self._node, each.path, "", self._manifest.directory, each.epoch, each.number, next_path=after)
+            FileScan(SEGMENT, self._node, each.path, "", self._manifest.directory, each.epoch, each.number, next_path=after)
             for each, after in zip(segments, following, strict=True)
         ]
         try:

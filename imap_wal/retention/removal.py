@@ -15,7 +15,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import NodeState
-from imap_wal.read.file_scan import END, SEGMENT, Piece
+from imap_wal.read.file_scan import END, SEGMENT, FileScan
 from imap_wal.retention.archive import Summary, carried, delete_segments, summarize
 from storage_backends import NotFound, SegmentStore
 
@@ -25,7 +25,7 @@ class Removal:
     """Which files go. `summaries` are those of `segments`, in the same order."""
 
     archives: tuple[Archive, ...] = ()
-    segments: tuple[Piece, ...] = ()
+    segments: tuple[FileScan, ...] = ()
     summaries: tuple[Summary, ...] = ()
 
     @property
@@ -59,13 +59,13 @@ def plan_removal(
     def goes(name: str, last: Position) -> bool:
         return last <= upto and (covered is None or last <= covered.get(name, START))
 
-    segments: list[Piece] = []
+    segments: list[FileScan] = []
     summaries: list[Summary] = []
     for index, segment in enumerate(node.segments):
         if segment.number >= writing or (segment.epoch, segment.number) > upto[:2] or segment.path in stay:
             break
         following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
-        piece = Piece(
+        piece = FileScan(
             SEGMENT, node.name, segment.path, "", node.manifest.directory, segment.epoch, segment.number, next_path=following, bytes=segment.bytes
         )
         try:
@@ -86,7 +86,7 @@ def plan_covered(store: SegmentStore, node: NodeState, covered: Mapping[str, Pos
     return plan_removal(store, node, upto=max(covered.values(), default=START), covered=covered, writing=writing, linked=False)
 
 
-def without(manifest: NodeManifest, archives: Collection[Archive], segments: Sequence[Piece], summaries: Sequence[Summary]) -> NodeManifest:
+def without(manifest: NodeManifest, archives: Collection[Archive], segments: Sequence[FileScan], summaries: Sequence[Summary]) -> NodeManifest:
     """The manifest after these files went, with what must outlive them."""
     gone = {archive.path for archive in archives}
     # The last *entry* that goes, not the last frame: who has read it has read everything, and may read on.

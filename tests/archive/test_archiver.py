@@ -144,10 +144,10 @@ import threading
 from pathlib import Path
 from imap_wal.retention import archiver
 from imap_wal.retention.archive import ArchiveJob
-from imap_wal.read.file_scan import SEGMENT, Piece
+from imap_wal.read.file_scan import SEGMENT, FileScan
 archiver.HERE_BYTES_MAX = 0
 other = archiver.ArchiverProcess({tmp_path.as_uri()!r})
-job = ArchiveJob("n", "n", (Piece(SEGMENT, "n", "never.wal"),), Path({str(tmp_path)!r}), 1, (), "x", 1)
+job = ArchiveJob("n", "n", (FileScan(SEGMENT, "n", "never.wal"),), Path({str(tmp_path)!r}), 1, (), "x", 1)
 threading.Thread(target=other.write, args=(None, job), daemon=True).start()
 while (process := other._process) is None:
     pass

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.format import START
 from imap_wal.read import cluster
-from imap_wal.read.file_scan import EntryBatch, Piece
+from imap_wal.read.file_scan import EntryBatch, FileScan
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore
 from tests.cli.conftest import Run
@@ -124,7 +124,7 @@ def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(run: Run
     assert run("rewrite", tmp_path, "--map", "a", "--map", "b").code == 0
     read, seen = cluster.read_piece, []
 
-    def read_and_prune(store: SegmentStore, piece: Piece, *arguments: Any, **options: Any) -> Iterator[EntryBatch]:
+    def read_and_prune(store: SegmentStore, piece: FileScan, *arguments: Any, **options: Any) -> Iterator[EntryBatch]:
         seen.append(piece.kind)
         if seen.count("archive") == 3:
             assert CliRunner().invoke(group, ["prune", str(tmp_path), "--yes"]).exit_code == 0

@@ -17,7 +17,7 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.manifest import cluster
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.read.file_scan import Piece
+from imap_wal.read.file_scan import FileScan
 from imap_wal.settings import Settings
 from storage_backends import StoredFile
 from tests.simulation.__main__ import story
@@ -83,7 +83,7 @@ def test_a_seed_replays_in_another_process_whose_hashes_differ() -> None:
 def test_a_value_made_in_a_simulation_is_the_one_that_is_made_outside() -> None:
     classes = frozen_classes(modules())
     signatures = {kind: list(inspect.signature(kind).parameters) for kind in classes}
-    assert {NodeManifest, ClusterManifest, Settings, StoredFile, Piece} <= set(classes)
+    assert {NodeManifest, ClusterManifest, Settings, StoredFile, FileScan} <= set(classes)
     given = dataclasses.replace(NodeManifest(requests={1: 2}), epoch=3, cluster=Seen(1, 2, 3))
     file = StoredFile("a", 1, 2)
     with installed():
