@@ -1,23 +1,8 @@
 """imap-wal: maps that do not forget. A write-ahead log for Hazelcast's IMap, and the same log as a durable map in one process.
 
-Write path                                                   Restore path
-
-  DurableMap / AsyncMap      agent.server ◀─ plug-in           snapshots   archives   segments   of every node
-        │ Change                  │ one message                     └─────────┬──────────┘
-        ▼                         ▼                                  restore.ClusterLog      marks, cuts, damage
-     store.Store ─────▶ ring.RingBuffer of CommitRequest                              ▼
-                                  ▼                                  index.NewestIndex       newest of every key
-                        committer.Committer   one frame, one sync             ▼
-                                  ▼                                  restore.MaterializedView ──▶ Store, agent, CLI, Spark
-                        writer.NodeLog        epoch, rotation, permit
-                                  ▼
-                        segment.SegmentWriter bytes as format draws them
-                                  ▼
-                        storage_backends      sync, exclusive create
-
-What lives where, bottom up: `errors`, `clock`, `settings` · `entry` (DataEntry, order), `format` (bytes), `layout` (names) · `segment` · `manifest`
-(compare-and-swap) · `writer`, `ring`, `committer` · `index`, `restore`, `archive` · `serializer`, `store`, `aio` · `reader`, `removal`, `log`
-(append, read, follow: the same log without maps) · `agent`.
+`open` and `aopen`: durable maps in this process. `log`: append, read and follow a log without maps.
+`imap_wal.agent`: the service beside a Hazelcast member. ARCHITECTURE.md has the picture and says which
+module does what.
 """
 
 from imap_wal import errors, log
