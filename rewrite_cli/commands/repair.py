@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import click
 
@@ -82,6 +83,32 @@ def command(
     if target_url is None and not dry_run:
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
     dropped = frozenset(map(_position, drops))
+    items, in_conflict, decided = outcome = _repair(scope, target_url, mode, prefer, dropped, dry_run)
+    totals = {
+        "mode": mode,
+        "dry_run": dry_run,
+        "to": target_url,
+        **summary(items),
+        "conflicts": in_conflict,
+        "preferred": [asdict(each) for each in decided],
+    }
+    if output == out.JSON:
+        out.print_json({"summary": totals, "files": [item.to_json() for item in items]})
+    else:
+        _print(items, totals, show_all)
+        _print_conflicts(outcome, prefer)
+    return FINDINGS if totals["damaged"] or in_conflict else 0
+
+
+class _Outcome(NamedTuple):
+    """The files, the conflicts that are left, and those that were decided."""
+
+    items: list[Item]
+    in_conflict: list[str]
+    decided: list[Decided]
+
+
+def _repair(scope: Scope, target_url: str | None, mode: str, prefer: str | None, dropped: frozenset[Position], dry_run: bool) -> _Outcome:
     target = _open(target_url) if target_url is not None else None
     store = _open(scope.url)
     items: list[Item] = []
@@ -122,26 +149,17 @@ def command(
         store.close()
         if target is not None:
             target.close()
-    totals = {
-        "mode": mode,
-        "dry_run": dry_run,
-        "to": target_url,
-        **summary(items),
-        "conflicts": in_conflict,
-        "preferred": [asdict(each) for each in decided],
-    }
-    if output == out.JSON:
-        out.print_json({"summary": totals, "files": [item.to_json() for item in items]})
-    else:
-        _print(items, totals, show_all)
-        for each in decided:
-            where_lost = f"; what lost is in {each.set_aside}" if each.set_aside else ""
-            out.echo(f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change of node {prefer!r} counts{where_lost}")
-        for text in in_conflict:
-            out.echo(f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}")
-        if in_conflict:
-            out.echo(f"in the copy: {ADVICE}")
-    return FINDINGS if totals["damaged"] or in_conflict else 0
+    return _Outcome(items, in_conflict, decided)
+
+
+def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
+    for each in outcome.decided:
+        where_lost = f"; what lost is in {each.set_aside}" if each.set_aside else ""
+        out.echo(f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change of node {prefer!r} counts{where_lost}")
+    for text in outcome.in_conflict:
+        out.echo(f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}")
+    if outcome.in_conflict:
+        out.echo(f"in the copy: {ADVICE}")
 
 
 def _would_decide(store: SegmentStore, view: ClusterView, prefer: str) -> list[Decided]:
