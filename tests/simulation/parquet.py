@@ -98,7 +98,7 @@ def _of_batch(attribute: str, real: Callable[[Any], Any]) -> Callable[[Any], Any
 class File(parquet_file.ParquetFile):
     """Replaces `ParquetFile`."""
 
-    def __init__(self, folder: Path, schema: Any, keys: Any) -> None:
+    def __init__(self, folder: Path, schema: Any, keys: Any, log: str = "") -> None:
         self._encrypted = False  # segments are: see `imap_wal.encryption`
         self._placed = schema is parquet_file.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
@@ -135,6 +135,7 @@ def batches(
     *,
     checksum: int = 0,
     records: int = 0,
+    log: str | None = None,
 ) -> Iterator[Any]:
     """Replaces `imap_wal.parquet.file.batches`: one call to the store, as there."""
     with store.open_input(path) as source:
