@@ -7,19 +7,14 @@ from msgspec.structs import replace
 
 from imap_wal.agent.requests import About, Wish
 from imap_wal.agent.sessions import Sessions
-from imap_wal.clock import SeededRandomness
-from imap_wal.layout import Identity
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from imap_wal.write.context import LogContext
-from imap_wal.write.node_log import NodeLog
-from imap_wal.write.opening import open_node_log
 from imap_wal.write.registration import SESSIONS_A_LOG
 from storage_backends.memory import MemoryStore
 from tests.histories import put
-from tests.kit.logs import SMALL, append, cluster, values, view
+from tests.kit.logs import append, cluster, opened, values, view
 from tests.support import FakeClock
 
 
@@ -33,10 +28,6 @@ class Counted(MemoryStore):
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         self.paths.append(path)
         return super().read(path, offset, length)
-
-
-def opened(store: MemoryStore, clock: FakeClock, name: str = "n1") -> NodeLog:
-    return open_node_log(LogContext(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1)), what="the test")
 
 
 def about(cluster_id: str, plugin: str) -> About:

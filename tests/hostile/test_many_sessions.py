@@ -18,9 +18,8 @@ from imap_wal.errors import TooLarge
 from imap_wal.manifest.cluster import MEMBERS_MAX, ClaimManifest
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
-from tests.actors.test_metadata_size import opened
 from tests.agent.harness import config, identity, plugin, serving
-from tests.restore.test_live_view import cluster
+from tests.kit.logs import cluster, opened
 from tests.support import FakeClock, eventually
 
 
