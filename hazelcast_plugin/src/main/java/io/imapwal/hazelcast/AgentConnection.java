@@ -22,7 +22,7 @@ final class AgentConnection implements Closeable {
     private final ZmtpConnection wire;
     private final Pulse pulse;
     private final MsgpackWriter header = new MsgpackWriter(64);
-    private Welcome welcome;
+    private SessionInfo session;
     private long number;
 
     private AgentConnection(ZmtpConnection wire, Pulse pulse) {
@@ -73,8 +73,8 @@ final class AgentConnection implements Closeable {
             if (!(answer instanceof Map<?, ?> map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
-            connection.welcome = Welcome.of(clusterId, member, map);
-            identity.view.learn(clusterId, member, connection.welcome.incarnation());
+            connection.session = SessionInfo.of(clusterId, member, map);
+            identity.view.learn(clusterId, member, connection.session.incarnation());
             identity.pulse.start(identity);
             return connection;
         } catch (IOException | RuntimeException e) {
@@ -122,21 +122,21 @@ final class AgentConnection implements Closeable {
         }
     }
 
-    Welcome welcome() {
-        return welcome;
+    SessionInfo session() {
+        return session;
     }
 
     /** Whether its welcome was for the present UUIDs of member and cluster, in the newest view that is known. */
     boolean current(Identity identity) {
-        return welcome.clusterId().equals(identity.cluster.clusterId()) && welcome.member().equals(identity.cluster.member())
-                && welcome.incarnation() >= identity.view.of(welcome.clusterId(), welcome.member());
+        return session.clusterId().equals(identity.cluster.clusterId()) && session.member().equals(identity.cluster.member())
+                && session.incarnation() >= identity.view.of(session.clusterId(), session.member());
     }
 
     /** Asks for a view of this cluster without the lost members. @return its number, or that of a later one */
     long view(Set<UUID> members, Set<UUID> lost, long deadline) throws IOException {
         MsgpackWriter request = start("view", 1).map(4);
-        request.string("cluster_id").string(welcome.clusterId().toString());
-        request.string("member_uuid").string(welcome.member().toString());
+        request.string("cluster_id").string(session.clusterId().toString());
+        request.string("member_uuid").string(session.member().toString());
         uuids(request.string("members"), members);
         uuids(request.string("lost"), lost);
         return ask("view", NO_PAYLOAD, 0, deadline).header.integer();

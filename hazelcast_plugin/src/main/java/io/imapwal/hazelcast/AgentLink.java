@@ -54,18 +54,18 @@ final class AgentLink {
     private final AgentConnection.Identity identity;
     private final OrderGuard guard;
     private final SchemaLog.Logged logged;
-    private final Settler settler;
+    private final Reconciler reconciler;
     private final ILogger logger;
     private final String member;
     /** Called when the agent says that this member may not write. */
     private final Runnable refused;
 
     private final Object lock = new Object();
-    private final Deque<Ticket> queue = new ArrayDeque<>();
+    private final Deque<PendingAppend> queue = new ArrayDeque<>();
     private long queuedBytes;
     private int queuedChanges;
     /** What is being sent, was sent or failed to be, and has not its outcome yet; the oldest first, at most two. */
-    private final Deque<Message> underWay = new ArrayDeque<>(2);
+    private final Deque<InFlightAppend> underWay = new ArrayDeque<>(2);
     private boolean led;
     private boolean closed;
     /** When the agent could begin with the oldest message under way, and how long it usually takes from there. */
@@ -83,19 +83,19 @@ final class AgentLink {
 
     /** For each partition, how many changes have a caller that was not told the outcome yet. */
     private final AtomicIntegerArray pending;
-    private volatile Welcome welcome;
+    private volatile SessionInfo session;
     private volatile boolean learned;
     private volatile boolean recheck;
     /** How many connections were greeted; a key whose outcome is unknown waits for one more. */
     private volatile long welcomes;
 
-    AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard, SchemaLog schemas, Settler settler,
+    AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard, SchemaLog schemas, Reconciler reconciler,
               ILogger logger, String member, Runnable refused) {
         this.settings = settings;
         this.identity = identity;
         this.guard = guard;
         this.logged = schemas.new Logged();
-        this.settler = settler;
+        this.reconciler = reconciler;
         this.logger = logger;
         this.member = member;
         this.refused = refused;
@@ -103,8 +103,8 @@ final class AgentLink {
     }
 
     /** The newest welcome, or null before the first one. */
-    Welcome welcome() {
-        return welcome;
+    SessionInfo session() {
+        return session;
     }
 
     long welcomes() {
@@ -146,7 +146,7 @@ final class AgentLink {
 
     /** Who is at the other end, for messages. */
     String agent() {
-        Welcome known = welcome;
+        SessionInfo known = session;
         return "agent " + settings.agent() + (known == null ? "" : " (node " + known.node() + ")") + " of member " + member;
     }
 
@@ -154,7 +154,7 @@ final class AgentLink {
      * Returns when all changes are as durable as the agent makes them.
      *
      * @throws NotAppended    none of them happened
-     * @throws OutcomeUnknown some may have happened; the settler has their keys
+     * @throws OutcomeUnknown some may have happened; the reconciler has their keys
      * @throws RetryableHazelcastException a partition changed hands while its change was queued
      */
     void append(List<Change> changes) {
@@ -172,7 +172,7 @@ final class AgentLink {
     }
 
     private void appendPending(List<Change> changes) {
-        Ticket ticket = new Ticket(changes, false);
+        PendingAppend ticket = new PendingAppend(changes, false);
         run(ticket);
         RuntimeException failure = ticket.failure();
         if (failure == null) {
@@ -181,7 +181,7 @@ final class AgentLink {
                     // The partition moved away during the append, and may have returned: Hazelcast would
                     // accept the change, but in the log it has a former owner's stamp, and a rewrite may
                     // void it. Hazelcast repeats the change, which gets a new stamp.
-                    changes.forEach(each -> settler.add(this, each, -1, 0));
+                    changes.forEach(each -> reconciler.add(this, each, -1, 0));
                     if (displaced(change.stamp)) {
                         // This member leaves its cluster: repeated, the change would be refused as if
                         // it had never been made.
@@ -194,7 +194,7 @@ final class AgentLink {
         }
         if (ticket.appended() > 0) {
             // Part of a batch is in the log, and Hazelcast will change nothing in memory.
-            changes.forEach(change -> settler.add(this, change, -1, 0));
+            changes.forEach(change -> reconciler.add(this, change, -1, 0));
             if (failure instanceof RetryableHazelcastException) {
                 // Hazelcast repeats the whole batch at the new owner.
                 throw failure;
@@ -208,7 +208,7 @@ final class AgentLink {
     private RuntimeException refused(List<Change> changes, RuntimeException failure) {
         if (failure instanceof NotAppended || failure instanceof LogUnavailable) {
             for (Change change : changes) {
-                if (change.key != null && settler.isAhead(change.map, change.key)) {
+                if (change.key != null && reconciler.isAhead(change.map, change.key)) {
                     return new OutcomeUnknown(map(change) + "an earlier attempt of the change may be in the log; " + settling() + ": "
                             + failure.getMessage(), failure);
                 }
@@ -223,7 +223,7 @@ final class AgentLink {
     }
 
     /**
-     * Waits until the outcome of all changes of a partition is known, and the settler has the keys
+     * Waits until the outcome of all changes of a partition is known, and the reconciler has the keys
      * that its next owner has to compare with the log. The partition is migrating, so no more come.
      *
      * @return false: it takes too long
@@ -245,10 +245,10 @@ final class AgentLink {
      * all.
      *
      * @throws NotAppended    none of them happened
-     * @throws OutcomeUnknown all may have happened, or none; the settler has their keys
+     * @throws OutcomeUnknown all may have happened, or none; the reconciler has their keys
      */
     void appendWhole(List<Change> changes) {
-        Ticket ticket = new Ticket(changes, true);
+        PendingAppend ticket = new PendingAppend(changes, true);
         run(ticket);
         if (ticket.failure() != null) {
             throw ticket.failure();
@@ -256,18 +256,18 @@ final class AgentLink {
     }
 
     /** Whether this member was left out of a view since, or has joined another cluster. */
-    private boolean displaced(OrderGuard.Stamp stamp) {
+    private boolean displaced(PartitionStamp stamp) {
         return isLeftOut() || !stamp.member().equals(guard.member()) || !stamp.clusterId().equals(guard.clusterId());
     }
 
     /** Returns when a connection is greeted under the present cluster id. @throws LogUnavailable when there is none */
-    Welcome connect() {
-        Ticket ticket = new Ticket(List.of(), false);
+    SessionInfo connect() {
+        PendingAppend ticket = new PendingAppend(List.of(), false);
         run(ticket);
         if (ticket.failure() != null) {
             throw ticket.failure();
         }
-        return welcome;
+        return session;
     }
 
     /**
@@ -275,19 +275,19 @@ final class AgentLink {
      *
      * @throws LogUnavailable there is no agent, or this member itself was left out of a view
      */
-    Welcome view(Set<UUID> lost) {
+    SessionInfo view(Set<UUID> lost) {
         long number;
         // A separate connection: a claim may take long, and appends of the present view may still count.
         try (AgentConnection asking = AgentConnection.open(settings, identity, "read")) {
             number = asking.view(guard.members(), lost, System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs()));
-            identity.view().learn(asking.welcome().clusterId(), asking.welcome().member(), number);
+            identity.view().learn(asking.session().clusterId(), asking.session().member(), number);
         } catch (IOException e) {
             if (isRefusal(e)) {
                 refused.run();
             }
             throw unreachable(e);
         }
-        Welcome now = connect();
+        SessionInfo now = connect();
         if (now.incarnation() < number) {
             throw unreachable(new IOException("it is in view " + now.incarnation() + ", this member's cluster in " + number));
         }
@@ -344,7 +344,7 @@ final class AgentLink {
         }
     }
 
-    private void run(Ticket ticket) {
+    private void run(PendingAppend ticket) {
         // An interrupt would close the channel under the feet of everybody in the message.
         boolean interrupted = Thread.interrupted();
         boolean lead;
@@ -378,8 +378,8 @@ final class AgentLink {
         }
     }
 
-    private void lead(Ticket own) {
-        List<Ticket> finished = new ArrayList<>();
+    private void lead(PendingAppend own) {
+        List<PendingAppend> finished = new ArrayList<>();
         boolean whole = false;
         try {
             while (!own.done()) {
@@ -397,7 +397,7 @@ final class AgentLink {
                 try {
                     handOn(finished);
                 } finally {
-                    for (Ticket ticket : finished) {
+                    for (PendingAppend ticket : finished) {
                         if (ticket != own) {
                             ticket.unpark();
                         }
@@ -408,7 +408,7 @@ final class AgentLink {
     }
 
     private void sendIfWorthwhile() {
-        Message next;
+        InFlightAppend next;
         synchronized (lock) {
             next = beginIfWorthwhile();
         }
@@ -418,8 +418,8 @@ final class AgentLink {
     }
 
     /** The message whose answer comes next; where there is none, what is queued becomes one. */
-    private Message oldest() {
-        Message message;
+    private InFlightAppend oldest() {
+        InFlightAppend message;
         synchronized (lock) {
             message = underWay.peek();
             if (message != null) {
@@ -439,8 +439,8 @@ final class AgentLink {
      * holds few changes, and few changes share a sync: so not before it has as many as the first, and not in the first half of the time that the first usually
      * takes. Where the storage is slow, everybody has queued long before that, and all goes as with one message at a time.
      */
-    private Message beginIfWorthwhile() {
-        Message ahead = underWay.peek();
+    private InFlightAppend beginIfWorthwhile() {
+        InFlightAppend ahead = underWay.peek();
         if (queuedChanges == 0 || closed || underWay.size() > 1
                 || queuedBytes + (ahead == null ? 0 : ahead.bytes) > QUICK_BYTES
                 || (ahead != null && (queuedChanges < ahead.changes.size() || System.nanoTime() - begunNanos < usualNanos / 2))
@@ -461,11 +461,11 @@ final class AgentLink {
     }
 
     /** With both locks held. {@link #send} lets the wire go. */
-    private Message begin() {
-        Message message = null;
+    private InFlightAppend begin() {
+        InFlightAppend message = null;
         boolean whole = false;
         try {
-            message = new Message();
+            message = new InFlightAppend();
             if (underWay.isEmpty()) {
                 begunNanos = System.nanoTime();
             }
@@ -484,14 +484,14 @@ final class AgentLink {
     }
 
     /** An Error while it was made: those in it are told when its turn comes. */
-    private static void spoil(Message message) {
+    private static void spoil(InFlightAppend message) {
         message.numbered = message.changes;
         message.failure = new IllegalStateException("the sending thread failed");
         message.posted = true;
     }
 
     /** Sends a message that was begun. {@code alone}: no answer is outstanding, so that a connection may be opened and schemas be logged for it. */
-    private void send(Message message, boolean alone) {
+    private void send(InFlightAppend message, boolean alone) {
         boolean whole = false;
         try {
             number(message, alone);
@@ -499,7 +499,7 @@ final class AgentLink {
             if (!message.numbered.isEmpty()) {
                 try {
                     if (alone) {
-                        message.session = connection.welcome();
+                        message.session = connection.session();
                         logSchemas(message.session, message.deadline);
                     }
                     sendOnce(message);
@@ -518,7 +518,7 @@ final class AgentLink {
     }
 
     /** An Error on the way (memory): nobody may wait for ever. */
-    private void abandon(Ticket own, List<Ticket> finished) {
+    private void abandon(PendingAppend own, List<PendingAppend> finished) {
         IOException cause = new IOException("the sending thread failed");
         wire.lock();
         try {
@@ -528,7 +528,7 @@ final class AgentLink {
                     queuedChanges -= own.changes.size() - own.taken;
                 }
                 while (!underWay.isEmpty()) {
-                    Message message = underWay.poll();
+                    InFlightAppend message = underWay.poll();
                     message.numbered = message.changes;
                     fail(message, true, cause);
                     message.greetings.forEach(greeting -> greeting.finish(unreachable(cause)));
@@ -542,7 +542,7 @@ final class AgentLink {
     }
 
     /** Returns when the oldest message under way has its outcome; adds whom to wake. */
-    private void collect(Message message, List<Ticket> finished) {
+    private void collect(InFlightAppend message, List<PendingAppend> finished) {
         awaitPosted(message);
         while (!message.over()) {
             settle(message);
@@ -556,7 +556,7 @@ final class AgentLink {
         wake(message, finished);
     }
 
-    private void awaitPosted(Message message) {
+    private void awaitPosted(InFlightAppend message) {
         if (!message.posted) {
             wire.lock();
             wire.unlock();
@@ -564,8 +564,8 @@ final class AgentLink {
     }
 
     /** Takes from the queue what fits in one message; a ticket leaves the queue with its last change. */
-    private void take(Message message) {
-        Ticket ticket;
+    private void take(InFlightAppend message) {
+        PendingAppend ticket;
         while ((ticket = queue.peek()) != null) {
             if (ticket.changes.isEmpty()) {
                 message.greetings = message.greetings.isEmpty() ? new ArrayList<>() : message.greetings;
@@ -595,7 +595,7 @@ final class AgentLink {
     }
 
     /** Gives a number to each change that may be sent, an outcome to the others and to greetings. */
-    private void number(Message message, boolean alone) {
+    private void number(InFlightAppend message, boolean alone) {
         IOException failure = null;
         if (alone) {
             try {
@@ -604,39 +604,39 @@ final class AgentLink {
                 failure = e;
             }
         }
-        for (Ticket greeting : message.greetings) {
+        for (PendingAppend greeting : message.greetings) {
             greeting.finish(failure == null ? null : unreachable(failure));
             greeting.unpark();
         }
         List<Change> numbered = new ArrayList<>(message.changes.size());
-        Ticket looked = null;
+        PendingAppend looked = null;
         boolean holds = false;
         for (Change change : message.changes) {
-            if (failure == null && (change.ticket != looked || !change.ticket.whole)) {
-                looked = change.ticket;
+            if (failure == null && (change.pending != looked || !change.pending.whole)) {
+                looked = change.pending;
                 List<Change> together = looked.whole ? looked.changes : List.of(change);
-                Welcome now = connection.welcome();
+                SessionInfo now = connection.session();
                 holds = together.stream()
                         .allMatch(each -> guard.holds(each.stamp) && ours(each, now));
             }
             if (failure != null) {
-                change.ticket.fail(change, notAppended(map(change), failure));
+                change.pending.fail(change, notAppended(map(change), failure));
             } else if (!holds) {
-                change.ticket.fail(change, OrderGuard.moved(change.stamp.partition()));
+                change.pending.fail(change, OrderGuard.moved(change.stamp.partition()));
             } else {
                 change.request = ++lastRequest;
                 numbered.add(change);
                 continue;
             }
-            if (change.ticket.done()) {
-                change.ticket.unpark();
+            if (change.pending.done()) {
+                change.pending.unpark();
             }
         }
         message.numbered = numbered;
     }
 
-    private void sendOnce(Message message) throws IOException {
-        message.session = connection.welcome();
+    private void sendOnce(InFlightAppend message) throws IOException {
+        message.session = connection.session();
         message.before = connection.written();
         message.sending = true;
         encode(message.numbered, message.session);
@@ -653,7 +653,7 @@ final class AgentLink {
     }
 
     /** Waits for the answer; when none comes, does what the table above says. */
-    private void settle(Message message) {
+    private void settle(InFlightAppend message) {
         try {
             Exception failure = message.failure;
             if (failure instanceof IOException io) {
@@ -700,9 +700,9 @@ final class AgentLink {
 
     /** With the wire held: leaves the connection, and settles what is under way by what the next welcome tells, if there is one; the rest is sent again. */
     private void again(IOException cause, boolean retry) {
-        List<Message> open = new ArrayList<>();
+        List<InFlightAppend> open = new ArrayList<>();
         synchronized (lock) {
-            for (Message message : underWay) {
+            for (InFlightAppend message : underWay) {
                 if (!message.over()) {
                     message.sent |= message.sending && (connection == null || connection.written() > message.before);
                     open.add(message);
@@ -710,12 +710,12 @@ final class AgentLink {
             }
         }
         disconnect();
-        for (Message message : open) {
+        for (InFlightAppend message : open) {
             if (message.broken()) {
                 fail(message, message.sent, new IOException(message.failure));
             }
         }
-        open.removeIf(Message::over);
+        open.removeIf(InFlightAppend::over);
         if (open.isEmpty()) {
             return;
         }
@@ -729,25 +729,25 @@ final class AgentLink {
             }
         }
         if (connection == null) {
-            for (Message message : open) {
+            for (InFlightAppend message : open) {
                 fail(message, message.sent, message.unknown ? cause : why);
             }
             return;
         }
-        for (Message message : open) {
-            look(message, connection.welcome(), heard, cause);
+        for (InFlightAppend message : open) {
+            look(message, connection.session(), heard, cause);
         }
-        open.removeIf(Message::over);
+        open.removeIf(InFlightAppend::over);
         if (open.isEmpty()) {
             return;
         }
         Exception failure = null;
         try {
-            logSchemas(connection.welcome(), open.get(0).deadline);
+            logSchemas(connection.session(), open.get(0).deadline);
         } catch (IOException | RuntimeException e) {
             failure = e;
         }
-        for (Message message : open) {
+        for (InFlightAppend message : open) {
             message.failure = failure;
             if (failure == null) {
                 try {
@@ -760,7 +760,7 @@ final class AgentLink {
     }
 
     /** Completes the requests that a new welcome decides. The rest of the message is certainly not in the log, and may be sent again. */
-    private void look(Message message, Welcome now, long heard, IOException cause) {
+    private void look(InFlightAppend message, SessionInfo now, long heard, IOException cause) {
         boolean anew = message.session.session() != now.session();
         long counted = now.counted(message.session);
         if (message.sent && (counted < 0 || (message.unknown && !anew))) {
@@ -771,12 +771,12 @@ final class AgentLink {
         List<Change> left = new ArrayList<>(message.numbered.size());
         for (Change change : message.numbered) {
             if (message.sent && change.request <= counted) {
-                change.ticket.succeed(change);
+                change.pending.succeed(change);
             } else if (!ours(change, now)) {
-                change.ticket.fail(change, notAppended(map(change), cause));
+                change.pending.fail(change, notAppended(map(change), cause));
             } else if (anew && !guard.holds(change.stamp)) {
                 // In a newer view it would be newer than the changes of the partition's next owner.
-                change.ticket.fail(change, OrderGuard.moved(change.stamp.partition()));
+                change.pending.fail(change, OrderGuard.moved(change.stamp.partition()));
             } else {
                 left.add(change);
             }
@@ -789,20 +789,20 @@ final class AgentLink {
         message.sending = message.sent = message.unknown = false;
     }
 
-    private static boolean ours(Change change, Welcome now) {
-        OrderGuard.Stamp stamp = change.stamp;
+    private static boolean ours(Change change, SessionInfo now) {
+        PartitionStamp stamp = change.stamp;
         return stamp.clusterId().equals(now.clusterId()) && stamp.member().equals(now.member())
                 && (stamp.incarnation() == 0 || stamp.incarnation() == now.incarnation());
     }
 
-    private void encode(List<Change> message, Welcome session) {
+    private void encode(List<Change> message, SessionInfo session) {
         payload.clear();
         for (Change change : message) {
             change.write(payload, session.incarnation(), session.session());
         }
     }
 
-    private void logSchemas(Welcome session, long deadline) throws IOException {
+    private void logSchemas(SessionInfo session, long deadline) throws IOException {
         List<Schema> missing = logged.missing();
         if (missing.isEmpty()) {
             return;
@@ -822,7 +822,7 @@ final class AgentLink {
         logger.info("imap-wal: " + (missing.size() - refused) + " Compact schema(s) logged by " + agent());
     }
 
-    private boolean logSchema(Welcome session, Schema schema, long deadline) throws IOException {
+    private boolean logSchema(SessionInfo session, Schema schema, long deadline) throws IOException {
         try {
             logSchemas(session, List.of(schema), deadline);
             return true;
@@ -837,7 +837,7 @@ final class AgentLink {
         }
     }
 
-    private void logSchemas(Welcome session, List<Schema> some, long deadline) throws IOException {
+    private void logSchemas(SessionInfo session, List<Schema> some, long deadline) throws IOException {
         payload.clear();
         some.forEach(schema -> SchemaLog.write(payload, schema));
         connection.start("metadata", 2).integer(session.session()).integer(some.size());
@@ -867,7 +867,7 @@ final class AgentLink {
         try {
             connection = AgentConnection.open(settings, identity, "write");
             if (!connection.current(identity)) {
-                long view = connection.welcome().incarnation();
+                long view = connection.session().incarnation();
                 disconnect();
                 throw new IOException("it is in view " + view + ", and there is a newer one; it may not see that yet");
             }
@@ -885,15 +885,15 @@ final class AgentLink {
             lastFailure = e;
             throw e;
         }
-        Welcome now = connection.welcome();
-        Welcome former = welcome;
+        SessionInfo now = connection.session();
+        SessionInfo former = session;
         if (former == null || former.session() != now.session() || !former.node().equals(now.node())) {
             logged.clear();
         }
         lastFailure = null;
         pauseMs = MIN_PAUSE_MS;
         lastRequest = Math.max(lastRequest, now.lastRequest());
-        welcome = now;
+        session = now;
         welcomes++;
         logger.info("imap-wal: " + agent() + " is there: session " + now.session() + ", incarnation " + now.incarnation());
     }
@@ -905,7 +905,7 @@ final class AgentLink {
         }
     }
 
-    private void fail(Message message, boolean sent, IOException cause) {
+    private void fail(InFlightAppend message, boolean sent, IOException cause) {
         if (sent) {
             doubt(message, welcomes, cause);
             // A new welcome will say whether the agent has appended it.
@@ -913,17 +913,17 @@ final class AgentLink {
             return;
         }
         for (Change change : message.numbered) {
-            change.ticket.fail(change, notAppended(map(change), cause));
+            change.pending.fail(change, notAppended(map(change), cause));
         }
         message.numbered = List.of();
     }
 
     /** @param heard how many welcomes there were when it was sent */
-    private void doubt(Message message, long heard, IOException cause) {
+    private void doubt(InFlightAppend message, long heard, IOException cause) {
         for (Change change : message.numbered) {
             if (!change.over) {
-                settler.add(this, change, heard, message.session == null ? 0 : message.session.session());
-                change.ticket.fail(change, new OutcomeUnknown(map(change) + "no acknowledgement by " + agent() + ": " + reason(cause)
+                reconciler.add(this, change, heard, message.session == null ? 0 : message.session.session());
+                change.pending.fail(change, new OutcomeUnknown(map(change) + "no acknowledgement by " + agent() + ": " + reason(cause)
                         + ". The change may be in the log; " + settling(), cause));
             }
         }
@@ -958,26 +958,26 @@ final class AgentLink {
         return text == null || text.isBlank() ? cause.getClass().getSimpleName() : text;
     }
 
-    private static void wake(Message message, List<Ticket> finished) {
+    private static void wake(InFlightAppend message, List<PendingAppend> finished) {
         finished.addAll(message.greetings);
-        Ticket last = null;
+        PendingAppend last = null;
         for (Change change : message.changes) {
-            if (change.ticket != last && change.ticket.done()) {
-                last = change.ticket;
+            if (change.pending != last && change.pending.done()) {
+                last = change.pending;
                 finished.add(last);
             }
         }
     }
 
     /** Makes one of those who wait the leader: of the oldest message under way, or else of the queue. */
-    private void handOn(List<Ticket> finished) {
-        Ticket next;
+    private void handOn(List<PendingAppend> finished) {
+        PendingAppend next;
         while (true) {
-            Message message;
+            InFlightAppend message;
             synchronized (lock) {
                 message = underWay.peek();
                 if (message == null || (message.posted && !message.over())) {
-                    next = message == null ? queue.peek() : message.numbered.stream().filter(change -> !change.over).findFirst().orElseThrow().ticket;
+                    next = message == null ? queue.peek() : message.numbered.stream().filter(change -> !change.over).findFirst().orElseThrow().pending;
                     led = next != null;
                     if (next != null) {
                         next.lead();

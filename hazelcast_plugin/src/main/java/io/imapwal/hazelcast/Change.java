@@ -21,19 +21,19 @@ final class Change {
     /** Null: of a clear. */
     final Data key;
     final byte[] head;
-    final OrderGuard.Stamp stamp;
+    final PartitionStamp stamp;
     /** The transaction that it is a part of; null: none. */
     final UUID transaction;
-    Ticket ticket;
+    PendingAppend pending;
     long request;
-    /** It has its outcome; the ticket's. */
+    /** It has its outcome; the pending's. */
     boolean over;
 
-    Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp) {
+    Change(String map, Data key, byte[] head, PartitionStamp stamp) {
         this(map, key, head, stamp, null);
     }
 
-    Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp, UUID transaction) {
+    Change(String map, Data key, byte[] head, PartitionStamp stamp, UUID transaction) {
         this.map = map;
         this.key = key;
         this.head = head;
@@ -42,7 +42,7 @@ final class Change {
     }
 
     /** All keys of a partition are deleted. */
-    static Change clear(String map, OrderGuard.Stamp stamp, int partitionCount) {
+    static Change clear(String map, PartitionStamp stamp, int partitionCount) {
         byte[] name = map.getBytes(StandardCharsets.UTF_8);
         MsgpackWriter to = new MsgpackWriter(64 + name.length);
         to.array(10).string(name).nil().string("").nil().string("").bool(true).integer(System.currentTimeMillis())

@@ -285,7 +285,7 @@ final class MapState {
     /** Why an operation on the partition cannot be carried out now. */
     RuntimeException refusal(int partition) {
         RuntimeException why = open ? wholeness.refusal(partition, settings, plugin.link(settings).agent()) : closed();
-        return why instanceof LogUnavailable && plugin.settler().isAhead(map, partition)
+        return why instanceof LogUnavailable && plugin.reconciler().isAhead(map, partition)
                 ? new OutcomeUnknown("map \"" + map + "\": an earlier attempt of the operation may be in the log; it is compared with memory"
                 + " as soon as it can be: " + why.getMessage(), why) : why;
     }

@@ -44,21 +44,8 @@ final class OrderGuard {
         this.turns = new AtomicLongArray(partitions.getPartitionCount());
     }
 
-    /**
-     * Where and when a change was made.
-     *
-     * @param member      that sends it; its UUID then: a member that has merged has another
-     * @param version     the partition's, as Hazelcast counts it
-     * @param order       the second number of the change's order: version and turn
-     * @param incarnation the only one in which it may be sent, where another member gave the place;
-     *                    0: any
-     */
-    record Stamp(UUID clusterId, UUID member, int partition, int version, long order,
-                 long incarnation) {
-    }
-
     /** @throws RetryableHazelcastException when this member does not own the partition undisturbed: nothing was appended, Hazelcast repeats the operation */
-    Stamp take(int partitionId) {
+    PartitionStamp take(int partitionId) {
         UUID clusterId = cluster.getClusterId();
         UUID member = member();
         InternalPartition partition = partitions.getPartition(partitionId, false);
@@ -67,7 +54,7 @@ final class OrderGuard {
             throw moved(partitionId);
         }
         long order = order(version, turns.get(partitionId));
-        return new Stamp(clusterId, member, partitionId, version, order, 0);
+        return new PartitionStamp(clusterId, member, partitionId, version, order, 0);
     }
 
     /**
@@ -77,8 +64,8 @@ final class OrderGuard {
      *
      * @throws RetryableHazelcastException as {@link #take}
      */
-    Stamp place(int partitionId) {
-        Stamp now = take(partitionId);
+    PartitionStamp place(int partitionId) {
+        PartitionStamp now = take(partitionId);
         // On the partition's thread: no other place is given meanwhile. A turn above the limit would
         // count as a version, also for changes without a transaction.
         if (turns.get(partitionId) >= MAX_TURN) {
@@ -86,8 +73,8 @@ final class OrderGuard {
                     + " on this member, the most it can count. Restart the member");
         }
         long turn = turns.addAndGet(partitionId, 2) - 1;
-        long order = order(now.version, turn);
-        return new Stamp(now.clusterId, now.member, partitionId, now.version, order, 0);
+        long order = order(now.version(), turn);
+        return new PartitionStamp(now.clusterId(), now.member(), partitionId, now.version(), order, 0);
     }
 
     /** Whether an order was made with the partition's version of now. */
@@ -99,15 +86,15 @@ final class OrderGuard {
         return (long) version << TURN_BITS | turn;
     }
 
-    boolean holds(Stamp stamp) {
-        if (stamp.incarnation != 0) {
+    boolean holds(PartitionStamp stamp) {
+        if (stamp.incarnation() != 0) {
             // The owner keeps the partition until it knows the outcome. If the owner is lost, there
             // is another incarnation.
-            return stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
+            return stamp.clusterId().equals(cluster.getClusterId()) && stamp.member().equals(member());
         }
-        InternalPartition partition = partitions.getPartition(stamp.partition, false);
-        return partition.isLocal() && !partition.isMigrating() && partition.version() == stamp.version
-                && stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
+        InternalPartition partition = partitions.getPartition(stamp.partition(), false);
+        return partition.isLocal() && !partition.isMigrating() && partition.version() == stamp.version()
+                && stamp.clusterId().equals(cluster.getClusterId()) && stamp.member().equals(member());
     }
 
     /**

@@ -77,8 +77,8 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
      * another owner, and a place from here could be older than changes of that owner.
      */
     private void requireView(AgentLink link, WalPlugin plugin) {
-        Welcome welcome = link == null ? null : link.welcome();
-        if (welcome == null || welcome.incarnation() < view) {
+        SessionInfo session = link == null ? null : link.session();
+        if (session == null || session.incarnation() < view) {
             if (link != null) {
                 link.learn(view);
                 plugin.leftOut().suspect();
@@ -94,7 +94,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         MapState state = plugin.state(item.map);
         state.requireSettled(getPartitionId());
         plugin.placements().check(item.map, item.key, transaction);
-        if (plugin.settler().isDoubted(item.map, item.key)) {
+        if (plugin.reconciler().isDoubted(item.map, item.key)) {
             throw new RetryableHazelcastException("map \"" + item.map
                     + "\": an earlier change of the key is being settled");
         }

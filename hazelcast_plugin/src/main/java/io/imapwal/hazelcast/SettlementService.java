@@ -139,7 +139,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
         WalPlugin plugin = WalPlugin.of(nodeEngine);
         List<String> closed = carried.whole().stream().filter(map -> WalMapStoreFactory.isNamed(nodeEngine, map) && !plugin.state(map).isOpen()
-                && (carried.filled().contains(map) || plugin.linkOf(map).welcome() == null)).limit(OPENED_AT_ONCE).toList();
+                && (carried.filled().contains(map) || plugin.linkOf(map).session() == null)).limit(OPENED_AT_ONCE).toList();
         if (!closed.isEmpty()) {
             closed.forEach(plugin::use);
             throw new RetryableHazelcastException("partition " + partition + " is migrated when this member has opened map \""
@@ -208,11 +208,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                         + " is not migrated before a transaction that changes it has ended");
             }
             List<AgentLink> slow = plugin.links().stream().filter(link -> !link.awaitOutcomes(partition)).toList();
-            doubted = plugin.settler().maps(partition);
+            doubted = plugin.reconciler().maps(partition);
             if (!slow.isEmpty()) {
                 plugin.states().stream().map(MapState::map).filter(map -> slow.contains(plugin.linkOf(map))).forEach(doubted::add);
             }
-            changed = plugin.settler().changed(partition);
+            changed = plugin.reconciler().changed(partition);
             if (!doubted.isEmpty() && !plugin.leaving()) {
                 throw new RetryableHazelcastException("partition " + partition + " has changes whose outcome"
                         + " is not known yet; it is migrated when they are settled");
@@ -299,7 +299,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         for (String map : carried.changed().keySet()) {
             AgentLink link = plugin.linkOf(map);
             for (Data key : link == null ? List.<Data>of() : carried.changed().get(map)) {
-                plugin.settler().add(link, map, key, null);
+                plugin.reconciler().add(link, map, key, null);
             }
         }
         for (String map : carried.doubted()) {

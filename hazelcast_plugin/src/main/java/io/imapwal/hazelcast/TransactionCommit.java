@@ -33,7 +33,7 @@ import java.util.concurrent.TimeUnit;
  *         place in the order
  * log     the coordinator appends all changes in one           nothing has happened; or all of
  *         message, hence in one frame                          it, or nothing: OutcomeUnknown
- * apply   the owners change memory                             the settler does it
+ * apply   the owners change memory                             the reconciler does it
  * </pre>
  */
 final class TransactionCommit {
@@ -105,10 +105,10 @@ final class TransactionCommit {
     /** Returns when all changes are in the log. */
     void log() {
         try {
-            Welcome welcome = link.connect();
+            SessionInfo session = link.connect();
             // What can fail for a key or a value fails before the owners hold the keys back.
-            List<byte[]> heads = heads(welcome);
-            link.appendWhole(changes(heads, place(welcome), welcome));
+            List<byte[]> heads = heads(session);
+            link.appendWhole(changes(heads, place(session), session));
         } catch (OutcomeUnknown e) {
             unlock(parts);
             throw new OutcomeUnknown(transaction() + ": " + AgentLink.reason(e)
@@ -131,7 +131,7 @@ final class TransactionCommit {
     }
 
     /** Partition → the place of its changes. */
-    private Map<Integer, Long> place(Welcome welcome) {
+    private Map<Integer, Long> place(SessionInfo session) {
         Map<Integer, List<PlaceOperation.Item>> items = new LinkedHashMap<>();
         for (Part part : parts) {
             items.computeIfAbsent(part.partition, id -> new ArrayList<>())
@@ -140,7 +140,7 @@ final class TransactionCommit {
         UUID coordinator = plugin.guard().member();
         Map<Integer, Future<Long>> asked = new LinkedHashMap<>();
         items.forEach((partition, each) -> asked.put(partition,
-                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each, welcome.incarnation()), partition)));
+                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each, session.incarnation()), partition)));
         Map<Integer, Long> places = new HashMap<>();
         RuntimeException failure = null;
         for (Map.Entry<Integer, Future<Long>> each : asked.entrySet()) {
@@ -158,31 +158,31 @@ final class TransactionCommit {
         return places;
     }
 
-    private List<byte[]> heads(Welcome welcome) {
+    private List<byte[]> heads(SessionInfo session) {
         long now = System.currentTimeMillis();
         List<byte[]> heads = new ArrayList<>(parts.size());
         long bytes = 0;
         for (Part part : parts) {
             byte[] key = part.key.toByteArray();
             byte[] value = part.value == null ? null : part.value.toByteArray();
-            WalMapStore.requireSize(part.map, key, value, welcome, link);
+            WalMapStore.requireSize(part.map, key, value, session, link);
             heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key), value,
                     label(part.value), now, expiresAtMs(part, now), part.partition));
             bytes += heads.get(heads.size() - 1).length + ORDER_BYTES;
         }
-        if (welcome.maxMessageBytes() > 0 && bytes > welcome.maxMessageBytes()) {
-            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the " + welcome.maxMessageBytes()
+        if (session.maxMessageBytes() > 0 && bytes > session.maxMessageBytes()) {
+            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the " + session.maxMessageBytes()
                     + " that " + link.agent() + " takes at once. Nothing was changed", null);
         }
         return heads;
     }
 
-    private List<Change> changes(List<byte[]> heads, Map<Integer, Long> places, Welcome welcome) {
+    private List<Change> changes(List<byte[]> heads, Map<Integer, Long> places, SessionInfo session) {
         List<Change> changes = new ArrayList<>(parts.size());
         for (int i = 0; i < parts.size(); i++) {
             Part part = parts.get(i);
-            OrderGuard.Stamp stamp = new OrderGuard.Stamp(welcome.clusterId(), welcome.member(),
-                    part.partition, 0, places.get(part.partition), welcome.incarnation());
+            PartitionStamp stamp = new PartitionStamp(session.clusterId(), session.member(),
+                    part.partition, 0, places.get(part.partition), session.incarnation());
             changes.add(new Change(part.map, part.key, heads.get(i), stamp, transaction));
         }
         return changes;
@@ -208,7 +208,7 @@ final class TransactionCommit {
         return ttlMs <= 0 || ttlMs > Long.MAX_VALUE - now ? 0 : now + ttlMs;
     }
 
-    /** @throws OutcomeUnknown all is in the log, and the settler sets the rest of memory */
+    /** @throws OutcomeUnknown all is in the log, and the reconciler sets the rest of memory */
     void apply() {
         List<Future<Object>> futures = new ArrayList<>();
         for (Part part : parts) {
@@ -271,7 +271,7 @@ final class TransactionCommit {
         }
     }
 
-    /** So that what waits for the keys, also the settler, need not wait until the locks expire. */
+    /** So that what waits for the keys, also the reconciler, need not wait until the locks expire. */
     private void unlock(List<Part> some) {
         for (Part part : some) {
             invoke(part.record.newRollbackOperation(), part.partition);

@@ -241,7 +241,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         Data data = keyData(key);
         int partition = partition(data);
         state.requireSettled(partition);
-        if (!plugin.settler().inDoubt(map, data) && !readThrough && !state.wholeness().partial(partition)) {
+        if (!plugin.reconciler().inDoubt(map, data) && !readThrough && !state.wholeness().partial(partition)) {
             return null;
         }
         AgentReader.Entry entry = newest(data);
@@ -256,7 +256,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             Data each = keyData(key);
             int partition = partition(each);
             state.requireSettled(partition);
-            if (state.wholeness().partial(partition) || plugin.settler().inDoubt(map, each) || !doubtedOnly) {
+            if (state.wholeness().partial(partition) || plugin.reconciler().inDoubt(map, each) || !doubtedOnly) {
                 data.add(each);
             }
         }
@@ -326,7 +326,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         int partition = partition(data);
         state.requireSettled(partition);
         byte[] keyBytes = data.toByteArray();
-        requireSize(map, keyBytes, value, link.welcome(), link);
+        requireSize(map, keyBytes, value, link.session(), link);
         byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass, System.currentTimeMillis(),
                 expiresAtMs, partition);
         // As late as can be: the stamp says who owns the partition when the change is queued.
@@ -334,10 +334,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /** @throws NotAppended the agent would refuse them, and all that is in the same message */
-    static void requireSize(String map, byte[] key, byte[] value, Welcome welcome, AgentLink link) {
-        if (value != null && welcome != null && welcome.maxValueBytes() > 0 && key.length + (long) value.length > welcome.maxValueBytes()) {
+    static void requireSize(String map, byte[] key, byte[] value, SessionInfo session, AgentLink link) {
+        if (value != null && session != null && session.maxValueBytes() > 0 && key.length + (long) value.length > session.maxValueBytes()) {
             throw new NotAppended("map \"" + map + "\": a key of " + key.length + " and a value of " + value.length + " bytes are more than the "
-                    + welcome.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
+                    + session.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
         }
     }
 

@@ -28,7 +28,7 @@ import java.util.function.Supplier;
 
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
-/** What all maps of one member share: links to agents, what is known about each map, the settler. One per Hazelcast instance. */
+/** What all maps of one member share: links to agents, what is known about each map, the reconciler. One per Hazelcast instance. */
 final class WalPlugin {
     private static final String CONTEXT = "io.imapwal.hazelcast";
     private static final String VERSION = version();
@@ -38,7 +38,7 @@ final class WalPlugin {
     private final ILogger logger;
     private final OrderGuard guard;
     private final SchemaLog schemas;
-    private final Settler settler;
+    private final Reconciler reconciler;
     private final SettlementWorker settlements;
     private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, Readers> readers = new ConcurrentHashMap<>();
@@ -58,13 +58,13 @@ final class WalPlugin {
         this.guard = new OrderGuard(nodeEngine);
         this.placements = new Placements(guard);
         this.schemas = new SchemaLog(nodeEngine);
-        this.settler = new Settler(this);
+        this.reconciler = new Reconciler(this);
         this.settlements = new SettlementWorker(this);
         PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
             switch (event.getState()) {
                 case SHUTTING_DOWN -> {
-                    settler.drain();
+                    reconciler.drain();
                     leaving = true;
                 }
                 case MERGING -> dropAll();
@@ -124,8 +124,8 @@ final class WalPlugin {
         return schemas;
     }
 
-    Settler settler() {
-        return settler;
+    Reconciler reconciler() {
+        return reconciler;
     }
 
     /** The keys that transactions are changing. */
@@ -171,7 +171,7 @@ final class WalPlugin {
     /** What is known about a map does not count any more: the next use reads the log again. */
     void forget(String map) {
         state(map).close();
-        settler.forget(map);
+        reconciler.forget(map);
         placements.forget(map);
     }
 
@@ -216,7 +216,7 @@ final class WalPlugin {
     void settle(String map, Data key, UUID transaction) {
         AgentLink link = linkOf(map);
         if (link != null) {
-            settler.add(link, map, key, transaction);
+            reconciler.add(link, map, key, transaction);
         }
     }
 
@@ -225,7 +225,7 @@ final class WalPlugin {
         for (Placements.Left left : placements.of(lost)) {
             AgentLink link = linkOf(left.map());
             if (link != null) {
-                settler.addLost(link, left.map(), left.key(), left.transaction());
+                reconciler.addLost(link, left.map(), left.key(), left.transaction());
             }
         }
     }
@@ -268,7 +268,7 @@ final class WalPlugin {
     /** Maps with the same agent share one link; the first one's timeouts hold for all. */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(),
-                agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member(), leftOut::suspect));
+                agent -> new AgentLink(settings, identity(settings), guard, schemas, reconciler, logger, member(), leftOut::suspect));
     }
 
     Readers readers(AgentSettings settings) {
@@ -304,7 +304,7 @@ final class WalPlugin {
     private void close() {
         closed = true;
         leftOut.close();
-        settler.close();
+        reconciler.close();
         settlements.close();
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);

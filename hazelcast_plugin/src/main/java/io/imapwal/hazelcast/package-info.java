@@ -4,7 +4,7 @@
  * <pre>
  * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
  *                                                                  │ NotAppended, OutcomeUnknown
- *          Settler ◀── keys whose outcome is unknown ──────────────┘
+ *          Reconciler ◀── keys whose outcome is unknown ──────────────┘
  *             └──▶ SettleProcessor on the key's owner: what the log says becomes what memory says
  *
  * restore  WalMapStore.init ─▶ MapState (is the log there? have the other members opened the map?)

@@ -83,7 +83,7 @@ class MsgpackTest {
                     entry.get(3).isNull() ? null : binary(entry.get(3)), utf8(entry.get(4)), entry.get(6).asLong(), entry.get(7).asLong(),
                     entry.get(8).asInt());
             Change change = new Change(entry.get(0).asString(), null, head,
-                    new OrderGuard.Stamp(UUID.randomUUID(), UUID.randomUUID(), entry.get(8).asInt(), 1, order.get(1).asInt(), 0));
+                    new PartitionStamp(UUID.randomUUID(), UUID.randomUUID(), entry.get(8).asInt(), 1, order.get(1).asInt(), 0));
             change.request = order.get(3).asLong();
             change.write(to, order.get(0).asLong(), order.get(2).asLong());
         }

@@ -66,7 +66,7 @@ class PulseTest {
             return true;
         });
         // The agent may have read what was sent, or not: the log decides.
-        eventually(() -> WalPlugin.of(member).settler().idle());
+        eventually(() -> WalPlugin.of(member).reconciler().idle());
         boolean logged = log.newest("orders", WalPlugin.of(member).nodeEngine().toData("sent").toByteArray()) != null;
         assertEquals(logged ? 2 : null, map.get("sent"));
         assertNull(map.get("not sent"));

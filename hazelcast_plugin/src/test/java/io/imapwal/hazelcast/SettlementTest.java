@@ -460,7 +460,7 @@ class SettlementTest {
         WalPlugin plugin = WalPlugin.of(a);
         for (int key : keys) {
             logOnly(a, key, 1000 + key, 0);
-            plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key), null);
+            plugin.reconciler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key), null);
         }
         HazelcastInstance b = start(1);
         eventually(() -> count(b) > 0);
@@ -486,15 +486,15 @@ class SettlementTest {
         int other = owned(b, 1).get(0);
         log.claimView(Set.of(a.getCluster().getLocalMember().getUuid().toString(), b.getCluster().getLocalMember().getUuid().toString()));
         map.set(own, 1000);
-        assertEquals(2, WalPlugin.of(a).linkOf("orders").welcome().incarnation());
-        assertEquals(1, WalPlugin.of(b).linkOf("orders").welcome().incarnation());
+        assertEquals(2, WalPlugin.of(a).linkOf("orders").session().incarnation());
+        assertEquals(1, WalPlugin.of(b).linkOf("orders").session().incarnation());
         TransactionContext transaction = a.newTransactionContext();
         transaction.beginTransaction();
         TransactionalMap<Integer, Integer> changes = transaction.getMap("orders");
         changes.set(own, 1001);
         changes.set(other, 1002);
         transaction.commitTransaction();
-        assertEquals(2, WalPlugin.of(b).linkOf("orders").welcome().incarnation());
+        assertEquals(2, WalPlugin.of(b).linkOf("orders").session().incarnation());
         assertEquals(1001, map.get(own));
         assertEquals(1002, map.get(other));
     }
@@ -508,7 +508,7 @@ class SettlementTest {
         WalPlugin plugin = WalPlugin.of(a);
         logOnly(a, keys.get(0), 1000, 0);
         agents.get(0).stop();
-        plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
+        plugin.reconciler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
         assertThrows(OutcomeUnknown.class, () -> map.set(keys.get(0), 1000));
         RuntimeException refused = assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
         assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended, refused.toString());

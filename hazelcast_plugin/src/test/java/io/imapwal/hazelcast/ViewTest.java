@@ -72,7 +72,7 @@ class ViewTest {
         log.claimView(Set.of(uuid()));
         map.set("after", 2);
         assertEquals(2, appended("after").get(0).order().get(0));
-        assertEquals(2, link.welcome().incarnation());
+        assertEquals(2, link.session().incarnation());
     }
 
     @ParameterizedTest
@@ -83,7 +83,7 @@ class ViewTest {
         assertEquals(2, map.get("meanwhile"));
         assertEquals(List.of(mood == FakeAgent.Mood.VIEW_BEFORE ? 2L : 1L),
                 appended("meanwhile").stream().map(record -> record.order().get(0)).toList());
-        assertTrue(WalPlugin.of(member).settler().idle(), "a view change is no doubt");
+        assertTrue(WalPlugin.of(member).reconciler().idle(), "a view change is no doubt");
     }
 
     @ParameterizedTest
@@ -105,13 +105,13 @@ class ViewTest {
     /** The places of a transaction count in one view only. What is sent with it has no gap then. */
     @Test
     void whatIsSentWithATransactionIsAppendedInTheNextViewWithoutIt() {
-        Welcome welcome = link.connect();
+        SessionInfo session = link.connect();
         Change first = change("first", null);
-        Change placed = change("placed", welcome);
+        Change placed = change("placed", session);
         Change second = change("second", null);
         agent.mood = FakeAgent.Mood.VIEW_BEFORE;
         assertThrows(OutcomeUnknown.class, () -> link.append(List.of(first, placed, second)), "a part is in the log");
-        // The settler sets memory to what the log has, which appends it once more: perhaps it was quicker than this thread.
+        // The reconciler sets memory to what the log has, which appends it once more: perhaps it was quicker than this thread.
         assertEquals(2, appended("first").get(0).order().get(0));
         assertEquals(2, appended("second").get(0).order().get(0));
         assertEquals(1, appended("second").get(0).order().get(3) - appended("first").get(0).order().get(3), "numbers without a gap");
@@ -119,15 +119,15 @@ class ViewTest {
     }
 
     /** @param placed the view in which the owner of its partition gave its place; null: this member is the owner */
-    private Change change(String key, Welcome placed) {
+    private Change change(String key, SessionInfo placed) {
         WalPlugin plugin = WalPlugin.of(member);
         Data data = plugin.nodeEngine().toData(key);
         int partition = plugin.nodeEngine().getPartitionService().getPartitionId(data);
         byte[] value = plugin.nodeEngine().toData(1).toByteArray();
         byte[] head = Change.head("orders".getBytes(StandardCharsets.UTF_8), data.toByteArray(), WalMapStore.NO_NAME, value,
                 WalMapStore.NO_NAME, System.currentTimeMillis(), 0, partition);
-        OrderGuard.Stamp own = plugin.guard().take(partition);
-        OrderGuard.Stamp stamp = placed == null ? own : new OrderGuard.Stamp(placed.clusterId(), placed.member(), partition, 0,
+        PartitionStamp own = plugin.guard().take(partition);
+        PartitionStamp stamp = placed == null ? own : new PartitionStamp(placed.clusterId(), placed.member(), partition, 0,
                 plugin.guard().place(partition).order(), placed.incarnation());
         return new Change("orders", data, head, stamp, placed == null ? null : UUID.randomUUID());
     }

@@ -304,7 +304,7 @@ class WalMapStoreTest {
             assertTrue(e.getMessage().contains("may be in the log"), e.getMessage());
         }
         agent.mood = FakeAgent.Mood.ACK;
-        eventually(() -> WalPlugin.of(member).settler().idle()
+        eventually(() -> WalPlugin.of(member).reconciler().idle()
                 && !WalPlugin.of(member).state(name).wholeness().isAnyUnsettled());
         assertEquals(inLog ? null : 1, map.get(7));
         assertEquals(inLog ? 0 : 1, log.size(name));
@@ -462,15 +462,15 @@ class WalMapStoreTest {
         agent.unreadable = bytes("stuck");
         doubt(map, List.of("stuck", "a", "b", "c"));
         eventually(() -> others.stream().allMatch(key -> map.get(key) == 2));
-        // Also one that comes into doubt while the settler is busy with the other.
+        // Also one that comes into doubt while the reconciler is busy with the other.
         doubt(map, List.of("late"));
         eventually(() -> map.containsKey("late"));
         int tries = agent.unreadableLoads;
         eventually(() -> agent.unreadableLoads > tries + 1);
         assertEquals(1, map.get("stuck"));
-        assertEquals(1, WalPlugin.of(member).settler().size());
+        assertEquals(1, WalPlugin.of(member).reconciler().size());
         agent.unreadable = null;
-        eventually(() -> map.get("stuck") == 2 && WalPlugin.of(member).settler().size() == 0);
+        eventually(() -> map.get("stuck") == 2 && WalPlugin.of(member).reconciler().size() == 0);
     }
 
     @Test
@@ -490,7 +490,7 @@ class WalMapStoreTest {
         } finally {
             map.unlock("locked");
         }
-        eventually(() -> map.get("locked") == 2 && WalPlugin.of(member).settler().size() == 0);
+        eventually(() -> map.get("locked") == 2 && WalPlugin.of(member).reconciler().size() == 0);
     }
 
     @Test
@@ -506,7 +506,7 @@ class WalMapStoreTest {
         assertEquals(1, map.size());
     }
 
-    /** Hazelcast acknowledges the removal of a key that it does not find without a change to log; the settler would then bring the key back. */
+    /** Hazelcast acknowledges the removal of a key that it does not find without a change to log; the reconciler would then bring the key back. */
     @ParameterizedTest
     @ValueSource(strings = {"plain-", "offloaded-", "objects-", "evicting-"})
     void aKeyThatOnlyTheLogMayHoldIsNotTakenForAbsent(String prefix) throws Exception {
@@ -526,7 +526,7 @@ class WalMapStoreTest {
             map.remove("a");
             return true;
         });
-        eventually(() -> WalPlugin.of(member).settler().size() == 0);
+        eventually(() -> WalPlugin.of(member).reconciler().size() == 0);
         assertNull(map.get("a"));
         assertNull(logged(map.getName(), "a"));
         assertEquals(Set.of("other"), map.keySet());

@@ -5,14 +5,14 @@ import java.util.ArrayList;
 import java.util.List;
 
 /** One append of {@link AgentLink}: what was taken from the queue for it, and how far its sending has come. */
-final class Message {
+final class InFlightAppend {
     final List<Change> changes = new ArrayList<>();
     long bytes;
-    List<Ticket> greetings = List.of();
+    List<PendingAppend> greetings = List.of();
     /** Those of the changes that are sent, numbered; the others have their outcome. */
     List<Change> numbered = List.of();
     long deadline;
-    Welcome session;
+    SessionInfo session;
     /** Of the request, on its connection. */
     long number;
     /** Bytes the connection had written before; fewer than now: the message, or its front, has left. */
@@ -35,7 +35,7 @@ final class Message {
 
     void succeed() {
         for (Change change : numbered) {
-            change.ticket.succeed(change);
+            change.pending.succeed(change);
         }
         numbered = List.of();
     }

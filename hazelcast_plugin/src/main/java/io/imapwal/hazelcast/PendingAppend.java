@@ -4,7 +4,7 @@ import java.util.List;
 import java.util.concurrent.locks.LockSupport;
 
 /** One caller of {@link AgentLink} and what it waits for. Without changes it waits for a greeted connection only. */
-final class Ticket {
+final class PendingAppend {
     final List<Change> changes;
     /** All of its changes go into one message, or none does. */
     final boolean whole;
@@ -19,12 +19,12 @@ final class Ticket {
     private volatile boolean leads;
     private volatile boolean done;
 
-    Ticket(List<Change> changes, boolean whole) {
+    PendingAppend(List<Change> changes, boolean whole) {
         this.changes = changes;
         this.whole = whole;
         this.open = changes.size();
         for (Change change : changes) {
-            change.ticket = this;
+            change.pending = this;
         }
     }
 

@@ -31,7 +31,7 @@ import java.util.concurrent.TimeoutException;
  * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of an absent key without a change to log:
  * whoever finds a key absent asks {@link #inDoubt} first.
  */
-final class Settler {
+final class Reconciler {
     /** Each caller adds a key at most and then waits for an agent that answers, so many are a sign of something else. */
     private static final int MAX_KEYS = 100_000;
     private static final long MAX_PAUSE_MS = 1000;
@@ -72,7 +72,7 @@ final class Settler {
     private record Turn(Doubt doubt, CompletableFuture<?> done) {
     }
 
-    Settler(WalPlugin plugin) {
+    Reconciler(WalPlugin plugin) {
         this.plugin = plugin;
     }
 
@@ -109,7 +109,7 @@ final class Settler {
         doubts.put(key, former == null ? doubt : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
                 doubt.transaction == null ? former.transaction : doubt.transaction, doubt.lost || former.lost));
         if (thread == null) {
-            Thread started = new Thread(this::run, "imap-wal-settler");
+            Thread started = new Thread(this::run, "imap-wal-reconciler");
             started.setDaemon(true);
             started.start();
             thread = started;
@@ -336,8 +336,8 @@ final class Settler {
             // From then on nothing comes into the log that the lost member has sent.
             doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
         }
-        Welcome welcome = doubt.link.welcome();
-        if (doubt.transaction == null && doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
+        SessionInfo session = doubt.link.session();
+        if (doubt.transaction == null && doubt.welcomes >= 0 && session.session() == doubt.session && doubt.request > session.lastRequest()) {
             return CompletableFuture.completedFuture(null);
         }
         if (key.key == null) {

@@ -18,15 +18,15 @@ import java.util.UUID;
  * @param maxValueBytes largest value the agent takes; 0: it did not say
  * @param maxMessageBytes largest message; it disconnects who sends a larger one. 0: it did not say
  */
-record Welcome(UUID clusterId, UUID member, String node, long session, long incarnation, long lastRequest, Map<Long, Long> former,
+record SessionInfo(UUID clusterId, UUID member, String node, long session, long incarnation, long lastRequest, Map<Long, Long> former,
                long maxValueBytes, long maxMessageBytes) {
 
-    static Welcome of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
+    static SessionInfo of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
         if (protocol != AgentConnection.PROTOCOL) {
             throw new ProtocolException("the agent speaks protocol " + protocol + ", this plug-in " + AgentConnection.PROTOCOL);
         }
-        return new Welcome(clusterId, member, String.valueOf(answer.get("node")), number(answer, "session"), number(answer, "incarnation"),
+        return new SessionInfo(clusterId, member, String.valueOf(answer.get("node")), number(answer, "session"), number(answer, "incarnation"),
                 number(answer, "last_request"), former(answer.get("former")),
                 limit(answer, "max_value_bytes"), limit(answer, "max_message_bytes"));
     }
@@ -36,7 +36,7 @@ record Welcome(UUID clusterId, UUID member, String node, long session, long inca
     }
 
     /** The highest request of that session that is in the log and counts; -1: the agent did not say. */
-    long counted(Welcome earlier) {
+    long counted(SessionInfo earlier) {
         if (!node.equals(earlier.node) || !clusterId.equals(earlier.clusterId)) {
             return -1;
         }
