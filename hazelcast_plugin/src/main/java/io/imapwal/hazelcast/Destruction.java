@@ -75,7 +75,7 @@ final class Destruction {
         } catch (ExecutionException e) {
             Throwable cause = ExceptionUtil.peel(e);
             throw new LogUnavailable("map \"" + map + "\" was destroyed in memory, but some of it could not be deleted in its log: "
-                    + AgentLink.reason(cause) + ". That comes back with the map; destroy it again", cause);
+                    + Outcomes.reason(cause) + ". That comes back with the map; destroy it again", cause);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new LogUnavailable("map \"" + map + "\": interrupted while it was destroyed; destroy it again", e);

@@ -343,7 +343,7 @@ final class MapState {
         try {
             start(used, generation);
         } catch (OutOfMemoryError e) {  // no more threads
-            failed(generation, "map \"" + map + "\" cannot be opened now: " + AgentLink.reason(e), e);
+            failed(generation, "map \"" + map + "\" cannot be opened now: " + Outcomes.reason(e), e);
         }
     }
 
@@ -380,7 +380,7 @@ final class MapState {
                 Thread.currentThread().interrupt();
                 answer = "interrupted";
             } catch (ExecutionException | TimeoutException e) {
-                answer = "member " + members.get(i).getAddress() + " does not answer: " + AgentLink.reason(ExceptionUtil.peel(e));
+                answer = "member " + members.get(i).getAddress() + " does not answer: " + Outcomes.reason(ExceptionUtil.peel(e));
             }
             switch (answer) {
                 case StatusOperation.LOADED -> loaded = true;
@@ -445,7 +445,7 @@ final class MapState {
             beginToOpen(used);
             return StatusOperation.READY;
         } catch (RuntimeException e) {
-            return AgentLink.reason(e);
+            return Outcomes.reason(e);
         }
     }
 
@@ -455,7 +455,7 @@ final class MapState {
             try {
                 prepare(used, present);
             } catch (Throwable e) {
-                String why = "map \"" + map + "\" is not available, because its log is not: " + AgentLink.reason(e)
+                String why = "map \"" + map + "\" is not available, because its log is not: " + Outcomes.reason(e)
                         + ". It comes back by itself as soon as the log does";
                 plugin.logger().warning("imap-wal: " + why);
                 failed(ofGeneration, why, e instanceof LogUnavailable ? e.getCause() : e);
@@ -503,7 +503,7 @@ final class MapState {
         try {
             plugin.readers(used).known(map);
         } catch (IOException e) {
-            throw new IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
+            throw new IOException(link.agent() + " cannot read the log: " + Outcomes.reason(e), e);
         }
     }
 

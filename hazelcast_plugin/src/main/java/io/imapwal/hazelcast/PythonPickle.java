@@ -36,7 +36,7 @@ final class PythonPickle {
             register.setAccessible(true);
             register.invoke(serialization, PythonPickle.class, new Codec());
         } catch (ReflectiveOperationException | RuntimeException e) {
-            logger.warning("imap-wal: values that Python clients pickle (dict, tuple, set) will be refused: " + AgentLink.reason(e));
+            logger.warning("imap-wal: values that Python clients pickle (dict, tuple, set) will be refused: " + Outcomes.reason(e));
         }
     }
 

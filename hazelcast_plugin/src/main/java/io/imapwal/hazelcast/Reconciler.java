@@ -151,7 +151,7 @@ final class Reconciler {
             shutOut(doubt);
         } catch (LogUnavailable e) {
             throw new LogUnavailable("map \"" + map + "\": whether the key is there is not known, its last change may be in the log: "
-                    + AgentLink.reason(e), e.getCause());
+                    + Outcomes.reason(e), e.getCause());
         }
         return true;
     }
@@ -306,7 +306,7 @@ final class Reconciler {
                 } catch (Exception e) {
                     // One key that cannot be settled does not keep the others waiting.
                     turns.remove(key);
-                    why = AgentLink.reason(e);
+                    why = Outcomes.reason(e);
                 }
             }
             if (settled > 0) {

@@ -145,7 +145,7 @@ final class SettlementWorker {
                     throw e;
                 } catch (IOException | ExecutionException | RuntimeException e) {
                     Throwable cause = ExceptionUtil.peel(e);
-                    why = AgentLink.reason(cause);
+                    why = Outcomes.reason(cause);
                     if (!(cause instanceof RetryableException)) {  // that is Hazelcast's: a partition migrates, for example
                         failed.put(link, why);
                     }
@@ -187,7 +187,7 @@ final class SettlementWorker {
                 TimeUnit.MILLISECONDS.sleep(pauseMs);
             }
         } catch (IOException | ExecutionException | RuntimeException e) {
-            say(state, AgentLink.reason(ExceptionUtil.peel(e)));
+            say(state, Outcomes.reason(ExceptionUtil.peel(e)));
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

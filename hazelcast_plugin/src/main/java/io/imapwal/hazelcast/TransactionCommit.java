@@ -111,12 +111,12 @@ final class TransactionCommit {
             link.appendWhole(changes(heads, place(session), session));
         } catch (OutcomeUnknown e) {
             unlock(parts);
-            throw new OutcomeUnknown(transaction() + ": " + AgentLink.reason(e)
+            throw new OutcomeUnknown(transaction() + ": " + Outcomes.reason(e)
                     + ". Either all of its changes are in the log, or none is", e);
         } catch (RuntimeException e) {
             release();
             unlock(parts);
-            throw new NotAppended(transaction() + " was not logged: " + AgentLink.reason(e)
+            throw new NotAppended(transaction() + " was not logged: " + Outcomes.reason(e)
                     + ". Nothing was changed; the transaction may be repeated", e);
         }
     }
@@ -231,7 +231,7 @@ final class TransactionCommit {
         unlock(failed);
         throw new OutcomeUnknown(transaction() + ": all of it is in the log, and will be in effect. For "
                 + failed.size() + " keys memory may have the former value until the plug-in has settled"
-                + " them from the log: " + AgentLink.reason(cause), cause);
+                + " them from the log: " + Outcomes.reason(cause), cause);
     }
 
     /** An interrupt does not end the waiting. */

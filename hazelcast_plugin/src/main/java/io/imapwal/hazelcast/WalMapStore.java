@@ -302,7 +302,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     private LogUnavailable unavailable(IOException e) {
-        return new LogUnavailable("map \"" + map + "\": its log cannot be read from " + link.agent() + ": " + AgentLink.reason(e), e);
+        return new LogUnavailable("map \"" + map + "\": its log cannot be read from " + link.agent() + ": " + Outcomes.reason(e), e);
     }
 
     private static MetadataAwareValue<Object> value(AgentReader.Entry entry) {
