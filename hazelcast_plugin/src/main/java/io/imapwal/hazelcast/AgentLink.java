@@ -237,8 +237,8 @@ final class AgentLink {
     }
 
     /**
-     * As {@link #view}, unless a view without them is known already. A member that loads a map needs
-     * it: two halves of a split network must not both load it and then both write.
+     * As {@link #view}, unless a view without them is known already. A member that loads a map
+     * needs it: two halves of a split network must not both load it and then both write.
      */
     void viewWithout(Set<UUID> lost) {
         UUID clusterId = guard.clusterId();

@@ -54,7 +54,8 @@ final class AppendQueue {
         PendingAppend pending;
         while ((pending = waiting.peek()) != null) {
             if (pending.changes.isEmpty()) {
-                append.greetings = append.greetings.isEmpty() ? new ArrayList<>() : append.greetings;
+                append.greetings = append.greetings.isEmpty() ? new ArrayList<>()
+                        : append.greetings;
                 append.greetings.add(pending);
                 waiting.poll();
                 continue;

@@ -6,10 +6,12 @@ import java.nio.charset.StandardCharsets;
 import java.util.UUID;
 
 /**
- * One change on its way to the log: a DataEntry whose order lacks only what the sending thread knows.
+ * One change on its way to the log: a DataEntry whose order lacks only what the sending thread
+ * knows.
  *
  * <pre>
- * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order]
+ * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms,
+ *             partition, order]
  * head       everything up to order, as msgpack
  * order      [incarnation, version and turn, session, request]
  * </pre>
@@ -45,14 +47,17 @@ final class Change {
     static Change clear(String map, PartitionStamp stamp, int partitionCount) {
         byte[] name = map.getBytes(StandardCharsets.UTF_8);
         MsgpackWriter to = new MsgpackWriter(64 + name.length);
-        to.array(10).string(name).nil().string("").nil().string("").bool(true).integer(System.currentTimeMillis())
+        to.array(10).string(name).nil().string("").nil().string("").bool(true)
+                .integer(System.currentTimeMillis())
                 .integer(partitionCount).integer(stamp.partition());
         return new Change(map, null, to.toByteArray(), stamp);
     }
 
-    static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value, byte[] valueClass, long timestampMs, long expiresAtMs,
+    static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value, byte[] valueClass,
+            long timestampMs, long expiresAtMs,
                        int partition) {
-        MsgpackWriter to = new MsgpackWriter(64 + map.length + key.length + keyClass.length + valueClass.length
+        MsgpackWriter to = new MsgpackWriter(64 + map.length + key.length + keyClass.length
+                + valueClass.length
                 + (value == null ? 0 : value.length));
         to.array(10).string(map).binary(key).string(keyClass);
         if (value == null) {
@@ -60,7 +65,8 @@ final class Change {
         } else {
             to.binary(value);
         }
-        to.string(valueClass).bool(value == null).integer(timestampMs).integer(expiresAtMs).integer(partition);
+        to.string(valueClass).bool(value == null).integer(timestampMs).integer(expiresAtMs)
+                .integer(partition);
         return to.toByteArray();
     }
 

@@ -39,16 +39,19 @@ final class FormerCluster {
      * @param more what else to forget of a partition, on its thread
      */
     void forget(IntConsumer more) {
-        InternalPartitionServiceImpl partitions = (InternalPartitionServiceImpl) nodeEngine.getPartitionService();
+        InternalPartitionServiceImpl partitions =
+                (InternalPartitionServiceImpl) nodeEngine.getPartitionService();
         PartitionReplicaManager replicas = partitions.getReplicaManager();
         try {
-            long left = new PartitionThreads(nodeEngine).run(IntStream.range(0, partitions.getPartitionCount()).boxed().toList(),
+            long left = new PartitionThreads(nodeEngine)
+                    .run(IntStream.range(0, partitions.getPartitionCount()).boxed().toList(),
                     partition -> {
                         replicas.retainNamespaces(partition, List.of());
                         more.accept(partition);
                     }, WAIT_S);
             if (left > 0) {
-                nodeEngine.getLogger(FormerCluster.class).warning("imap-wal: " + left + " partitions of the former cluster are not"
+                nodeEngine.getLogger(FormerCluster.class)
+                        .warning("imap-wal: " + left + " partitions of the former cluster are not"
                         + " forgotten yet after " + WAIT_S + " s; their threads are busy");
             }
         } catch (InterruptedException e) {

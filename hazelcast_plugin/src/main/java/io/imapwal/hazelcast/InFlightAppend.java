@@ -69,7 +69,8 @@ final class InFlightAppend {
                 case OVER -> null;
             };
             if (next == null) {
-                throw new IllegalStateException("an append in state " + this + " cannot be " + event);
+                throw new IllegalStateException("an append in state " + this + " cannot be "
+                        + event);
             }
             return next;
         }

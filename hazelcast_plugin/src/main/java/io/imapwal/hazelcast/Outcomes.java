@@ -11,8 +11,8 @@ import java.util.function.Supplier;
 
 /**
  * Decides what the callers of appends get: nothing for a change that is in the log,
- * {@link NotAppended} for one that certainly is not, {@link OutcomeUnknown} for one that may be. The
- * keys of the last kind go to the {@link Reconciler}.
+ * {@link NotAppended} for one that certainly is not, {@link OutcomeUnknown} for one that may be.
+ * The keys of the last kind go to the {@link Reconciler}.
  */
 final class Outcomes {
     /** The keys for which the log may be newer than memory. */
@@ -75,8 +75,8 @@ final class Outcomes {
     }
 
     /**
-     * Gives an outcome to the changes of an append that a new welcome decides. The rest is certainly
-     * not in the log, and may be sent again.
+     * Gives an outcome to the changes of an append that a new welcome decides. The rest is
+     * certainly not in the log, and may be sent again.
      *
      * @param welcomes how many welcomes had come when the append was sent
      * @param cause    why it has no answer

@@ -12,12 +12,14 @@ final class PendingAppend {
     /** Either one append takes all of its changes, or none does. */
     final boolean whole;
     final Thread caller = Thread.currentThread();
-    /** How many of the changes an append has taken; read and written with the window's lock held. */
+    /**
+     * How many of the changes an append has taken; read and written with the window's lock held.
+     */
     int taken;
     /**
-     * How many changes have no outcome yet. The thread that has their append changes it: all changes
-     * of a caller that are under way at one time are in one append, because a second append is never
-     * sent after one of {@link AppendQueue#MAX_APPEND_CHANGES}.
+     * How many changes have no outcome yet. The thread that has their append changes it: all
+     * changes of a caller that are under way at one time are in one append, because a second append
+     * is never sent after one of {@link AppendQueue#MAX_APPEND_CHANGES}.
      */
     private int open;
     private int appended;

@@ -43,7 +43,8 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
     }
 
     /** @param view in which the transaction is logged */
-    PlaceOperation(UUID transaction, UUID lockOwner, UUID coordinator, List<Item> items, long view) {
+    PlaceOperation(UUID transaction, UUID lockOwner, UUID coordinator, List<Item> items,
+            long view) {
         this.transaction = transaction;
         this.lockOwner = lockOwner;
         this.coordinator = coordinator;
@@ -83,14 +84,16 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
                 link.learn(view);
                 plugin.leftOut().suspect();
             }
-            throw new RetryableHazelcastException("member " + plugin.member() + " says hello to its agent in view " + view
+            throw new RetryableHazelcastException("member " + plugin.member()
+                    + " says hello to its agent in view " + view
                     + ", before it takes part in a transaction");
         }
     }
 
     private void check(Item item, WalPlugin plugin) {
         MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
-        RecordStore<?> store = service.getMapServiceContext().getRecordStore(getPartitionId(), item.map);
+        RecordStore<?> store = service.getMapServiceContext()
+                .getRecordStore(getPartitionId(), item.map);
         MapState state = plugin.state(item.map);
         state.requireSettled(getPartitionId());
         plugin.placements().check(item.map, item.key, transaction);
@@ -101,7 +104,8 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         Record<?> record = store.getRecord(item.key);
         boolean unchanged = record == null || record.getVersion() == item.version;
         if (!unchanged || !store.isLockedBy(item.key, lockOwner, item.thread)) {
-            throw new TransactionException("map \"" + item.map + "\": the transaction took so long that"
+            throw new TransactionException("map \"" + item.map
+                    + "\": the transaction took so long that"
                     + " its lock of a key has expired, or the key's owner was lost");
         }
     }

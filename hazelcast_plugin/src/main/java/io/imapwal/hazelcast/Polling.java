@@ -10,10 +10,15 @@ final class Polling {
     private Polling() {
     }
 
-    /** Returns when the condition holds, or when {@code nanos} have passed. @return whether it holds */
+    /**
+     * Returns when the condition holds, or when {@code nanos} have passed.
+     *
+     * @return whether it holds
+     */
     static boolean until(BooleanSupplier condition, long nanos) throws InterruptedException {
         long deadline = System.nanoTime() + nanos;
-        for (long pauseMs = 1; !condition.getAsBoolean(); pauseMs = Math.min(2 * pauseMs, PAUSE_MAX_MS)) {
+        for (long pauseMs = 1; !condition.getAsBoolean(); pauseMs = Math.min(2 * pauseMs,
+                PAUSE_MAX_MS)) {
             long left = deadline - System.nanoTime();
             if (left <= 0) {
                 return false;

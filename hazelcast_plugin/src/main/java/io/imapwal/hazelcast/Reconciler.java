@@ -28,14 +28,20 @@ import java.util.concurrent.TimeoutException;
  * with the log as a whole. It is tried until it works. The thread lives only while there is
  * something to settle.
  *
- * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of an absent key without a change to log:
- * whoever finds a key absent asks {@link #inDoubt} first.
+ * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of
+ * an absent key without a change to log: whoever finds a key absent asks {@link #inDoubt} first.
  */
 final class Reconciler {
-    /** Each caller adds a key at most and then waits for an agent that answers, so many are a sign of something else. */
+    /**
+     * Each caller adds a key at most and then waits for an agent that answers, so many are a sign
+     * of something else.
+     */
     private static final int MAX_KEYS = 100_000;
     private static final long MAX_PAUSE_MS = 1000;
-    /** Hardly a key needs longer, but one that somebody holds locked: the others go on, and the next round looks at it again. */
+    /**
+     * Hardly a key needs longer, but one that somebody holds locked: the others go on, and the next
+     * round looks at it again.
+     */
     private static final long TURN_MS = 200;
 
     /** Hazelcast repeats an operation for so long: 250 times, with pauses of half a second. */
@@ -43,8 +49,8 @@ final class Reconciler {
 
     private final WalPlugin plugin;
     /**
-     * When a key was settled for which the log was newer than memory. Hazelcast may still repeat the
-     * operation whose first attempt is in the log.
+     * When a key was settled for which the log was newer than memory. Hazelcast may still repeat
+     * the operation whose first attempt is in the log.
      */
     private final Map<Area, Long> settledNanos = new HashMap<>();
     private final Map<Key, Doubt> doubts = new LinkedHashMap<>();
@@ -64,7 +70,8 @@ final class Reconciler {
      * @param transaction that the change is a part of; or null
      * @param lost        a lost member was to log it
      */
-    private record Doubt(AgentLink link, long welcomes, long session, long request, UUID transaction,
+    private record Doubt(AgentLink link, long welcomes, long session, long request,
+            UUID transaction,
                          boolean lost) {
     }
 
@@ -101,13 +108,17 @@ final class Reconciler {
         }
         if (doubts.size() >= MAX_KEYS && !doubts.containsKey(key)) {
             plugin.logger().severe("imap-wal: map \"" + key.map + "\": more than " + MAX_KEYS
-                    + " keys with an unknown outcome; memory and log may differ for further ones until the cluster is restarted");
+                    + " keys with an unknown outcome; memory and log may differ for further ones"
+                    + " until the cluster is restarted");
             return;
         }
         Doubt former = doubts.get(key);
-        // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at or below the last one.
-        doubts.put(key, former == null ? doubt : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
-                doubt.transaction == null ? former.transaction : doubt.transaction, doubt.lost || former.lost));
+        // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at
+        // or below the last one.
+        doubts.put(key, former == null ? doubt
+                : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
+                doubt.transaction == null ? former.transaction : doubt.transaction, doubt.lost
+                || former.lost));
         if (thread == null) {
             Thread started = new Thread(this::run, "imap-wal-reconciler");
             started.setDaemon(true);
@@ -126,13 +137,17 @@ final class Reconciler {
         return doubts.containsKey(key);
     }
 
-    /** Whether no key at all is in doubt: cheap, since it is asked for each key that is not found in memory. */
+    /**
+     * Whether no key at all is in doubt: cheap, since it is asked for each key that is not found in
+     * memory.
+     */
     boolean idle() {
         return thread == null;
     }
 
     /**
-     * Whether the outcome of this key's last change is still unknown. If so, nothing of it comes into the log after this has returned: the log may be asked.
+     * Whether the outcome of this key's last change is still unknown. If so, nothing of it comes
+     * into the log after this has returned: the log may be asked.
      *
      * @throws LogUnavailable no agent answers, so the log cannot be asked
      */
@@ -150,13 +165,18 @@ final class Reconciler {
         try {
             shutOut(doubt);
         } catch (LogUnavailable e) {
-            throw new LogUnavailable("map \"" + map + "\": whether the key is there is not known, its last change may be in the log: "
+            throw new LogUnavailable("map \"" + map
+                    + "\": whether the key is there is not known, its last change may be in the"
+                    + " log: "
                     + Outcomes.reason(e), e.getCause());
         }
         return true;
     }
 
-    /** Waits for a welcome after the doubt: from then on the agent takes nothing of the connection that the change was sent on. */
+    /**
+     * Waits for a welcome after the doubt: from then on the agent takes nothing of the connection
+     * that the change was sent on.
+     */
     private static void shutOut(Doubt doubt) {
         if (doubt.link.welcomes() <= doubt.welcomes) {
             doubt.link.connect();
@@ -169,9 +189,9 @@ final class Reconciler {
     }
 
     /**
-     * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may be
-     * the first attempt of a change that Hazelcast has repeated, because the partition moved. If the
-     * repeated attempt is refused, the caller must not be told that nothing was changed.
+     * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may
+     * be the first attempt of a change that Hazelcast has repeated, because the partition moved. If
+     * the repeated attempt is refused, the caller must not be told that nothing was changed.
      */
     synchronized boolean isAhead(String map, Data key) {
         Doubt doubt = doubts.get(new Key(map, key, partition(key)));
@@ -225,8 +245,9 @@ final class Reconciler {
     }
 
     /**
-     * Waits until no key is in doubt, at most as long as an operation on an unsettled partition waits.
-     * If a member leaves with keys in doubt, the next owners of their partitions settle them.
+     * Waits until no key is in doubt, at most as long as an operation on an unsettled partition
+     * waits. If a member leaves with keys in doubt, the next owners of their partitions settle
+     * them.
      */
     void drain() {
         long waitMs = 0;
@@ -238,15 +259,19 @@ final class Reconciler {
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(waitMs);
         synchronized (this) {
             try {
-                for (long left; !doubts.isEmpty() && !closed && (left = until - System.nanoTime()) > 0;) {
+                for (long left; !doubts.isEmpty() && !closed
+                        && (left = until - System.nanoTime()) > 0;) {
                     TimeUnit.NANOSECONDS.timedWait(this, left);
                 }
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
             }
             if (!doubts.isEmpty()) {
-                plugin.logger().warning("imap-wal: this member leaves while the outcome of changes of " + doubts.size()
-                        + " key(s) is not known; the next owners of their partitions compare these with the log");
+                plugin.logger().warning(
+                        "imap-wal: this member leaves while the outcome of changes of "
+                        + doubts.size()
+                        + " key(s) is not known; the next owners of their partitions compare these"
+                        + " with the log");
             }
         }
     }
@@ -310,14 +335,16 @@ final class Reconciler {
                 }
             }
             if (settled > 0) {
-                plugin.logger().info("imap-wal: " + settled + " key(s) with an unknown outcome settled from the log");
+                plugin.logger().info("imap-wal: " + settled
+                        + " key(s) with an unknown outcome settled from the log");
             }
             if (why.isEmpty()) {
                 pauseMs = 20;
                 continue;
             }
             if (!why.equals(said)) {
-                plugin.logger().warning("imap-wal: " + size() + " key(s) with an unknown outcome wait to be settled: " + why);
+                plugin.logger().warning("imap-wal: " + size()
+                        + " key(s) with an unknown outcome wait to be settled: " + why);
                 said = why;
             }
             try {
@@ -330,23 +357,29 @@ final class Reconciler {
     }
 
     /** Begins it; what it returns is done when memory says what the log says. */
-    private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException, InterruptedException {
+    private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException,
+            InterruptedException {
         shutOut(doubt);
         if (doubt.lost) {
             // From then on nothing comes into the log that the lost member has sent.
             doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
         }
         SessionInfo session = doubt.link.session();
-        if (doubt.transaction == null && doubt.welcomes >= 0 && session.session() == doubt.session && doubt.request > session.lastRequest()) {
+        if (doubt.transaction == null && doubt.welcomes >= 0 && session.session() == doubt.session
+                && doubt.request > session.lastRequest()) {
             return CompletableFuture.completedFuture(null);
         }
         if (key.key == null) {
-            return plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME, new DoubtOperation(key.map), key.partition);
+            return plugin.nodeEngine().getOperationService()
+                    .invokeOnPartition(MapService.SERVICE_NAME, new DoubtOperation(key.map),
+                        key.partition);
         }
-        // The agent may have to merge logs first: here, where nobody waits, not on the partition's thread.
+        // The agent may have to merge logs first: here, where nobody waits, not on the partition's
+        // thread.
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
-        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key, doubt.transaction)).toCompletableFuture();
+        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key, doubt.transaction))
+                .toCompletableFuture();
     }
 }

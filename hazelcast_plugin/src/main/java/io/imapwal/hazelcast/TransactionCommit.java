@@ -57,7 +57,8 @@ final class TransactionCommit {
      * @param thread  that holds the lock
      * @param version of the entry in memory when it was locked
      */
-    private record Part(MapTransactionLogRecord record, String map, Data key, Data value, long ttlMs,
+    private record Part(MapTransactionLogRecord record, String map, Data key, Data value,
+            long ttlMs,
                         long thread, long version, int partition) {
     }
 
@@ -79,7 +80,8 @@ final class TransactionCommit {
         KeyBasedMapOperation operation = (KeyBasedMapOperation) record.newCommitOperation();
         try {
             long ttlMs = operation instanceof TxnSetOperation ? TTL.getLong(operation) : 0;
-            return new Part(record, operation.getName(), operation.getKey(), operation.getValue(), ttlMs,
+            return new Part(record, operation.getName(), operation.getKey(), operation.getValue(),
+                    ttlMs,
                     operation.getThreadId(), ((MapTxnOperation) operation).getVersion(),
                     operation.getPartitionId());
         } catch (IllegalAccessException e) {
@@ -93,9 +95,12 @@ final class TransactionCommit {
         AgentLink found = plugin.linkOf(first);
         for (Part part : parts) {
             if (plugin.linkOf(part.map) != found) {
-                throw new NotAppended("a transaction changes maps \"" + first + "\" and \"" + part.map
-                        + "\", which have different agents. They could not be logged together. Nothing"
-                        + " was changed. Change them in separate transactions, or give both maps the"
+                throw new NotAppended("a transaction changes maps \"" + first + "\" and \""
+                        + part.map
+                        + "\", which have different agents. They could not be logged together."
+                        + " Nothing"
+                        + " was changed. Change them in separate transactions, or give both maps"
+                        + " the"
                         + " same agent", null);
             }
         }
@@ -140,7 +145,8 @@ final class TransactionCommit {
         UUID coordinator = plugin.guard().member();
         Map<Integer, Future<Long>> asked = new LinkedHashMap<>();
         items.forEach((partition, each) -> asked.put(partition,
-                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each, session.incarnation()), partition)));
+                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each,
+                    session.incarnation()), partition)));
         Map<Integer, Long> places = new HashMap<>();
         RuntimeException failure = null;
         for (Map.Entry<Integer, Future<Long>> each : asked.entrySet()) {
@@ -149,7 +155,8 @@ final class TransactionCommit {
                 places.put(each.getKey(), result(each.getValue()));
             } catch (ExecutionException | RuntimeException e) {
                 Throwable cause = ExceptionUtil.peel(e);
-                failure = cause instanceof RuntimeException e1 ? e1 : new TransactionException(cause);
+                failure = cause instanceof RuntimeException e1 ? e1
+                        : new TransactionException(cause);
             }
         }
         if (failure != null) {
@@ -166,18 +173,21 @@ final class TransactionCommit {
             byte[] key = part.key.toByteArray();
             byte[] value = part.value == null ? null : part.value.toByteArray();
             WalMapStore.requireSize(part.map, key, value, session, link);
-            heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key), value,
+            heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key),
+                    value,
                     label(part.value), now, expiresAtMs(part, now), part.partition));
             bytes += heads.get(heads.size() - 1).length + ORDER_BYTES;
         }
         if (session.maxMessageBytes() > 0 && bytes > session.maxMessageBytes()) {
-            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the " + session.maxMessageBytes()
+            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the "
+                    + session.maxMessageBytes()
                     + " that " + link.agent() + " takes at once. Nothing was changed", null);
         }
         return heads;
     }
 
-    private List<Change> changes(List<byte[]> heads, Map<Integer, Long> places, SessionInfo session) {
+    private List<Change> changes(List<byte[]> heads, Map<Integer, Long> places,
+            SessionInfo session) {
         List<Change> changes = new ArrayList<>(parts.size());
         for (int i = 0; i < parts.size(); i++) {
             Part part = parts.get(i);
@@ -229,8 +239,10 @@ final class TransactionCommit {
         }
         failed.forEach(part -> plugin.settle(part.map, part.key, transaction));
         unlock(failed);
-        throw new OutcomeUnknown(transaction() + ": all of it is in the log, and will be in effect. For "
-                + failed.size() + " keys memory may have the former value until the plug-in has settled"
+        throw new OutcomeUnknown(transaction()
+                + ": all of it is in the log, and will be in effect. For "
+                + failed.size()
+                + " keys memory may have the former value until the plug-in has settled"
                 + " them from the log: " + Outcomes.reason(cause), cause);
     }
 
@@ -271,7 +283,9 @@ final class TransactionCommit {
         }
     }
 
-    /** So that what waits for the keys, also the reconciler, need not wait until the locks expire. */
+    /**
+     * So that what waits for the keys, also the reconciler, need not wait until the locks expire.
+     */
     private void unlock(List<Part> some) {
         for (Part part : some) {
             invoke(part.record.newRollbackOperation(), part.partition);

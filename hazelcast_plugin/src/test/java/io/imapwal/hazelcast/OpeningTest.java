@@ -80,7 +80,8 @@ class OpeningTest {
             map.destroy();
         }
         Thread.sleep(3000);
-        List<String> left = context(a).getMapContainers().values().stream().map(c -> c.getName()).toList();
+        List<String> left = context(a).getMapContainers().values().stream().map(c -> c.getName())
+                .toList();
         assertEquals(List.of(), left);
     }
 
@@ -95,7 +96,9 @@ class OpeningTest {
         eventually(() -> WalPlugin.of(b).state("orders").isLoaded());
         assertNull(context(b).getExistingMapContainer("orders"), "precondition");
         AgentLink link = WalPlugin.of(b).link(WalPlugin.of(b).state("orders").settings());
-        int key = IntStream.range(0, 100).filter(each -> b.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+        int key = IntStream.range(0, 100).filter(each ->
+                b.getPartitionService().getPartition(each).getOwner().localMember()).findFirst()
+                .orElseThrow();
         // What LeftOut.look does, once the log's newest view leaves b out.
         link.leaveOut(WalPlugin.of(b).guard().member(), "not in the view");
         WalPlugin.of(b).states().forEach(state -> WalPlugin.of(b).localMaps().drop(state.map()));
@@ -123,7 +126,8 @@ class OpeningTest {
         assertEquals(0, b.getMap("orders").size());
     }
 
-    private static final class Sleep implements com.hazelcast.map.EntryProcessor<Integer, Integer, Integer>, java.io.Serializable {
+    private static final class Sleep implements com.hazelcast.map.EntryProcessor<Integer, Integer,
+            Integer>, java.io.Serializable {
         private final int ms;
         private Sleep(int ms) {
             this.ms = ms;
@@ -157,21 +161,29 @@ class OpeningTest {
         }
         IMap<Integer, Integer> plain = a.getMap("plain");
         plain.set(1, 1);
-        map.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this"));
-        assertEquals(200, map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0)).size());
+        map.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED,
+                "this"));
+        assertEquals(200, map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0))
+                .size());
         // Partition 0 was gained by loss: the log has one entry more than memory, and is slow.
         agent.readDelayMs = 8000;
-        int key = IntStream.range(1000, 2000).filter(each -> a.getPartitionService().getPartition(each).getPartitionId() == 0).findFirst().orElseThrow();
-        log.put("orders", new FakeAgent.Record(WalPlugin.of(a).nodeEngine().toData(key).toByteArray(), "",
-                WalPlugin.of(a).nodeEngine().toData(key).toByteArray(), "", false, 0, 0, List.of(1L, 1_000_000L << 32, 1L, 1L)));
+        int key = IntStream.range(1000, 2000).filter(each ->
+                a.getPartitionService().getPartition(each).getPartitionId() == 0).findFirst()
+                .orElseThrow();
+        log.put("orders", new FakeAgent.Record(
+                WalPlugin.of(a).nodeEngine().toData(key).toByteArray(), "",
+                WalPlugin.of(a).nodeEngine().toData(key).toByteArray(), "", false, 0, 0,
+                List.of(1L, 1_000_000L << 32, 1L, 1L)));
         MapState state = WalPlugin.of(a).state("orders");
-        new PartitionThreads(WalPlugin.of(a).nodeEngine()).run(List.of(0), id -> state.doubt(id, null), 5);
+        new PartitionThreads(WalPlugin.of(a).nodeEngine())
+                .run(List.of(0), id -> state.doubt(id, null), 5);
         WalPlugin.of(a).settlements().wake();
         Thread.sleep(500);
         assertFalse(state.wholeness().whole(0));
         var one = plain.submitToKey(1, new Sleep(1000));
         Thread.sleep(200);
-        Thread adds = new Thread(() -> map.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this")));
+        Thread adds = new Thread(() -> map.addIndex(new com.hazelcast.config.IndexConfig(
+                com.hazelcast.config.IndexType.SORTED, "this")));
         adds.start();
         Thread.sleep(300);
         var two = plain.submitToKey(1, new Sleep(4000));
@@ -180,9 +192,11 @@ class OpeningTest {
         int sizeSeen = -1;
         while (System.nanoTime() - from < 3_000_000_000L && sizeSeen < 0) {
             Thread.sleep(100);
-            for (var index : context(a).getMapContainer("orders").getGlobalIndexRegistry().getIndexes()) {
+            for (var index : context(a).getMapContainer("orders").getGlobalIndexRegistry()
+                    .getIndexes()) {
             }
-            var query = java.util.concurrent.CompletableFuture.supplyAsync(() -> map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0)).size());
+            var query = java.util.concurrent.CompletableFuture.supplyAsync(() ->
+                    map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0)).size());
             try {
                 sizeSeen = query.get(1500, java.util.concurrent.TimeUnit.MILLISECONDS);
             } catch (java.util.concurrent.TimeoutException e) {
@@ -191,7 +205,8 @@ class OpeningTest {
         }
         two.toCompletableFuture().join();
         adds.join();
-        assertTrue(sizeSeen == -1 || sizeSeen == 201, "a query found " + sizeSeen + " of 201 entries");
+        assertTrue(sizeSeen == -1 || sizeSeen == 201, "a query found " + sizeSeen
+                + " of 201 entries");
     }
 
     /** The oldest member has not needed the map since; a client destroys it. */
@@ -206,7 +221,9 @@ class OpeningTest {
         try {
             IMap<Integer, Integer> map = one.getMap("orders");
             IMap<Integer, Integer> again = two.getMap("orders");
-            int key = IntStream.range(0, 100).filter(each -> b.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+            int key = IntStream.range(0, 100).filter(each ->
+                    b.getPartitionService().getPartition(each).getOwner().localMember()).findFirst()
+                    .orElseThrow();
             map.set(key, 1);
             map.destroy();
             assertNull(again.get(key));
@@ -232,8 +249,10 @@ class OpeningTest {
         MapConfig orders = Members.map("orders", agent.endpoint());
         orders.getMapStoreConfig().setProperty("connect-timeout-ms", "1000");
         var heard = new java.util.concurrent.atomic.AtomicInteger();
-        com.hazelcast.map.listener.EntryAddedListener<Integer, Integer> listener = event -> heard.incrementAndGet();
-        orders.addEntryListenerConfig(new com.hazelcast.config.EntryListenerConfig(listener, false, true));
+        com.hazelcast.map.listener.EntryAddedListener<Integer, Integer> listener = event ->
+                heard.incrementAndGet();
+        orders.addEntryListenerConfig(
+                new com.hazelcast.config.EntryListenerConfig(listener, false, true));
         config.addMapConfig(orders);
         HazelcastInstance a = Members.start(config);
         started.add(a);
@@ -253,7 +272,8 @@ class OpeningTest {
         assertEquals(1, heard.get());
     }
 
-    private static final class Opens implements com.hazelcast.map.EntryProcessor<Integer, Integer, String>, com.hazelcast.core.HazelcastInstanceAware, java.io.Serializable {
+    private static final class Opens implements com.hazelcast.map.EntryProcessor<Integer, Integer,
+            String>, com.hazelcast.core.HazelcastInstanceAware, java.io.Serializable {
         private transient HazelcastInstance instance;
         @Override
         public String process(java.util.Map.Entry<Integer, Integer> entry) {
@@ -300,7 +320,8 @@ class OpeningTest {
         config.setProperty("hazelcast.partition.count", "271");
         config.setProperty("hazelcast.operation.thread.count", "16");
         MapConfig indexed = Members.map("indexed*", agent.endpoint());
-        indexed.addIndexConfig(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this"));
+        indexed.addIndexConfig(new com.hazelcast.config.IndexConfig(
+                com.hazelcast.config.IndexType.SORTED, "this"));
         config.addMapConfig(indexed);
         HazelcastInstance a = Members.start(config);
         started.add(a);
@@ -314,8 +335,10 @@ class OpeningTest {
                 context(a).getMapContainer(name);
                 a.getMap(name);
             }
-            new PartitionThreads(WalPlugin.of(a).nodeEngine()).run(IntStream.range(0, 271).boxed().toList(), id -> { }, 10);
-            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry().getIndexes()) {
+            new PartitionThreads(WalPlugin.of(a).nodeEngine())
+                    .run(IntStream.range(0, 271).boxed().toList(), id -> { }, 10);
+            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry()
+                    .getIndexes()) {
                 long is = IntStream.range(0, 271).filter(index::hasPartitionIndexed).count();
                 if (is != 271) {
                     bad.add(name + ":" + is);
@@ -326,7 +349,8 @@ class OpeningTest {
         List<String> still = new ArrayList<>();
         for (String each : bad) {
             String name = each.substring(0, each.indexOf(':'));
-            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry().getIndexes()) {
+            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry()
+                    .getIndexes()) {
                 if (!index.allPartitionsIndexed(271)) {
                     still.add(each + " loaded " + WalPlugin.of(a).state(name).isLoaded());
                 }
@@ -343,7 +367,8 @@ class OpeningTest {
         config.setProperty("hazelcast.map.invalidation.batch.enabled", "false");
         MapConfig map = Members.map("orders", agent.endpoint());
         if (near) {
-            map.setNearCacheConfig(new com.hazelcast.config.NearCacheConfig().setInvalidateOnChange(true));
+            map.setNearCacheConfig(new com.hazelcast.config.NearCacheConfig()
+                    .setInvalidateOnChange(true));
         }
         config.addMapConfig(map);
         HazelcastInstance member = Members.start(config);
@@ -358,7 +383,9 @@ class OpeningTest {
         HazelcastInstance b = startNear(1, true);
         IMap<Integer, Integer> at = a.getMap("orders");
         IMap<Integer, Integer> near = b.getMap("orders");
-        int key = IntStream.range(0, 100).filter(each -> a.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+        int key = IntStream.range(0, 100).filter(each ->
+                a.getPartitionService().getPartition(each).getOwner().localMember()).findFirst()
+                .orElseThrow();
         at.set(key, 1);
         assertEquals(1, near.get(key));
         assertEquals(1, near.get(key));
@@ -377,7 +404,8 @@ class OpeningTest {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> at = a.getMap("orders");
         at.addInterceptor(new Refuses());
-        at.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this"));
+        at.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED,
+                "this"));
         assertThrows(RuntimeException.class, () -> at.put(1, -1));
         WalPlugin.of(a).localMaps().drop("orders");
         at.put(2, 1);
@@ -412,7 +440,8 @@ class OpeningTest {
     }
 
     @org.junit.jupiter.params.ParameterizedTest
-    @org.junit.jupiter.params.provider.EnumSource(value = com.hazelcast.cluster.ClusterState.class, names = {"FROZEN", "PASSIVE", "NO_MIGRATION"})
+    @org.junit.jupiter.params.provider.EnumSource(value = com.hazelcast.cluster.ClusterState.class,
+        names = {"FROZEN", "PASSIVE", "NO_MIGRATION"})
     void frozenClusterGetMapEnds(com.hazelcast.cluster.ClusterState state) throws Exception {
         HazelcastInstance a = start(0);
         a.getCluster().changeClusterState(state);
@@ -481,7 +510,8 @@ class OpeningTest {
                     map.set(i, i);
                 }
                 map.destroy();
-                assertEquals(0, client.getMap("orders" + round).size(), "round " + round + ": destroyed, without an error");
+                assertEquals(0, client.getMap("orders" + round).size(), "round " + round
+                        + ": destroyed, without an error");
             }
         } finally {
             client.shutdown();

@@ -81,12 +81,16 @@ class SettlementTest {
         }
     }
 
-    /** Puts a change into the log only: as if its owner had died before it answered, or its backup had been lost. */
+    /**
+     * Puts a change into the log only: as if its owner had died before it answered, or its backup
+     * had been lost.
+     */
     private void logOnly(HazelcastInstance member, Object key, Object value, long expiresAtMs) {
         Data data = WalPlugin.of(member).nodeEngine().toData(key);
         int partition = member.getPartitionService().getPartition(key).getPartitionId();
         log.put("orders", new FakeAgent.Record(data.toByteArray(), "",
-                value == null ? null : WalPlugin.of(member).nodeEngine().toData(value).toByteArray(), "", value == null,
+                value == null ? null : WalPlugin.of(member).nodeEngine().toData(value)
+                .toByteArray(), "", value == null,
                 expiresAtMs, partition, List.of(1L, 1_000_000L << 32, 1L, 1L)));
     }
 
@@ -108,7 +112,8 @@ class SettlementTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void changesThatOnlyTheLogHasAreInMemoryAfterTheirOwnerDied(boolean offloaded) throws Exception {
+    void changesThatOnlyTheLogHasAreInMemoryAfterTheirOwnerDied(boolean offloaded)
+            throws Exception {
         offload = offloaded;
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
@@ -122,7 +127,8 @@ class SettlementTest {
         logOnly(b, keys.get(1), null, 0);
         logOnly(b, keys.get(2), 1002, System.currentTimeMillis() + 3_600_000);
         int absent = keys.get(keys.size() - 1) + 100_000;
-        while (!a.getCluster().getLocalMember().equals(a.getPartitionService().getPartition(absent).getOwner())) {
+        while (!a.getCluster().getLocalMember()
+                .equals(a.getPartitionService().getPartition(absent).getOwner())) {
             absent++;
         }
         logOnly(b, absent, 1003, 0);
@@ -193,7 +199,8 @@ class SettlementTest {
         HazelcastInstance b = start(1);
         safe();
         a.getLifecycleService().terminate();
-        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departures().members().isEmpty());
+        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departures().members()
+                .isEmpty());
         b.<Integer, Integer>getMap("orders").set(1, 1);
         assertEquals(Set.of(b.getCluster().getLocalMember().getUuid().toString()), log.viewMembers);
     }
@@ -213,9 +220,11 @@ class SettlementTest {
         int partition = b.getPartitionService().getPartition(lost).getPartitionId();
         agents.get(1).readError = "the disk is away";
         a.getLifecycleService().terminate();
-        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(lost)).getMessage().contains("the disk is away"));
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(lost)).getMessage()
+                .contains("the disk is away"));
         LogUnavailable failure = assertThrows(LogUnavailable.class, () -> map.get(lost));
-        for (String part : List.of("\"orders\"", "partition " + partition + " ", agents.get(1).endpoint())) {
+        for (String part : List.of("\"orders\"", "partition " + partition + " ",
+                agents.get(1).endpoint())) {
             assertTrue(failure.getMessage().contains(part), failure.getMessage());
         }
         assertThrows(LogUnavailable.class, () -> map.set(lost, 1));
@@ -319,7 +328,10 @@ class SettlementTest {
         assertEquals(40, map.size());
     }
 
-    /** Its init throws, because its agent is away. Hazelcast marks the backup as synchronised all the same (PartitionReplicaSyncResponse). */
+    /**
+     * Its init throws, because its agent is away. Hazelcast marks the backup as synchronised all
+     * the same (PartitionReplicaSyncResponse).
+     */
     @Test
     void aBackupThatCouldNotBeMadeLosesNothing() throws Exception {
         HazelcastInstance a = start(0);
@@ -334,7 +346,8 @@ class SettlementTest {
         HazelcastInstance b = Members.start(config);
         started.add(b);
         // Until a replica was tried.
-        eventually(() -> WalPlugin.of(b).states().stream().anyMatch(state -> state.map().equals("orders")));
+        eventually(() -> WalPlugin.of(b).states().stream()
+                .anyMatch(state -> state.map().equals("orders")));
         away.start();
         a.getLifecycleService().terminate();
         for (int i = 0; i < 200; i++) {
@@ -380,7 +393,8 @@ class SettlementTest {
         List<CompletionStage<Void>> changes = new ArrayList<>();
         keys.forEach(key -> changes.add(map.setAsync(key, 1000 + key)));
         AgentLink link = WalPlugin.of(a).linkOf("orders");
-        eventually(() -> keys.stream().allMatch(key -> link.pending(a.getPartitionService().getPartition(key).getPartitionId()) > 0));
+        eventually(() -> keys.stream().allMatch(key ->
+                link.pending(a.getPartitionService().getPartition(key).getPartitionId()) > 0));
         HazelcastInstance b = start(1);
         eventually(() -> failed.get() > 0 || count(b) > 0);
         assertEquals(0, count(b));
@@ -460,13 +474,15 @@ class SettlementTest {
         WalPlugin plugin = WalPlugin.of(a);
         for (int key : keys) {
             logOnly(a, key, 1000 + key, 0);
-            plugin.reconciler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key), null);
+            plugin.reconciler().add(plugin.linkOf("orders"), "orders",
+                    plugin.nodeEngine().toData(key), null);
         }
         HazelcastInstance b = start(1);
         eventually(() -> count(b) > 0);
         safe();
         for (int key : keys) {
-            if (b.getCluster().getLocalMember().equals(b.getPartitionService().getPartition(key).getOwner())) {
+            if (b.getCluster().getLocalMember()
+                    .equals(b.getPartitionService().getPartition(key).getOwner())) {
                 eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == 1000 + key);
             }
         }
@@ -484,7 +500,8 @@ class SettlementTest {
         safe();
         int own = owned(a, 1).get(0);
         int other = owned(b, 1).get(0);
-        log.claimView(Set.of(a.getCluster().getLocalMember().getUuid().toString(), b.getCluster().getLocalMember().getUuid().toString()));
+        log.claimView(Set.of(a.getCluster().getLocalMember().getUuid().toString(),
+                b.getCluster().getLocalMember().getUuid().toString()));
         map.set(own, 1000);
         assertEquals(2, WalPlugin.of(a).linkOf("orders").session().incarnation());
         assertEquals(1, WalPlugin.of(b).linkOf("orders").session().incarnation());
@@ -508,26 +525,33 @@ class SettlementTest {
         WalPlugin plugin = WalPlugin.of(a);
         logOnly(a, keys.get(0), 1000, 0);
         agents.get(0).stop();
-        plugin.reconciler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
+        plugin.reconciler().add(plugin.linkOf("orders"), "orders",
+                plugin.nodeEngine().toData(keys.get(0)), null);
         assertThrows(OutcomeUnknown.class, () -> map.set(keys.get(0), 1000));
-        RuntimeException refused = assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
-        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended, refused.toString());
+        RuntimeException refused =
+                assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
+        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended,
+                refused.toString());
     }
 
     /** The same, and the first attempt was settled before the change was repeated. */
     @Test
-    void aRepeatedChangeThatIsRefusedAfterItsFirstAttemptWasSettledHasAnUnknownOutcome() throws Exception {
+    void aRepeatedChangeThatIsRefusedAfterItsFirstAttemptWasSettledHasAnUnknownOutcome()
+            throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);
         WalPlugin plugin = WalPlugin.of(a);
         logOnly(a, keys.get(0), 1000, 0);
-        plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
-        eventually(() -> plugin.settler().idle() && map.get(keys.get(0)) == 1000);
+        plugin.reconciler().add(plugin.linkOf("orders"), "orders",
+                plugin.nodeEngine().toData(keys.get(0)), null);
+        eventually(() -> plugin.reconciler().idle() && map.get(keys.get(0)) == 1000);
         agents.get(0).stop();
         assertThrows(OutcomeUnknown.class, () -> map.set(keys.get(0), 1000));
-        RuntimeException refused = assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
-        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended, refused.toString());
+        RuntimeException refused =
+                assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
+        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended,
+                refused.toString());
     }
 
     @Test
@@ -544,9 +568,11 @@ class SettlementTest {
         logOnly(b, key, 1000, 0);
         agents.get(1).readError = "the disk is away";
         a.getLifecycleService().terminate();
-        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage().contains("the disk is away"));
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage()
+                .contains("the disk is away"));
         assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
-        assertThrows(LogUnavailable.class, () -> map.entrySet(Predicates.greaterEqual("this", 150)));
+        assertThrows(LogUnavailable.class, () ->
+                map.entrySet(Predicates.greaterEqual("this", 150)));
         agents.get(1).readError = null;
         eventually(() -> map.get(key) == 1000);
         assertEquals(List.of(1000), List.copyOf(map.values(Predicates.equal("this", 1000))));
@@ -558,7 +584,8 @@ class SettlementTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void allEntriesAreProcessedAndIteratedOnlyWhereMemoryIsWhole(boolean offloaded) throws Exception {
+    void allEntriesAreProcessedAndIteratedOnlyWhereMemoryIsWhole(boolean offloaded)
+            throws Exception {
         offload = offloaded;
         settleTimeoutMs = 1500;
         HazelcastInstance a = start(0);
@@ -567,14 +594,17 @@ class SettlementTest {
         IMap<Integer, Integer> map = b.getMap("orders");
         safe();
         // The survivor has neither them nor their backups.
-        List<Integer> keys = IntStream.range(0, 1000).filter(key -> !hasReplica(b, key)).limit(20).boxed().toList();
+        List<Integer> keys = IntStream.range(0, 1000).filter(key -> !hasReplica(b, key)).limit(20)
+                .boxed().toList();
         keys.forEach(key -> map.set(key, key));
         agents.get(1).readError = "the disk is away";
         a.getLifecycleService().terminate();
         c.getLifecycleService().terminate();
-        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(keys.get(0))).getMessage().contains("the disk is away"));
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(keys.get(0))).getMessage()
+                .contains("the disk is away"));
         assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf()));
-        assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf(), Predicates.greaterEqual("this", 0)));
+        assertThrows(LogUnavailable.class, () ->
+                map.executeOnEntries(new ValueOf(), Predicates.greaterEqual("this", 0)));
         assertThrows(LogUnavailable.class, () -> map.iterator().forEachRemaining(each -> { }));
         assertThrows(LogUnavailable.class, () -> map.keySet(Predicates.pagingPredicate(10)));
         assertThrows(LogUnavailable.class, map::clear);
@@ -587,8 +617,10 @@ class SettlementTest {
 
     private static boolean hasReplica(HazelcastInstance member, int key) {
         var engine = WalPlugin.of(member).nodeEngine();
-        var partition = engine.getPartitionService().getPartition(engine.getPartitionService().getPartitionId(key));
-        return List.of(partition.getReplicaAddress(0), partition.getReplicaAddress(1)).contains(engine.getThisAddress());
+        var partition = engine.getPartitionService()
+                .getPartition(engine.getPartitionService().getPartitionId(key));
+        return List.of(partition.getReplicaAddress(0), partition.getReplicaAddress(1))
+                .contains(engine.getThisAddress());
     }
 
     /** Reads. */
@@ -622,7 +654,8 @@ class SettlementTest {
         agents.get(0).frozen = true;
         CompletableFuture<Void> destroyed = CompletableFuture.runAsync(map::destroy);
         eventually(() -> WalPlugin.of(b).state("orders").generation() > generation);
-        CompletableFuture<Object> used = CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
+        CompletableFuture<Object> used =
+                CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
         assertThrows(CompletionException.class, destroyed::join);
         agents.get(0).frozen = false;
         used.handle((value, failure) -> value).join();
@@ -674,8 +707,10 @@ class SettlementTest {
     @Test
     void aQueryByAnIndexWaitsForPartitionsThatWereNeverLoaded() throws Exception {
         IMap<Integer, Integer> map = notLoaded();
-        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("__key", 0)), "by a scan");
-        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("this", 0)), "by the index");
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("__key", 0)),
+                "by a scan");
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("this", 0)),
+                "by the index");
     }
 
     @Test
@@ -685,7 +720,10 @@ class SettlementTest {
         assertThrows(LogUnavailable.class, () -> map.getEntryView(7));
     }
 
-    /** Hazelcast marks the partition as indexed after the plug-in was told of the promotion. The worker is busy meanwhile. */
+    /**
+     * Hazelcast marks the partition as indexed after the plug-in was told of the promotion. The
+     * worker is busy meanwhile.
+     */
     @Test
     void aQueryByAnIndexWaitsForAPromotedPartitionWhileTheWorkerIsBusy() throws Exception {
         settleTimeoutMs = 1500;
@@ -702,7 +740,8 @@ class SettlementTest {
         state.settling().lock();
         try {
             a.getLifecycleService().terminate();
-            eventually(() -> owned(b, 1).size() == 1 && count(b) == 31 && state.wholeness().isAnyUnsettled());
+            eventually(() -> owned(b, 1).size() == 1 && count(b) == 31
+                    && state.wholeness().isAnyUnsettled());
             safe();
             eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)) != null);
             assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
@@ -711,7 +750,10 @@ class SettlementTest {
         }
     }
 
-    /** As when a destruction is told while a partition moves: MapState.destroyed is not on the partition's thread. */
+    /**
+     * As when a destruction is told while a partition moves: MapState.destroyed is not on the
+     * partition's thread.
+     */
     @Test
     void aDoubtOfAPartitionThatHasMovedEnds() throws Exception {
         HazelcastInstance a = start(0);
@@ -741,7 +783,8 @@ class SettlementTest {
         WalPlugin.of(a).settlements().load(state, generation);
         assertFalse(state.isLoaded(), "of the opening before");
         WalPlugin.of(a).settlements().load(state, state.generation());
-        assertFalse(state.isLoaded(), "loaded though closed; any partition whole: " + state.wholeness().whole(0));
+        assertFalse(state.isLoaded(), "loaded though closed; any partition whole: "
+                + state.wholeness().whole(0));
     }
 
     @Test
@@ -788,17 +831,20 @@ class SettlementTest {
         IMap<Integer, Integer> loaded = b.getMap("orders");
         agent.unreadable = log.maps.get("orders").firstKey();
         WalPlugin.of(b).localMaps().drop("orders");
-        eventually(() -> assertThrows(RuntimeException.class, () -> loaded.get(7)) instanceof LogUnavailable);
+        eventually(() -> assertThrows(RuntimeException.class, () -> loaded.get(7))
+                instanceof LogUnavailable);
         return loaded;
     }
 
     private static long indexHits(IMap<?, ?> map) {
-        return map.getLocalMapStats().getIndexStats().values().stream().mapToLong(LocalIndexStats::getHitCount).sum();
+        return map.getLocalMapStats().getIndexStats().values().stream()
+                .mapToLong(LocalIndexStats::getHitCount).sum();
     }
 
     private static long count(HazelcastInstance member) {
         return member.getPartitionService().getPartitions().stream()
-                .filter(partition -> member.getCluster().getLocalMember().equals(partition.getOwner())).count();
+                .filter(partition -> member.getCluster().getLocalMember()
+                    .equals(partition.getOwner())).count();
     }
 
     private static List<Integer> oneOfEachPartition(HazelcastInstance member) {
