@@ -10,9 +10,9 @@ import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
- * One greeted connection to an agent: hello said, welcome heard. One thread may send the next
- * request while another waits for the oldest answer; {@link #ask} is for a connection with nothing
- * unanswered.
+ * One connection to an agent, after hello and welcome. One thread may send the next
+ * request while another waits for the oldest answer; {@link #ask} is for a connection on which each
+ * request has its answer.
  */
 final class AgentConnection implements Closeable {
     static final int PROTOCOL = 1;
@@ -117,7 +117,7 @@ final class AgentConnection implements Closeable {
      * Which cluster may write.
      *
      * @param incarnation its newest view
-     * @param alive       whether members of that view may be alive; older agents do not tell
+     * @param alive       whether members of that view may be alive; older agents do not say
      */
     record Claim(String clusterId, long incarnation, boolean alive) {
     }
@@ -188,7 +188,8 @@ final class AgentConnection implements Closeable {
     /**
      * Sends the request begun with {@link #start} and waits for its answer.
      *
-     * @throws AgentError when the agent answers {@code error}; the connection is still in step then
+     * @throws AgentError when the agent answers {@code error}; the connection can still be used
+     *                    then
      * @throws IOException when anything else went wrong; the connection must be closed then
      */
     Answer ask(String wantedKind, byte[] payload, int payloadSize, long deadlineNanos)

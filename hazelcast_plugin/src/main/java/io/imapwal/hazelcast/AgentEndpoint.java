@@ -57,7 +57,7 @@ record AgentEndpoint(String text, String path, String host, int port) {
                 + "\" is neither ipc:///path/to/socket nor tcp://host:port");
     }
 
-    /** Whether only this machine can be reached there, as far as the text says. */
+    /** Whether the text names an endpoint that only this machine can reach. */
     boolean isLocal() {
         return path != null || host.equals("localhost") || host.startsWith("127.")
                 || host.equals("::1");

@@ -41,7 +41,7 @@ final class AgentError extends IOException {
         return CERTAIN.contains(code);
     }
 
-    /** Whether the session is as good as before; otherwise a new hello must tell. */
+    /** Whether the session can still be used; otherwise a new hello is needed. */
     boolean connectionStays() {
         return CONNECTION_STAYS.contains(code);
     }

@@ -18,8 +18,8 @@ import java.util.concurrent.locks.ReentrantLock;
 /**
  * Reads from an agent over a connection of its own, so that no write waits for a read. Any number
  * of threads take turns. A read that fails on a connection that was idle is tried once more on a
- * new one: reading twice does no harm. Waiting for one's turn ends after the read's own timeout:
- * another's read may take as long as a merge of all logs.
+ * new one: reading twice is harmless. A thread waits for its turn no longer than the timeout of its
+ * read: the read of another thread may take as long as a merge of all logs.
  */
 final class AgentReader implements Closeable {
     private static final int PART_BYTES = 8 << 20;
@@ -35,7 +35,7 @@ final class AgentReader implements Closeable {
     private final MsgpackWriter payload = new MsgpackWriter(4096);
     private volatile AgentConnection connection;
     private volatile boolean closed;
-    /** Keys in the next load; a hint, so races on it do no harm. */
+    /** Keys in the next load; a hint, so races on it are harmless. */
     private volatile int loadSize = FIRST_PART_KEYS;
 
     AgentReader(AgentSettings settings, AgentConnection.Identity identity) {
@@ -224,7 +224,7 @@ final class AgentReader implements Closeable {
     /**
      * What the agent answers about some maps.
      *
-     * @param known  those that have anything in the log
+     * @param known  those with entries in the log
      * @param wrong  names that no map can have, each with the reason
      */
     record Maps(Set<String> known, Map<String, String> wrong) {
@@ -265,7 +265,8 @@ final class AgentReader implements Closeable {
         do {
             after = someSchemas(after, schemas);
         } while (after != null);
-        // Registering asks the other members: not while others wait for their turn.
+        // Registering asks the other members, so it is not done while other threads wait for their
+        // turn.
         for (Object[] schema : schemas) {
             consumer.accept((Long) schema[0], (byte[]) schema[1]);
         }

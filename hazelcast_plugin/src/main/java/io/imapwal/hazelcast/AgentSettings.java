@@ -8,7 +8,7 @@ import java.util.TreeSet;
 
 /**
  * What a map's {@code map-store} properties say. An unknown or malformed property is refused with
- * the property's and the map's name: a misspelt one must not quietly mean its default.
+ * the property's and the map's name: a misspelt one must not mean its default without a warning.
  *
  * @param agent            where the agent listens
  * @param timeoutMs        longest wait for the acknowledgement of one append
@@ -102,7 +102,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         }
         if (keyFile.isEmpty() && !endpoint.isLocal()) {
             throw new IllegalArgumentException(where(AGENT, map)
-                    + ": without keys, whoever is between this member and " + endpoint
+                    + ": without keys, anyone on the network between this member and " + endpoint
                     + " could read and change its maps; set " + AGENT_KEY_FILE + " and "
                     + AGENT_PUBLIC_KEY + " (imap-wal keys new)");
         }

@@ -16,7 +16,7 @@ import java.util.UUID;
  * order      [incarnation, version and turn, session, request]
  * </pre>
  *
- * Or a clear of a partition, which has no key, and the number of partitions in place of an expiry.
+ * A clear of a partition has no key, and has the number of partitions in place of an expiry.
  */
 final class Change {
     final String map;
@@ -28,7 +28,7 @@ final class Change {
     final UUID transaction;
     PendingAppend pending;
     long request;
-    /** It has its outcome; the pending's. */
+    /** It has an outcome; used by {@link PendingAppend}. */
     boolean over;
 
     Change(String map, Data key, byte[] head, PartitionStamp stamp) {

@@ -22,7 +22,7 @@ final class Comparison {
 
     final int partition;
     final Wholeness.Unsettled reason;
-    /** Keys that memory has and the log, as far as it was read, has not. */
+    /** Keys in memory that are not in the part of the log that was read. */
     private Set<Data> unseen;
     /** How many parts were sent to the partition's thread. Used by the thread that sends them. */
     private int sent;
@@ -92,7 +92,7 @@ final class Comparison {
                     : store.existInMemory(entry.key()))) {
                 corrections.set().add(entry);
             } else if (store.getRecord(entry.key()) != null) {
-                // The map is full, so Hazelcast did not take the new value: the old one must go.
+                // The map is full, so Hazelcast did not take the new value: the old one is removed.
                 evict(store, entry.key());
                 corrections.removed().add(entry.key());
             }

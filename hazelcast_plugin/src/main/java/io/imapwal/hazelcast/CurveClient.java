@@ -74,7 +74,7 @@ final class CurveClient {
     /**
      * The answer to WELCOME, which only the owner of the agent's key can have made.
      *
-     * @throws ProtocolException it is another one
+     * @throws ProtocolException another one made it
      */
     byte[] initiate(byte[] welcome, byte[] metadata) throws ProtocolException {
         if (welcome.length != WELCOME_SIZE || !startsWith(welcome, WELCOME)) {
@@ -125,7 +125,7 @@ final class CurveClient {
     /**
      * Flags and body of a frame that came.
      *
-     * @throws ProtocolException it was changed, sent before, or is by somebody else
+     * @throws ProtocolException it was changed, or sent before, or another party made it
      */
     byte[] open(byte[] message) throws ProtocolException {
         if (message.length < OVERHEAD || !startsWith(message, MESSAGE)) {
@@ -143,7 +143,7 @@ final class CurveClient {
     private static Key agree(PrivateKey ours, byte[] theirs) throws ProtocolException {
         try {
             return CryptoBox.agree(ours, CryptoBox.publicKey(theirs));
-        } catch (IllegalStateException e) { // a point of low order: no key of anybody
+        } catch (IllegalStateException e) { // a point of low order is not a key
             throw new ProtocolException("the agent's key is not one that can be used");
         }
     }
@@ -159,7 +159,7 @@ final class CurveClient {
             return SecretBox.fromCombined(nonce, Arrays.copyOfRange(from, offset, from.length))
                     .decrypt(key);
         } catch (RuntimeException e) {
-            // whatever the library makes of bytes that somebody else chose
+            // The other end chose these bytes: the library may throw anything.
             throw new ProtocolException(
                     "what came was not sealed by the agent with the key agent-public-key");
         }

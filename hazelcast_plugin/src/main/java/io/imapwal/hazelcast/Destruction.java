@@ -80,7 +80,8 @@ final class Destruction {
             Throwable cause = ExceptionUtil.peel(e);
             throw new LogUnavailable("map \"" + map
                     + "\" was destroyed in memory, but some of it could not be deleted in its log: "
-                    + Outcomes.reason(cause) + ". That comes back with the map; destroy it again",
+                    + Outcomes.reason(cause)
+                    + ". Those entries return with the map; destroy it again",
                     cause);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
@@ -113,19 +114,19 @@ final class Destruction {
         return null;
     }
 
-    /** Tells every member, before the caller learns the outcome. */
+    /** Informs every member, before the caller gets the outcome. */
     void tell() {
         plugin.state(map).destroyed();
         try {
-            // One that has left is not told: the next owners of its partitions compare them with
-            // the log.
+            // A member that has left is not informed: the next owners of its partitions compare
+            // them with the log.
             onAnotherThread(() -> {
                 plugin.tellOthers(() -> new DestroyedOperation(map));
                 return null;
             });
         } catch (ExecutionException e) {
             plugin.logger().warning("imap-wal: map \"" + map
-                    + "\" was destroyed, but the other members were not told", e);
+                    + "\" was destroyed, but the other members were not informed", e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

@@ -94,7 +94,7 @@ final class EvictionWatch implements MutationObserver<Record> {
 
     @Override
     public void onReset() {
-        // the next content is migrated or restored, and watched as well
+        // the next content is migrated or restored, and watched too
     }
 
     @Override

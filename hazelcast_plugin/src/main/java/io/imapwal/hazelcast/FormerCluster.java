@@ -11,7 +11,7 @@ import java.util.stream.IntStream;
 
 /**
  * What Hazelcast keeps of a member's former cluster when the member joins another one (5.5 to 5.7).
- * It does no harm where all partitions migrate to this member. Where members form a new cluster,
+ * It is harmless if all partitions migrate to this member. Where members form a new cluster,
  * they get their first partitions without a migration.
  *
  * <pre>

@@ -28,7 +28,7 @@ import java.util.List;
  *
  * Any other event in a state is an error of this plug-in ({@link IllegalStateException}).
  *
- * <p>Whoever holds the wire changes an append. Other threads read it after {@link #posted}.
+ * <p>The thread that holds the wire changes an append. Other threads read it after {@link #posted}.
  */
 final class InFlightAppend {
     enum Event {

@@ -210,7 +210,7 @@ final class InFlightWindow {
 
     /**
      * The use of a second append: the agent finds it when it has finished the first, and need not
-     * wait until this member has heard of that. If it is sent too early, it holds few changes, and
+     * wait until the answer has arrived here. If it is sent too early, it holds few changes, and
      * few changes share a sync. So it must have as many changes as the first, and half of the time
      * that an append usually takes must be over. With a slow storage, all callers have queued long
      * before that, and everything is as with one append at a time.

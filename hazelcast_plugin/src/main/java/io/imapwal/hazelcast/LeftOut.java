@@ -42,7 +42,7 @@ import java.util.concurrent.TimeoutException;
  *             otherwise the oldest member acts for all, when it can:
  *               a member that was lost can be reached: all merge into its cluster
  *               one of those has joined instead:       all form a new cluster
- *               no agent hears a member of the view:   all form a new cluster
+ *               no agent has contact with a member of the view:   all form a new cluster
  * </pre>
  *
  * In both cases members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge
@@ -74,7 +74,7 @@ final class LeftOut {
         this.maps = maps;
     }
 
-    /** Remembers which members were lost, and looks again when one of them joins. */
+    /** Remembers which members were lost, and checks again when one of them joins. */
     MembershipListener members() {
         return new MembershipListener() {
             @Override
@@ -235,7 +235,7 @@ final class LeftOut {
     }
 
     /**
-     * Makes the others look.
+     * Makes the other members check whether they were left out.
      *
      * @return whether the oldest member is left out too, or does not answer
      */
@@ -261,7 +261,7 @@ final class LeftOut {
                     oldestIsOut = out;
                 }
             } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: a member was not told to look at the view", e);
+                plugin.logger().fine("imap-wal: a member was not asked to check the view", e);
             }
         }
         return oldestIsOut;
@@ -330,7 +330,7 @@ final class LeftOut {
             try {
                 each.get(WAIT_S, TimeUnit.SECONDS);
             } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: a member was not told to join again", e);
+                plugin.logger().fine("imap-wal: a member was not asked to join again", e);
             }
         }
         cluster.merge(target);

@@ -5,7 +5,7 @@ import com.hazelcast.spi.exception.SilentException;
 
 /**
  * The map is not restored on this member, because its log cannot be read now. Nothing was changed.
- * The next operation tries again, so the map comes back by itself with its agent.
+ * The next operation tries again, so the map is available again as soon as its agent is.
  *
  * <p>Silent, so that Hazelcast does not log a stack trace for each of the operations that fail
  * together; the plug-in logs the cause once.

@@ -143,7 +143,10 @@ final class LoggedRecordStore extends DefaultRecordStore {
         return super.fetchEntries(pointers, size);
     }
 
-    /** Whoever destroys it: what is made next is not whole because this one was. */
+    /**
+     * Also if Hazelcast destroys it: the next record store of the partition is not whole because
+     * this one was.
+     */
     @Override
     public void destroy() {
         state.emptied(getPartitionId());

@@ -28,7 +28,7 @@ import java.util.concurrent.Future;
 
 /**
  * Makes transactions of maps with a log commit as a whole ({@link TransactionCommit}). Hazelcast
- * has no public API for this: the map service's part in transactions is replaced, and with it the
+ * has no public API for this: it replaces the map service's part in transactions, and with it the
  * list in which a transaction keeps its changes. A transaction of one change is logged by the map
  * store, like any other change.
  */

@@ -41,7 +41,7 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
  *
  * Each member loads the partitions that it owns, from its own agent: a restore is a settlement of
  * partitions with nothing in memory. Operations on a partition wait until it is whole, whatever
- * Hazelcast thinks of it.
+ * state Hazelcast gives it.
  */
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
@@ -246,7 +246,7 @@ final class MapState {
         plugin.settlements().wake();
     }
 
-    /** On the partition's thread: memory has nothing of it any more. */
+    /** On the partition's thread: memory has no entry of it any longer. */
     void emptied(int partition) {
         wholeness.forget(partition);
         indexes.forget(partition);
@@ -282,7 +282,7 @@ final class MapState {
     }
 
     /**
-     * Memory says what the log says, and operations may continue. On the partition's thread, unless
+     * Memory is equal to the log, and operations may continue. On the partition's thread, unless
      * the partition is {@link #empty}.
      */
     void settled(Comparison comparison) {
@@ -366,7 +366,7 @@ final class MapState {
             return new LogUnavailable(failure.getMessage(), failure.getCause());
         }
         return new RetryableHazelcastException("map \"" + map
-                + "\" is being opened: its log is looked for");
+                + "\" is being opened: its agent is asked for its log");
     }
 
     private synchronized void beginToOpen(AgentSettings used) {
@@ -384,7 +384,7 @@ final class MapState {
     }
 
     /**
-     * What other members have to say about a map.
+     * What other members answer about a map.
      *
      * @param loaded  a member has it in use
      * @param missing why a member cannot take entries; null when all can
@@ -504,7 +504,7 @@ final class MapState {
             } catch (Throwable e) {
                 String why = "map \"" + map + "\" is not available, because its log is not: "
                         + Outcomes.reason(e)
-                        + ". It comes back by itself as soon as the log does";
+                        + ". It is available again as soon as its log is";
                 plugin.logger().warning("imap-wal: " + why);
                 failed(ofGeneration, why, e instanceof LogUnavailable ? e.getCause() : e);
                 return;

@@ -8,8 +8,7 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * Reads the part of msgpack that the protocol uses. What does not fit is a {@link
- * ProtocolException}, never a guess.
+ * Reads the part of msgpack that the protocol uses. Anything else is a {@link ProtocolException}.
  */
 final class MsgpackReader {
     private final byte[] bytes;
@@ -175,7 +174,10 @@ final class MsgpackReader {
         throw unexpected("value");
     }
 
-    /** The bytes of the next value, whatever it is: a cursor goes back to the agent as it came. */
+    /**
+     * The bytes of the next value, of any type: a cursor is sent back to the agent without a
+     * change.
+     */
     byte[] raw() throws ProtocolException {
         int from = at;
         value();

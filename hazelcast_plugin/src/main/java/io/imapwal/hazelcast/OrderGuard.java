@@ -18,13 +18,13 @@ import java.util.stream.Collectors;
 /**
  * Gives a change its place among the owners of its partition.
  *
- * <p>A partition's version grows with every change of hands, so of two changes of one key by two
- * owners the one with the greater version is the newer. That holds only for changes made by the
- * owner, and a migration does not wait for an offloaded store: hence version, ownership, version
- * again, and the whole once more by the thread that sends ({@link #holds}), because a change may
- * have waited in the queue meanwhile. What changes hands after that is sent with the older version,
- * which is right: the new owner's changes are newer, and the operation itself is refused by
- * Hazelcast on its way back to memory and repeated on the new owner.
+ * <p>A partition's version grows with every change of its owner, so of two changes of one key by
+ * two owners, the one with the greater version is newer. This is true only for changes by the
+ * owner, and a migration does not wait for an offloaded store. So the guard reads the version, the
+ * ownership, and the version again. The thread that sends does the same ({@link #holds}), because a
+ * change may have waited in the queue. If the partition moves after that, the change is sent with
+ * the older version, which is correct: the changes of the new owner are newer, and Hazelcast
+ * refuses the operation before it changes memory, and repeats it on the new owner.
  */
 final class OrderGuard {
     private static final int TURN_BITS = 32;
@@ -46,8 +46,9 @@ final class OrderGuard {
     }
 
     /**
-     * @throws RetryableHazelcastException when this member does not own the partition undisturbed:
-     *         nothing was appended, Hazelcast repeats the operation
+     * @throws RetryableHazelcastException this member does not own the partition, or it is
+     *                                     migrating: nothing was appended, Hazelcast repeats the
+     *                                     operation
      */
     PartitionStamp take(int partitionId) {
         UUID clusterId = cluster.getClusterId();
@@ -84,7 +85,7 @@ final class OrderGuard {
                 0);
     }
 
-    /** Whether an order was made with the partition's version of now. */
+    /** Whether an order was made with the present version of the partition. */
     boolean isPresentVersion(int partitionId, long order) {
         return partitions.getPartition(partitionId, false).version() == order >>> TURN_BITS;
     }
@@ -108,7 +109,7 @@ final class OrderGuard {
     }
 
     /**
-     * Whether this thread carries out a backup. Backups store nothing, but for {@code setTtl},
+     * Whether this thread carries out a backup. Backups store nothing, except {@code setTtl},
      * whose backup calls the map store once more (5.7.0); its owner has logged it.
      */
     boolean onBackup(int partitionId) {
@@ -151,7 +152,7 @@ final class OrderGuard {
 
     static RetryableHazelcastException moved(int partitionId) {
         return new RetryableHazelcastException("partition " + partitionId
-                + " is changing hands; nothing was appended");
+                + " is moving to another member; nothing was appended");
     }
 
     static RetryableHazelcastException movedMeanwhile(int partitionId) {

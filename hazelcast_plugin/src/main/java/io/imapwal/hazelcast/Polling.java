@@ -3,7 +3,7 @@ package io.imapwal.hazelcast;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
 
-/** Waits for what nothing announces: looks again after pauses that grow from 1 to 50 ms. */
+/** Waits for a condition that has no event: checks it after pauses that grow from 1 to 50 ms. */
 final class Polling {
     private static final long PAUSE_MAX_MS = 50;
 

@@ -97,7 +97,7 @@ final class Pulse {
             try {
                 beat(identity);
             } catch (IOException | RuntimeException e) {
-                // Where the agent has ended, its callers learn it from their own connections.
+                // If the agent has ended, its callers get errors from their own connections.
                 disconnect();
                 if (e instanceof SocketTimeoutException) {
                     hang();
@@ -135,7 +135,7 @@ final class Pulse {
                 break;
             }
         }
-        // Counted in beats, not by the clock: this process may have been stopped meanwhile, not the
+        // Counted in beats, not in time: this process may have been stopped meanwhile, and not the
         // agent.
         silent = wire.pongs() == pongs && answered == before ? silent + 1 : 0;
         if (silent * pauseMs >= settings.agentTimeoutMs()) {

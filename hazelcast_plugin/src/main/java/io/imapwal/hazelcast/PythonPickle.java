@@ -17,11 +17,11 @@ import java.util.Arrays;
  * counterpart in Java.
  *
  * <p>To a member without a map store such a value is bytes. With one, Hazelcast turns it into an
- * object first, for which no serializer is registered; this is that object: the same bytes, never
- * looked into.
+ * object first, for which no serializer is registered; this is that object: the same bytes, which
+ * are never decoded.
  */
 final class PythonPickle {
-    /** As hazelcast-python-client has it: {@code PYTHON_TYPE_PICKLE}. */
+    /** As in hazelcast-python-client: {@code PYTHON_TYPE_PICKLE}. */
     private static final int TYPE_ID = -120;
 
     private final byte[] pickle;

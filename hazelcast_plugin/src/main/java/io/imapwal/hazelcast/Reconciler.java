@@ -20,27 +20,28 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Makes memory say what the log says, for keys whose last change had an unknown outcome.
+ * Makes memory equal to the log, for keys whose last change had an unknown outcome.
  *
- * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a
- * request above its last one is certainly not in the log, so memory is right already. For the rest
- * a {@link SettleProcessor} runs at the owner of the key. After a clear, the partition is compared
- * with the log as a whole. It is tried until it works. The thread lives only while there is
- * something to settle.
+ * <p>First it needs a new welcome: from then on the agent appends nothing more of the old
+ * connection, and a request above its last one is certainly not in the log, so memory is already
+ * correct. For the rest a {@link SettleProcessor} runs at the owner of the key. After a clear, the
+ * partition is compared with the log as a whole. It is retried until it succeeds. The thread runs
+ * only while there is something to settle.
  *
  * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of
- * an absent key without a change to log: whoever finds a key absent asks {@link #inDoubt} first.
+ * an absent key without a change to log: code that finds a key absent must ask {@link #inDoubt}
+ * first.
  */
 final class Reconciler {
     /**
-     * Each caller adds a key at most and then waits for an agent that answers, so many are a sign
-     * of something else.
+     * Each caller adds a key at most and then waits for an agent that answers, so more are a sign
+     * of another problem.
      */
     private static final int MAX_KEYS = 100_000;
     private static final long MAX_PAUSE_MS = 1000;
     /**
-     * Hardly a key needs longer, but one that somebody holds locked: the others go on, and the next
-     * round looks at it again.
+     * A key needs longer only if it is locked: the other keys are settled meanwhile, and the next
+     * round tries this one again.
      */
     private static final long TURN_MS = 200;
 
@@ -66,7 +67,7 @@ final class Reconciler {
     }
 
     /**
-     * @param welcomes    how many welcomes the link had heard then; -1: the log is known to hold it
+     * @param welcomes    how many welcomes the link had then; -1: the change is in the log
      * @param transaction that the change is a part of; or null
      * @param lost        a lost member was to log it
      */
@@ -94,7 +95,7 @@ final class Reconciler {
     }
 
     /**
-     * The log may be newer than memory, and changes no more by itself.
+     * The log may be newer than memory, and no change is under way.
      *
      * @param transaction that changed the key; or null
      */
@@ -127,7 +128,7 @@ final class Reconciler {
         }
     }
 
-    /** A map that was destroyed has no memory to settle; asking for it would bring it back. */
+    /** A map that was destroyed has no memory to settle; asking for it would create it again. */
     synchronized void forget(String map) {
         doubts.keySet().removeIf(key -> key.map.equals(map));
         settledNanos.keySet().removeIf(area -> area.map.equals(map));
@@ -191,7 +192,8 @@ final class Reconciler {
     /**
      * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may
      * be the first attempt of a change that Hazelcast has repeated, because the partition moved. If
-     * the repeated attempt is refused, the caller must not be told that nothing was changed.
+     * the repeated attempt is refused, the caller must not get an error that says that nothing was
+     * changed.
      */
     synchronized boolean isAhead(String map, Data key) {
         Doubt doubt = doubts.get(new Key(map, key, partition(key)));
@@ -329,7 +331,7 @@ final class Reconciler {
                 } catch (TimeoutException e) {
                     why = "map \"" + key.map + "\": a key is locked, or its owner does not answer";
                 } catch (Exception e) {
-                    // One key that cannot be settled does not keep the others waiting.
+                    // The others do not wait for one key that cannot be settled.
                     turns.remove(key);
                     why = Outcomes.reason(e);
                 }
@@ -356,12 +358,12 @@ final class Reconciler {
         }
     }
 
-    /** Begins it; what it returns is done when memory says what the log says. */
+    /** Begins to settle a key. The future is done when memory is equal to the log. */
     private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException,
             InterruptedException {
         shutOut(doubt);
         if (doubt.lost) {
-            // From then on nothing comes into the log that the lost member has sent.
+            // From then on the log gets nothing that the lost member has sent.
             doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
         }
         SessionInfo session = doubt.link.session();
@@ -374,8 +376,8 @@ final class Reconciler {
                     .invokeOnPartition(MapService.SERVICE_NAME, new DoubtOperation(key.map),
                         key.partition);
         }
-        // The agent may have to merge logs first: here, where nobody waits, not on the partition's
-        // thread.
+        // The agent may have to merge logs first: here, where no operation waits, not on the
+        // partition's thread.
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);

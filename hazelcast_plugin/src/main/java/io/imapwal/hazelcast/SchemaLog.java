@@ -16,9 +16,9 @@ import java.util.concurrent.ConcurrentHashMap;
  * The Compact schemas of a cluster, which live in no member's class path: logged before the first
  * entry that needs them, registered again before a load.
  *
- * <p>A schema may hide anywhere inside a value, so values are not searched. What was turned into
- * bytes on this member has its schema in this member's schema service by then; the hot path asks
- * only whether the service's size changed.
+ * <p>A schema may be anywhere inside a value, so values are not searched. If this member has
+ * serialized a value, its schema service has the schema; each append asks only whether the size of
+ * the service changed.
  */
 final class SchemaLog {
     private final MemberSchemaService service;
@@ -39,7 +39,7 @@ final class SchemaLog {
         private int size;
 
         /**
-         * Schemas that the log lacks. The size is read first: a schema that comes in between is
+         * Schemas that the log lacks. The size is read first: a schema that is added meanwhile is
          * found the next time.
          */
         List<Schema> missing() {

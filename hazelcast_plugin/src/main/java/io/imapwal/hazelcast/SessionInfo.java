@@ -18,7 +18,8 @@ import java.util.UUID;
  * @param lastRequest   highest request of this session that is durable
  * @param former        of sessions in earlier views: the last request that counts
  * @param maxValueBytes largest value the agent takes; 0: it did not say
- * @param maxMessageBytes largest message; it disconnects who sends a larger one. 0: it did not say
+ * @param maxMessageBytes largest message; it disconnects a member that sends a larger one. 0: it
+ *                        did not say
  */
 record SessionInfo(UUID clusterId, UUID member, String node, long session, long incarnation,
         long lastRequest, Map<Long, Long> former,

@@ -53,7 +53,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         corrections = comparison.set(recordStore, entries,
                 getNodeEngine().getSerializationService(), getCallerAddress());
         if (comparison.unreadable > 0) {
-            // Reads of these keys then go to the log and fail with the reason. Other keys work.
+            // Reads of these keys then ask the log and fail with the reason. Other keys work.
             state.wholeness().evicted(getPartitionId());
         }
         comparison.compared();

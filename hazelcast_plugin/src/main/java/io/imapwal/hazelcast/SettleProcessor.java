@@ -21,9 +21,9 @@ import java.util.concurrent.TimeUnit;
  * Sets a key to what the log says, on the key's owner, atomically with all other changes of the
  * key: those before it are in the log that it reads, those after it come after.
  *
- * <p>Setting appends the same value once more, with a newer order. That is the price of a public
- * interface that keeps backups, indexes, listeners and near caches right, and it is paid for keys
- * in doubt only.
+ * <p>Setting appends the same value once more, with a newer order. This is the cost of a public
+ * interface that keeps backups, indexes, listeners and near caches correct. Only keys in doubt have
+ * it.
  */
 public final class SettleProcessor
         implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
@@ -108,7 +108,9 @@ public final class SettleProcessor
         return WalSerializerHook.SETTLE;
     }
 
-    /** The same on a backup, which is told the value instead of asking its own agent. */
+    /**
+     * The same on a backup, which gets the value with the operation and does not ask its own agent.
+     */
     public static final class OnBackup
             implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
             IdentifiedDataSerializable {
@@ -135,7 +137,7 @@ public final class SettleProcessor
             if (value == null) {
                 entry.setValue(null);
             } else {
-                // 0 means for ever, to Hazelcast too
+                // 0 means without expiry, in Hazelcast too
                 long ttlMs = expiresAtMs == 0 ? 0
                         : Math.max(1, expiresAtMs - System.currentTimeMillis());
                 ((ExtendedMapEntry<Object, Object>) entry).setValue(

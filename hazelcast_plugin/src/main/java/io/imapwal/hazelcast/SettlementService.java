@@ -111,7 +111,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     /**
-     * Also before the commit of a promotion: Hazelcast lets reads in as soon as the partition table
+     * Also before the commit of a promotion: Hazelcast accepts reads as soon as the partition table
      * names this member.
      */
     boolean isOwner(int partition) {
@@ -123,7 +123,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                 .toList();
     }
 
-    /** Whether this member owns it, and it is not on its way. */
+    /** Whether this member owns it, and it is not migrating. */
     boolean owns(int partition) {
         InternalPartition now = partitions.getPartition(partition, false);
         return now.isLocal() && !now.isMigrating();
@@ -176,7 +176,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         UUID removed = event.getMember().getUuid();
         if (!cluster.isJoined() || cluster.getMember(removed) != null) {
             // It left the former cluster: Hazelcast reports this on another thread, perhaps after
-            // reset(). Within one cluster, a UUID does not come back.
+            // reset(). Within one cluster, a UUID is not used again.
             return;
         }
         departures.add(Set.of(removed));
@@ -336,7 +336,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     /**
-     * Hazelcast's map service is told of the same commit after this one, and then counts the
+     * Hazelcast's map service gets the same commit after this service, and then counts the
      * partition as indexed.
      */
     private void holdLater(int partition) {

@@ -20,8 +20,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.logging.Level;
 
 /**
- * Settles partitions, and tries until it works. Its thread lives while there is something to
- * settle, and for a while after a member has left, because a lost partition may be assigned to
+ * Settles partitions, and retries until all are settled. Its thread runs while there is something
+ * to settle, and for some time after a member has left, because a lost partition may be assigned to
  * this member without an event.
  */
 final class SettlementWorker {
@@ -137,8 +137,8 @@ final class SettlementWorker {
         waiting.sort(Comparator.comparing(state -> !state.isLoaded()));
         for (MapState state : waiting) {
             AgentLink link = plugin.link(state.settings());
-            // An agent that does not answer is asked once in a round: other agents' maps wait for
-            // this.
+            // An agent that does not answer is asked once in a round, because the maps of other
+            // agents wait meanwhile.
             String why = failed.get(link);
             if (why == null && !state.settling().tryLock()) {
                 all = false;
@@ -184,7 +184,7 @@ final class SettlementWorker {
 
     /**
      * The first load of a map, on the caller's thread, so that maps do not wait for each other. The
-     * other members often open it a little later. If it fails, it is retried by this worker.
+     * other members often open it shortly after. If it fails, it is retried by this worker.
      *
      * @param generation in which the map was opened
      */

@@ -111,7 +111,7 @@ final class TransactionCommit {
     void log() {
         try {
             SessionInfo session = link.connect();
-            // What can fail for a key or a value fails before the owners hold the keys back.
+            // An error of a key or a value is found before the owners block the keys.
             List<byte[]> heads = heads(session);
             link.appendWhole(changes(heads, place(session), session));
         } catch (OutcomeUnknown e) {
@@ -150,7 +150,7 @@ final class TransactionCommit {
         Map<Integer, Long> places = new HashMap<>();
         RuntimeException failure = null;
         for (Map.Entry<Integer, Future<Long>> each : asked.entrySet()) {
-            // All of them are waited for: none may give a place after the keys were released.
+            // It waits for all of them: no owner may give a place after the keys were released.
             try {
                 places.put(each.getKey(), result(each.getValue()));
             } catch (ExecutionException | RuntimeException e) {
@@ -203,7 +203,7 @@ final class TransactionCommit {
             return data == null ? WalMapStore.NO_NAME
                     : WalMapStore.className(nodeEngine.toObject(data));
         } catch (RuntimeException | LinkageError e) {
-            // It is only a label, and only other members may have the class.
+            // The class name is only a label, and perhaps only other members have the class.
             return WalMapStore.NO_NAME;
         }
     }
@@ -284,7 +284,8 @@ final class TransactionCommit {
     }
 
     /**
-     * So that what waits for the keys, also the reconciler, need not wait until the locks expire.
+     * Without this, all that waits for the keys, and the reconciler too, would wait until the locks
+     * expire.
      */
     private void unlock(List<Part> some) {
         for (Part part : some) {

@@ -30,8 +30,8 @@ import java.util.concurrent.ConcurrentHashMap;
  * One map's log on one member: a change returns when it is in the log, then Hazelcast changes
  * memory.
  *
- * <p>Keys and values are handed on as Hazelcast {@link Data}, also on the way back: loading needs
- * no class of the user and keeps every byte.
+ * <p>Keys and values are passed as Hazelcast {@link Data} in both directions: loading needs no
+ * class of the user and keeps every byte.
  */
 public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderLifecycleSupport {
     static final byte[] NO_NAME = {};
@@ -186,7 +186,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * The log has deleted all keys of the partition, and memory still has those that were to come.
+     * The log has deleted all keys of the partition, and memory still has those that Hazelcast
+     * would have removed in later steps.
      */
     private void compare(int partition) {
         state.doubt(partition, null);
@@ -293,8 +294,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     /**
      * Whether Hazelcast asks for what {@code getAll} did not find in memory, and not for what a
-     * user's {@code loadAll} wants back after evicting it by hand. It does not say; {@code getAll}
-     * comes on the partition's thread, or with offload through {@code loadMultipleKeys}.
+     * user's {@code loadAll} wants back after evicting it. Hazelcast does not say which; {@code
+     * getAll} calls on the partition's thread, or with offload through {@code loadMultipleKeys}.
      */
     private static boolean forGetAll() {
         return ThreadUtil.isRunningOnPartitionThread() || StackWalker.getInstance()
@@ -355,7 +356,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass,
                 System.currentTimeMillis(),
                 expiresAtMs, partition);
-        // As late as can be: the stamp says who owns the partition when the change is queued.
+        // As late as possible: the stamp says who owns the partition when the change is queued.
         return new Change(map, data, head, plugin.guard().take(partition));
     }
 

@@ -153,7 +153,7 @@ final class WalPlugin {
         return maps.values();
     }
 
-    /** Whether this member is shutting down, and hands its partitions over. */
+    /** Whether this member is shutting down, and its partitions migrate to others. */
     boolean leaving() {
         return leaving;
     }
@@ -238,7 +238,10 @@ final class WalPlugin {
         }
     }
 
-    /** Tells every other member with data, and waits until each was told or cannot be. */
+    /**
+     * Sends an operation to every other member with data, and waits until each has answered or
+     * failed.
+     */
     void tellOthers(Supplier<Operation> what) throws InterruptedException {
         List<Future<?>> told = new ArrayList<>();
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
@@ -251,7 +254,7 @@ final class WalPlugin {
             try {
                 each.get();
             } catch (ExecutionException e) {
-                logger.fine("imap-wal: a member was not told", e);
+                logger.fine("imap-wal: a member was not informed", e);
             }
         }
     }

@@ -30,8 +30,8 @@ import java.util.concurrent.atomic.AtomicLongArray;
  *            the last entries arrived
  * </pre>
  *
- * A partition is not whole until that is proved, and no more once it has left: nothing has to be
- * noticed to be safe.
+ * A partition is whole only after proof, and no longer after it has left: no event is needed for
+ * safety.
  */
 final class Wholeness {
     private final String map;
@@ -60,8 +60,8 @@ final class Wholeness {
         final boolean first;
         volatile String reason = "it is waiting for its turn";
         /**
-         * The gate is there, and every change that began before it has ended: the log has it, or
-         * never will.
+         * Operations wait, and every change that began before has ended: either the log has it, or
+         * it never will.
          */
         volatile boolean quiet;
 
@@ -96,7 +96,8 @@ final class Wholeness {
     }
 
     /**
-     * The partition has to be settled unless it is whole, or will be anyway.
+     * The partition has to be settled, unless it is whole or there is a reason to settle it
+     * already.
      *
      * @return whether that is new
      */
@@ -130,8 +131,8 @@ final class Wholeness {
     }
 
     /**
-     * On the partition's thread: it is being compared with the log, and what was evicted before
-     * comes back. What is evicted from now on does not: Hazelcast evicts also where operations
+     * On the partition's thread: it is being compared with the log, and what was evicted before is
+     * loaded again. What is evicted from now on does not: Hazelcast evicts also where operations
      * wait.
      */
     void refill(int partition) {
@@ -192,8 +193,8 @@ final class Wholeness {
     }
 
     /**
-     * Whether operations have waited so long that they now fail. A large map may be loaded for
-     * long, as long as entries arrive.
+     * Whether operations have waited so long that they now fail. Loading a large map may take any
+     * time, as long as entries arrive.
      */
     boolean overdue(int partition, AgentSettings settings) {
         Unsettled reason = unsettled.get(partition);

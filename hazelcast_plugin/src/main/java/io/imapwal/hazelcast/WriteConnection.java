@@ -145,8 +145,8 @@ final class WriteConnection implements AgentWriter.Channel {
         pausedUntilNanos = System.nanoTime() + pauseNanos;
         if (lastFailure == null
                 || !String.valueOf(lastFailure.getMessage()).equals(cause.getMessage())) {
-            logger.warning("imap-wal: no " + agent.get()
-                    + ", changes are refused until it is there: " + Outcomes.reason(cause));
+            logger.warning("imap-wal: no connection to " + agent.get()
+                    + "; changes are refused until there is one: " + Outcomes.reason(cause));
         }
         lastFailure = cause;
     }
@@ -161,7 +161,7 @@ final class WriteConnection implements AgentWriter.Channel {
         pauseMs = MIN_PAUSE_MS;
         newest = now;
         welcomes++;
-        logger.info("imap-wal: " + agent.get() + " is there: session " + now.session()
+        logger.info("imap-wal: connected to " + agent.get() + ": session " + now.session()
                 + ", incarnation " + now.incarnation());
         return now;
     }

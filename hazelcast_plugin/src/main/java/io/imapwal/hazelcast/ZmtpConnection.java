@@ -18,8 +18,8 @@ import java.util.concurrent.TimeUnit;
  * A DEALER's end of one ZMTP 3.0 connection, enough to talk to one ROUTER, with every wait bounded.
  * With keys the mechanism is CURVE, else NULL.
  *
- * <p>Our own instead of a library: the caller's thread writes and reads the socket itself, so that
- * no thread hand-off and no in-process socket pair lie between a map operation and its log. One
+ * <p>It is not a library: the caller's thread writes and reads the socket itself, so that
+ * a map operation needs no change of threads and no in-process socket pair. One
  * thread may receive while another sends.
  *
  * <pre>
@@ -164,7 +164,8 @@ final class ZmtpConnection implements Closeable {
     }
 
     /**
-     * Asks for a PONG, which ZeroMQ at the other end sends by itself; {@link #receive} counts it.
+     * Asks for a PONG, which ZeroMQ at the other end sends without the agent; {@link #receive}
+     * counts it.
      */
     void ping(long deadlineNanos) throws IOException {
         sendCommand(ascii("\4PING\0\0"), deadlineNanos);
@@ -217,7 +218,7 @@ final class ZmtpConnection implements Closeable {
             try {
                 each.close();
             } catch (IOException e) {
-                // nobody waits for what is still in flight
+                // no thread waits for what is still in flight
             }
         }
     }
@@ -292,7 +293,7 @@ final class ZmtpConnection implements Closeable {
                     + text(answer));
         }
         if (startsWith(answer, ascii("\5ERROR"))) {
-            // ZeroMQ's way to say what the agent's access rules decided.
+            // ZeroMQ says so what the agent's access rules decided.
             throw new AgentError(AgentError.NOT_ALLOWED, (curve == null
                     ? "the agent does not admit the user of this process: see allow_uids in"
                     + " agent.toml"

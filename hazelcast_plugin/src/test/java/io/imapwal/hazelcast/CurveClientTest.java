@@ -426,7 +426,7 @@ class CurveClientTest {
         wrong("belong together", "tcp://10.0.0.5:7701", "", agentKey, "");
         wrong("64 hexadecimal digits", "tcp://10.0.0.5:7701", key, agentKey.substring(1), "");
         wrong("is for tcp:// endpoints", "ipc:///run/a.sock", key, agentKey, "");
-        wrong("whoever is between", "tcp://10.0.0.5:7701", "", "", "");
+        wrong("anyone on the network between", "tcp://10.0.0.5:7701", "", "", "");
         wrong("does not exist", "tcp://10.0.0.5:7701", key + "x", agentKey, "");
         wrong("no token", "ipc:///run/a.sock", "", "", file("short", "t".repeat(31)));
         wrong("no public-key", "tcp://10.0.0.5:7701", file("no.key", "name = \"x\"\n"), agentKey,

@@ -29,7 +29,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 
 /**
- * An agent whose log is a table in memory. It can be stopped and started, and told to misbehave.
+ * An agent whose log is a table in memory. It can be stopped, started, and made to fail.
  * Agents may share a log.
  */
 final class FakeAgent implements Closeable {

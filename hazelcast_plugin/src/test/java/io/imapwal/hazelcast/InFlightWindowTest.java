@@ -39,6 +39,8 @@ class InFlightWindowTest {
 
     private final class Agent implements InFlightWindow.Sender {
         final BlockingQueue<InFlightAppend> sent = new LinkedBlockingQueue<>();
+        /** Those whose leader waits for the answer, so no thread holds the wire. */
+        final BlockingQueue<InFlightAppend> awaited = new LinkedBlockingQueue<>();
         final BlockingQueue<Runnable> answers = new LinkedBlockingQueue<>();
         final List<String> end = new ArrayList<>();
         volatile boolean ready = true;
@@ -62,6 +64,7 @@ class InFlightWindowTest {
 
         @Override
         public void settle(InFlightAppend append, Supplier<List<InFlightAppend>> open) {
+            awaited.add(append);
             try {
                 answers.take().run();
             } catch (InterruptedException e) {
@@ -112,6 +115,15 @@ class InFlightWindowTest {
         }, callers);
     }
 
+    /** The append that a leader has just sent, and now waits for. */
+    private InFlightAppend ledAppend() throws InterruptedException {
+        InFlightAppend append = agent.sent.take();
+        while (agent.awaited.take() != append) {
+            Thread.onSpinWait();
+        }
+        return append;
+    }
+
     private void answer() {
         agent.answers.add(() -> { });
     }
@@ -119,7 +131,7 @@ class InFlightWindowTest {
     /** One append that took that long. The usual time, which was 0, becomes an eighth of it. */
     private void oneAppend(long milliseconds) throws Exception {
         CompletableFuture<PendingAppend> only = call(0);
-        agent.sent.take();
+        ledAppend();
         clock.addAndGet(milliseconds * MILLISECOND);
         answer();
         only.get();
@@ -137,7 +149,7 @@ class InFlightWindowTest {
     @Test
     void aSecondAppendIsSentWhileTheFirstHasNoAnswerAndThenNoThird() throws Exception {
         CompletableFuture<PendingAppend> first = call(0);
-        InFlightAppend oldest = agent.sent.take();
+        InFlightAppend oldest = ledAppend();
         CompletableFuture<PendingAppend> second = call(1);
         InFlightAppend next = agent.sent.take();
         CompletableFuture<PendingAppend> third = call(2);
@@ -156,7 +168,7 @@ class InFlightWindowTest {
     void aSecondAppendIsNotSentInTheFirstHalfOfTheUsualTime() throws Exception {
         oneAppend(80);
         CompletableFuture<PendingAppend> first = call(0);
-        agent.sent.take();
+        ledAppend();
         // The usual time is 10 ms now.
         clock.addAndGet(4 * MILLISECOND);
         reads.clear();
@@ -175,7 +187,7 @@ class InFlightWindowTest {
     @Test
     void aSecondAppendHasAsManyChangesAsTheFirst() throws Exception {
         CompletableFuture<PendingAppend> first = call(0, 1, 2);
-        agent.sent.take();
+        ledAppend();
         CompletableFuture<PendingAppend> second = call(3);
         CompletableFuture<PendingAppend> third = call(4, 5);
         assertEquals(3, agent.sent.take().changes.size());
@@ -190,7 +202,7 @@ class InFlightWindowTest {
     void withoutAReadyConnectionNoSecondAppendIsSent() throws Exception {
         agent.ready = false;
         CompletableFuture<PendingAppend> first = call(0);
-        InFlightAppend oldest = agent.sent.take();
+        InFlightAppend oldest = ledAppend();
         CompletableFuture<PendingAppend> second = call(1);
         answer();
         first.get();
@@ -204,7 +216,7 @@ class InFlightWindowTest {
     @Test
     void anErrorWhileALeaderWaitsEndsEveryAppend() throws Exception {
         CompletableFuture<PendingAppend> first = call(0);
-        agent.sent.take();
+        ledAppend();
         CompletableFuture<PendingAppend> second = call(1);
         agent.sent.take();
         agent.answers.add(() -> {
@@ -236,7 +248,7 @@ class InFlightWindowTest {
     @Test
     void aCloseWithALeaderDisconnectsWhenItIsDone() throws Exception {
         CompletableFuture<PendingAppend> first = call(0);
-        agent.sent.take();
+        ledAppend();
         window.close();
         assertEquals(List.of(), agent.end);
         answer();

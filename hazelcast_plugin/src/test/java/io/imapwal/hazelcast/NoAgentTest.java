@@ -34,8 +34,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
 /**
- * A map whose log cannot be read is never a map that looks healthy and empty, and it comes back by
- * itself.
+ * A map whose log cannot be read never looks like an empty map, and is available again as soon as
+ * its log is.
  */
 class NoAgentTest {
     private final List<HazelcastInstance> started = new ArrayList<>();

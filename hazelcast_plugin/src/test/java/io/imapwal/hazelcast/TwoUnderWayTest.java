@@ -29,8 +29,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /**
- * A second message is sent before the first is answered: what callers hear, and what is in the log,
- * when the first goes wrong.
+ * A second message is sent before the first is answered: what callers get, and what is in the log,
+ * when the first fails.
  */
 class TwoUnderWayTest {
     private static FakeAgent.Log log;
@@ -114,7 +114,7 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void whenTheFirstIsRefusedItsCallerAloneHearsIt() throws Exception {
+    void whenTheFirstIsRefusedOnlyItsCallerGetsTheError() throws Exception {
         int behind = agent.refusedBehind;
         long first = appended("first");
         long second = appended("second");
@@ -181,9 +181,9 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void membersThatComeAndAskForMapsUnderLoadStopNobody() throws Exception {
-        // Greetings are taken from the queue by whoever sends next: nobody may be told to lead who
-        // has gone by then.
+    void callersThatWaitOnlyForAConnectionStopNoOtherUnderLoad() throws Exception {
+        // The thread that sends next takes callers without changes from the queue: a caller that
+        // has left by then must not become the leader.
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         long until = System.nanoTime() + 3_000_000_000L;
         AgentLink link = WalPlugin.of(member).link(AgentSettings.of(map.getName(),
