@@ -23,8 +23,8 @@ import java.util.TreeSet;
  * @param secrets          who this member is
  */
 record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs,
-        int restoreTimeoutMs, boolean readThrough,
-                     int restoreChunk, int settleTimeoutMs, AgentSecrets secrets) {
+        int restoreTimeoutMs, boolean readThrough, int restoreChunk, int settleTimeoutMs,
+        AgentSecrets secrets) {
 
     static final String AGENT = "agent";
     static final String TIMEOUT_MS = "timeout-ms";
@@ -40,8 +40,8 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
 
     private static final Set<String> KNOWN = new TreeSet<>(
             Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS,
-                READ_THROUGH, RESTORE_CHUNK,
-                    SETTLE_TIMEOUT_MS, AGENT_KEY_FILE, AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE));
+                    READ_THROUGH, RESTORE_CHUNK, SETTLE_TIMEOUT_MS, AGENT_KEY_FILE,
+                    AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE));
 
     private static final int NAME_BYTES_MAX = 1024;
 

@@ -54,8 +54,7 @@ final class Change {
     }
 
     static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value, byte[] valueClass,
-            long timestampMs, long expiresAtMs,
-                       int partition) {
+            long timestampMs, long expiresAtMs, int partition) {
         MsgpackWriter to = new MsgpackWriter(64 + map.length + key.length + keyClass.length
                 + valueClass.length
                 + (value == null ? 0 : value.length));

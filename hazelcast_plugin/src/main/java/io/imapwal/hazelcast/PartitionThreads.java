@@ -41,8 +41,8 @@ final class PartitionThreads {
         executor().execute(new Urgent(partition, action));
     }
 
-    private record Urgent(int partition, IntConsumer action) implements PartitionSpecificRunnable,
-            UrgentSystemOperation {
+    private record Urgent(int partition, IntConsumer action)
+            implements PartitionSpecificRunnable, UrgentSystemOperation {
         @Override
         public void run() {
             action.accept(partition);

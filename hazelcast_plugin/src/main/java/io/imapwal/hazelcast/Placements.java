@@ -40,8 +40,7 @@ final class Placements {
      * @param value       in the log; null: a tombstone
      */
     private record Placement(UUID transaction, UUID coordinator, int partition, long order,
-            boolean logged,
-                             Data value) {
+            boolean logged, Data value) {
 
         Placement loggedAs(Data now) {
             return new Placement(transaction, coordinator, partition, order, true, now);

@@ -72,8 +72,7 @@ final class Reconciler {
      * @param lost        a lost member was to log it
      */
     private record Doubt(AgentLink link, long welcomes, long session, long request,
-            UUID transaction,
-                         boolean lost) {
+            UUID transaction, boolean lost) {
     }
 
     /** A processor that was sent to a key for a doubt. */
@@ -359,8 +358,8 @@ final class Reconciler {
     }
 
     /** Begins to settle a key. The future is done when memory is equal to the log. */
-    private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException,
-            InterruptedException {
+    private CompletableFuture<?> settle(Key key, Doubt doubt)
+            throws IOException, InterruptedException {
         shutOut(doubt);
         if (doubt.lost) {
             // From then on the log gets nothing that the lost member has sent.

@@ -22,8 +22,7 @@ import java.util.UUID;
  *                        did not say
  */
 record SessionInfo(UUID clusterId, UUID member, String node, long session, long incarnation,
-        long lastRequest, Map<Long, Long> former,
-               long maxValueBytes, long maxMessageBytes) {
+        long lastRequest, Map<Long, Long> former, long maxValueBytes, long maxMessageBytes) {
 
     static SessionInfo of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");

@@ -320,8 +320,8 @@ final class SettlementWorker {
         return ready;
     }
 
-    private List<Map<Integer, Wholeness.Unsettled>> groups(MapState state, Map<Integer,
-            Wholeness.Unsettled> partitions) {
+    private List<Map<Integer, Wholeness.Unsettled>> groups(MapState state,
+            Map<Integer, Wholeness.Unsettled> partitions) {
         List<Map<Integer, Wholeness.Unsettled>> groups = new ArrayList<>();
         Map<Integer, Wholeness.Unsettled> group = new HashMap<>();
         long keys = 0;

@@ -58,8 +58,7 @@ final class TransactionCommit {
      * @param version of the entry in memory when it was locked
      */
     private record Part(MapTransactionLogRecord record, String map, Data key, Data value,
-            long ttlMs,
-                        long thread, long version, int partition) {
+            long ttlMs, long thread, long version, int partition) {
     }
 
     TransactionCommit(WalPlugin plugin, UUID transaction, UUID lockOwner,

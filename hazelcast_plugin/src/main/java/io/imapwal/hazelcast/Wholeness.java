@@ -202,11 +202,11 @@ final class Wholeness {
             return false;
         }
         long waited = System.nanoTime() - reason.sinceNanos;
-        return reason.first
-                ? Math.min(waited,
-                    System.nanoTime() - progressNanos) > TimeUnit.MILLISECONDS.toNanos(
-                    settings.restoreTimeoutMs())
-                : waited > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
+        if (!reason.first) {
+            return waited > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
+        }
+        long idle = Math.min(waited, System.nanoTime() - progressNanos);
+        return idle > TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs());
     }
 
     /**
