@@ -44,7 +44,8 @@ public final class TestMember {
             try {
                 answer(out, answerTo(member, question));
             } catch (Exception e) {
-                out.println("! " + e.getClass().getName() + ": " + String.valueOf(e.getMessage()).replace('\n', ' '));
+                out.println("! " + e.getClass().getName() + ": "
+                        + String.valueOf(e.getMessage()).replace('\n', ' '));
                 out.flush();
             }
             if (question[0].equals("leave")) {
@@ -59,13 +60,16 @@ public final class TestMember {
         out.flush();
     }
 
-    private static JsonValue answerTo(HazelcastInstance member, String[] question) throws Exception {
+    private static JsonValue answerTo(HazelcastInstance member, String[] question)
+            throws Exception {
         return switch (question[0]) {
             case "members" -> Json.value(member.getCluster().getMembers().size());
             case "safe" -> Json.value(member.getPartitionService().isClusterSafe());
             case "owned" -> Json.value(member.getPartitionService().getPartitions().stream()
-                    .filter(each -> each.getOwner() != null && each.getOwner().localMember()).count());
-            case "owned-entries" -> Json.value(member.getMap(question[1]).getLocalMapStats().getOwnedEntryCount());
+                    .filter(each -> each.getOwner() != null && each.getOwner().localMember())
+                    .count());
+            case "owned-entries" -> Json.value(
+                    member.getMap(question[1]).getLocalMapStats().getOwnedEntryCount());
             case "placed" -> Json.value(placed(member));
             case "leave" -> {
                 member.shutdown();
@@ -108,7 +112,8 @@ public final class TestMember {
         computed.computeIfAbsent("absent", new Eight());
         computed.set("present", 1L);
         computed.computeIfPresent("present", new Increment());
-        computed.computeIfPresent("never", (key, value) -> value + one);  // (sent as a class, Hazelcast 5.7 calls it with null)
+        // (sent as a class, Hazelcast 5.7 calls it with null)
+        computed.computeIfPresent("never", (key, value) -> value + one);
         computed.merge("merged", 5L, Long::sum);
         computed.merge("merged", 6L, Long::sum);
 
@@ -160,7 +165,8 @@ public final class TestMember {
         JsonObject seen = Json.object();
         for (String key : new TreeMap<>(objects).keySet()) {
             Object value = objects.get(key);
-            seen.add(key, value instanceof byte[] bytes ? java.util.Arrays.toString(bytes) : value.getClass().getSimpleName() + " " + value);
+            seen.add(key, value instanceof byte[] bytes ? java.util.Arrays.toString(bytes)
+                    : value.getClass().getSimpleName() + " " + value);
         }
         all.add("objects", seen);
         IMap<Object, String> keyed = member.getMap("java-keys");
@@ -184,7 +190,8 @@ public final class TestMember {
         return object;
     }
 
-    // ---- classes that are on the members, and on no client in Python but as factory and class id ----
+    // ---- classes that are on the members, and on no client in Python but as factory and class id
+    // ----
 
     public static final class Increment implements BiFunction<String, Long, Long>, Serializable {
         @Override
@@ -288,7 +295,8 @@ public final class TestMember {
 
         @Override
         public boolean equals(Object other) {
-            return other instanceof Parcel parcel && parcel.name.equals(name) && parcel.number == number;
+            return other instanceof Parcel parcel && parcel.name.equals(name)
+                    && parcel.number == number;
         }
 
         @Override
@@ -303,7 +311,8 @@ public final class TestMember {
     }
 
     /** Adds to a number, or begins one. */
-    public static final class Add<K> implements EntryProcessor<K, Long, Long>, IdentifiedDataSerializable {
+    public static final class Add<K> implements EntryProcessor<K, Long, Long>,
+            IdentifiedDataSerializable {
         private long amount;
 
         public Add() {
@@ -341,7 +350,8 @@ public final class TestMember {
         }
     }
 
-    public static final class Remove<K, V> implements EntryProcessor<K, V, Object>, IdentifiedDataSerializable {
+    public static final class Remove<K, V> implements EntryProcessor<K, V, Object>,
+            IdentifiedDataSerializable {
         @Override
         public Object process(Map.Entry<K, V> entry) {
             entry.setValue(null);

@@ -10,8 +10,9 @@ import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
- * One greeted connection to an agent: hello said, welcome heard. One thread may send the next request while another waits for the oldest answer;
- * {@link #ask} is for a connection with nothing unanswered.
+ * One connection to an agent, after hello and welcome. One thread may send the next
+ * request while another waits for the oldest answer; {@link #ask} is for a connection on which each
+ * request has its answer.
  */
 final class AgentConnection implements Closeable {
     static final int PROTOCOL = 1;
@@ -22,7 +23,7 @@ final class AgentConnection implements Closeable {
     private final ZmtpConnection wire;
     private final Pulse pulse;
     private final MsgpackWriter header = new MsgpackWriter(64);
-    private Welcome welcome;
+    private SessionInfo session;
     private long number;
 
     private AgentConnection(ZmtpConnection wire, Pulse pulse) {
@@ -30,8 +31,12 @@ final class AgentConnection implements Closeable {
         this.pulse = pulse;
     }
 
-    /** Who says hello. It is always the same for one endpoint, except for the UUIDs of member and cluster, which a merge changes. */
-    record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount, KnownView view, Pulse pulse) {
+    /**
+     * Who says hello. It is always the same for one endpoint, except for the UUIDs of member and
+     * cluster, which a merge changes.
+     */
+    record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount,
+            KnownView view, Pulse pulse) {
     }
 
     /** An answer: its header, from where it was read last, its payload, and the bytes of that. */
@@ -39,20 +44,25 @@ final class AgentConnection implements Closeable {
         /** The answer that is a message of these frames. */
         static Answer of(List<byte[]> frames) throws ProtocolException {
             if (frames.size() != 1) {
-                throw new ProtocolException("the agent's answer has " + frames.size() + " frames instead of 1; use plug-in and agent of one release");
+                throw new ProtocolException("the agent's answer has " + frames.size()
+                        + " frames instead of 1; use plug-in and agent of one release");
             }
             byte[] frame = frames.get(0);
-            long size = frame.length < HEADER_SIZE_BYTES ? -1 : Integer.toUnsignedLong(ByteBuffer.wrap(frame).getInt());
+            long size = frame.length < HEADER_SIZE_BYTES ? -1
+                    : Integer.toUnsignedLong(ByteBuffer.wrap(frame).getInt());
             if (size < 0 || size > frame.length - HEADER_SIZE_BYTES) {
-                throw new ProtocolException("the agent's answer of " + frame.length + " bytes is shorter than its header");
+                throw new ProtocolException("the agent's answer of " + frame.length
+                        + " bytes is shorter than its header");
             }
             int end = HEADER_SIZE_BYTES + (int) size;
             int rest = frame.length - end;
-            return new Answer(new MsgpackReader(frame, HEADER_SIZE_BYTES, (int) size), new MsgpackReader(frame, end, rest), rest);
+            return new Answer(new MsgpackReader(frame, HEADER_SIZE_BYTES, (int) size),
+                    new MsgpackReader(frame, end, rest), rest);
         }
     }
 
-    static AgentConnection open(AgentSettings settings, Identity identity, String purpose) throws IOException {
+    static AgentConnection open(AgentSettings settings, Identity identity, String purpose)
+            throws IOException {
         UUID clusterId = identity.cluster.clusterId();
         UUID member = identity.cluster.member();
         if (clusterId == null) {
@@ -63,9 +73,12 @@ final class AgentConnection implements Closeable {
             throw new AgentError(AgentError.VOID, barred);
         }
         identity.pulse.check();
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
+        long deadline = System.nanoTime()
+                + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
         String token = settings.secrets().token();
-        AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), settings.secrets(), deadline), identity.pulse);
+        AgentConnection connection = new AgentConnection(
+                ZmtpConnection.open(settings.agent(), settings.secrets(), deadline),
+                identity.pulse);
         try {
             identity.pulse.add(connection);
             hello(connection.start("hello", 1), identity, clusterId, member, purpose, token);
@@ -73,8 +86,8 @@ final class AgentConnection implements Closeable {
             if (!(answer instanceof Map<?, ?> map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
-            connection.welcome = Welcome.of(clusterId, member, map);
-            identity.view.learn(clusterId, member, connection.welcome.incarnation());
+            connection.session = SessionInfo.of(clusterId, member, map);
+            identity.view.learn(clusterId, member, connection.session.incarnation());
             identity.pulse.start(identity);
             return connection;
         } catch (IOException | RuntimeException e) {
@@ -84,7 +97,8 @@ final class AgentConnection implements Closeable {
     }
 
     /** What a hello says, after its kind and number. */
-    static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member, String purpose, String token) {
+    static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member,
+            String purpose, String token) {
         hello.map(token.isEmpty() ? 8 : 9);
         hello.string("protocol").integer(PROTOCOL);
         hello.string("cluster_id").string(clusterId.toString());
@@ -103,40 +117,54 @@ final class AgentConnection implements Closeable {
      * Which cluster may write.
      *
      * @param incarnation its newest view
-     * @param alive       whether members of that view may be alive; older agents do not tell
+     * @param alive       whether members of that view may be alive; older agents do not say
      */
     record Claim(String clusterId, long incarnation, boolean alive) {
     }
 
-    /** The newest claim that the agent knows; null: it does not say. Sent without a hello, as that may be refused. */
+    /**
+     * The newest claim that the agent knows; null: it does not say. Sent without a hello, as that
+     * may be refused.
+     */
     static Claim claim(AgentSettings settings) throws IOException {
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
-        try (AgentConnection connection = new AgentConnection(ZmtpConnection.open(settings.agent(), settings.secrets(), deadline), null)) {
+        long deadline = System.nanoTime()
+                + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
+        try (AgentConnection connection = new AgentConnection(
+                ZmtpConnection.open(settings.agent(), settings.secrets(), deadline), null)) {
             connection.start("stat", 0);
             Object stat = connection.ask("stat", NO_PAYLOAD, 0, deadline).header.value();
             if (stat instanceof Map<?, ?> map && map.get("claim") instanceof Map<?, ?> claim
-                    && claim.get("cluster_id") instanceof String clusterId && claim.get("incarnation") instanceof Long incarnation) {
+                    && claim.get("cluster_id") instanceof String clusterId
+                    && claim.get("incarnation") instanceof Long incarnation) {
                 return new Claim(clusterId, incarnation, !Boolean.FALSE.equals(claim.get("alive")));
             }
             return null;
         }
     }
 
-    Welcome welcome() {
-        return welcome;
+    SessionInfo session() {
+        return session;
     }
 
-    /** Whether its welcome was for the present UUIDs of member and cluster, in the newest view that is known. */
+    /**
+     * Whether its welcome was for the present UUIDs of member and cluster, in the newest view that
+     * is known.
+     */
     boolean current(Identity identity) {
-        return welcome.clusterId().equals(identity.cluster.clusterId()) && welcome.member().equals(identity.cluster.member())
-                && welcome.incarnation() >= identity.view.of(welcome.clusterId(), welcome.member());
+        return session.clusterId().equals(identity.cluster.clusterId())
+                && session.member().equals(identity.cluster.member())
+                && session.incarnation() >= identity.view.of(session.clusterId(), session.member());
     }
 
-    /** Asks for a view of this cluster without the lost members. @return its number, or that of a later one */
+    /**
+     * Asks for a view of this cluster without the lost members.
+     *
+     * @return its number, or that of a later one
+     */
     long view(Set<UUID> members, Set<UUID> lost, long deadline) throws IOException {
         MsgpackWriter request = start("view", 1).map(4);
-        request.string("cluster_id").string(welcome.clusterId().toString());
-        request.string("member_uuid").string(welcome.member().toString());
+        request.string("cluster_id").string(session.clusterId().toString());
+        request.string("member_uuid").string(session.member().toString());
         uuids(request.string("members"), members);
         uuids(request.string("lost"), lost);
         return ask("view", NO_PAYLOAD, 0, deadline).header.integer();
@@ -160,10 +188,12 @@ final class AgentConnection implements Closeable {
     /**
      * Sends the request begun with {@link #start} and waits for its answer.
      *
-     * @throws AgentError when the agent answers {@code error}; the connection is still in step then
+     * @throws AgentError when the agent answers {@code error}; the connection can still be used
+     *                    then
      * @throws IOException when anything else went wrong; the connection must be closed then
      */
-    Answer ask(String wantedKind, byte[] payload, int payloadSize, long deadlineNanos) throws IOException {
+    Answer ask(String wantedKind, byte[] payload, int payloadSize, long deadlineNanos)
+            throws IOException {
         send(payload, payloadSize, deadlineNanos);
         return answer(wantedKind, number, deadlineNanos);
     }
@@ -179,7 +209,8 @@ final class AgentConnection implements Closeable {
 
     private void send(byte[] payload, int payloadSize, long deadlineNanos) throws IOException {
         try {
-            wire.send(new byte[][] {header.array(), payload}, new int[] {header.length(), payloadSize}, deadlineNanos);
+            wire.send(new byte[][] {header.array(), payload},
+                    new int[] {header.length(), payloadSize}, deadlineNanos);
         } catch (IOException | RuntimeException e) {
             throw broken(e);
         }
@@ -190,7 +221,10 @@ final class AgentConnection implements Closeable {
         return number;
     }
 
-    /** The second half of {@link #ask}: the answer to the request of that number, which must be the oldest without one. Another thread may send meanwhile. */
+    /**
+     * The second half of {@link #ask}: the answer to the request of that number, which must be the
+     * oldest without one. Another thread may send meanwhile.
+     */
     Answer answer(String wantedKind, long wantedNumber, long deadlineNanos) throws IOException {
         List<byte[]> frames;
         try {
@@ -204,13 +238,15 @@ final class AgentConnection implements Closeable {
         String kind = fields < 2 ? "" : answer.string();
         long answered = fields < 2 ? -1 : answer.integer();
         if (answered != wantedNumber) {
-            throw new ProtocolException("the agent answered request " + answered + " instead of " + wantedNumber);
+            throw new ProtocolException("the agent answered request " + answered + " instead of "
+                    + wantedNumber);
         }
         if (kind.equals("error")) {
             throw new AgentError(answer.string(), answer.string());
         }
         if (!kind.equals(wantedKind)) {
-            throw new ProtocolException("the agent answered \"" + kind + "\" instead of \"" + wantedKind + "\"");
+            throw new ProtocolException("the agent answered \"" + kind + "\" instead of \""
+                    + wantedKind + "\"");
         }
         return whole;
     }

@@ -10,20 +10,28 @@ import java.net.UnknownHostException;
 import java.nio.channels.SocketChannel;
 import java.nio.file.InvalidPathException;
 
-/** Where an agent listens, {@code ipc:///path} or {@code tcp://host:port}; resolved again at each connect. */
+/**
+ * Where an agent listens, {@code ipc:///path} or {@code tcp://host:port}; resolved again at each
+ * connect.
+ */
 record AgentEndpoint(String text, String path, String host, int port) {
 
-    /** @throws IllegalArgumentException when the text is neither form; its message says what is wrong, without naming the property */
+    /**
+     * @throws IllegalArgumentException when the text is neither form; its message says what is
+     *         wrong, without naming the property
+     */
     static AgentEndpoint parse(String text) {
         if (text.startsWith("ipc://")) {
             String path = text.substring("ipc://".length());
             if (!path.startsWith("/")) {
-                throw new IllegalArgumentException("\"" + text + "\" needs an absolute path: ipc:///path/to/socket");
+                throw new IllegalArgumentException("\"" + text
+                        + "\" needs an absolute path: ipc:///path/to/socket");
             }
             try {
                 UnixDomainSocketAddress.of(path);
             } catch (InvalidPathException e) {
-                throw new IllegalArgumentException("\"" + text + "\" is not a path: " + e.getMessage());
+                throw new IllegalArgumentException("\"" + text + "\" is not a path: "
+                        + e.getMessage());
             }
             return new AgentEndpoint(text, path, null, 0);
         }
@@ -45,12 +53,14 @@ record AgentEndpoint(String text, String path, String host, int port) {
                 }
             }
         }
-        throw new IllegalArgumentException("\"" + text + "\" is neither ipc:///path/to/socket nor tcp://host:port");
+        throw new IllegalArgumentException("\"" + text
+                + "\" is neither ipc:///path/to/socket nor tcp://host:port");
     }
 
-    /** Whether only this machine can be reached there, as far as the text says. */
+    /** Whether the text names an endpoint that only this machine can reach. */
     boolean isLocal() {
-        return path != null || host.equals("localhost") || host.startsWith("127.") || host.equals("::1");
+        return path != null || host.equals("localhost") || host.startsWith("127.")
+                || host.equals("::1");
     }
 
     SocketChannel open() throws IOException {

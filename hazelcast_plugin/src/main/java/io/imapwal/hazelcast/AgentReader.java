@@ -16,9 +16,10 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * Reads from an agent over a connection of its own, so that no write waits for a read. Any number of threads take turns.
- * A read that fails on a connection that was idle is tried once more on a new one: reading twice does no harm.
- * Waiting for one's turn ends after the read's own timeout: another's read may take as long as a merge of all logs.
+ * Reads from an agent over a connection of its own, so that no write waits for a read. Any number
+ * of threads take turns. A read that fails on a connection that was idle is tried once more on a
+ * new one: reading twice is harmless. A thread waits for its turn no longer than the timeout of its
+ * read: the read of another thread may take as long as a merge of all logs.
  */
 final class AgentReader implements Closeable {
     private static final int PART_BYTES = 8 << 20;
@@ -34,7 +35,7 @@ final class AgentReader implements Closeable {
     private final MsgpackWriter payload = new MsgpackWriter(4096);
     private volatile AgentConnection connection;
     private volatile boolean closed;
-    /** Keys in the next load; a hint, so races on it do no harm. */
+    /** Keys in the next load; a hint, so races on it are harmless. */
     private volatile int loadSize = FIRST_PART_KEYS;
 
     AgentReader(AgentSettings settings, AgentConnection.Identity identity) {
@@ -104,7 +105,8 @@ final class AgentReader implements Closeable {
             MsgpackWriter header = agent.start("keys", 3).string(map);
             cursor(header, cursor);
             header.integer(limit);
-            AgentConnection.Answer answer = agent.ask("keys", payload.clear(), deadline(settings.restoreTimeoutMs()));
+            AgentConnection.Answer answer =
+                    agent.ask("keys", payload.clear(), deadline(settings.restoreTimeoutMs()));
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
             long total = answer.header().integer();
@@ -112,13 +114,15 @@ final class AgentReader implements Closeable {
         });
     }
 
-    private Page entriesPage(String map, byte[] cursor, int limit, Set<Integer> partitions) throws IOException {
+    private Page entriesPage(String map, byte[] cursor, int limit, Set<Integer> partitions)
+            throws IOException {
         return inTurn(settings.restoreTimeoutMs(), agent -> {
             MsgpackWriter header = agent.start("list", 4).string(map);
             cursor(header, cursor);
             header.integer(limit).array(partitions.size());
             partitions.forEach(header::integer);
-            AgentConnection.Answer answer = agent.ask("list", payload.clear(), deadline(settings.restoreTimeoutMs()));
+            AgentConnection.Answer answer =
+                    agent.ask("list", payload.clear(), deadline(settings.restoreTimeoutMs()));
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
             long total = answer.header().integer();
@@ -167,22 +171,28 @@ final class AgentReader implements Closeable {
     }
 
     /**
-     * The same in parts of bounded size: values may be of 100 bytes or of megabytes, so the number of keys in a request
-     * follows the size of the last answer, and the agent may answer for the first of them only.
+     * The same in parts of bounded size: values may be of 100 bytes or of megabytes, so the number
+     * of keys in a request follows the size of the last answer, and the agent may answer for the
+     * first of them only.
      */
-    void loadParts(String map, List<Data> keys, int timeoutMs, Entries consumer) throws IOException {
+    void loadParts(String map, List<Data> keys, int timeoutMs, Entries consumer)
+            throws IOException {
         int from = 0;
         while (from < keys.size()) {
             List<Data> some = keys.subList(from, from + fitting(keys, from));
             Part part = loadPart(map, some, timeoutMs);
             from += part.taken;
-            int fitting = (int) Math.min(PART_KEYS, (long) PART_BYTES * part.taken / Math.max(1, part.bytes));
+            int fitting = (int) Math.min(PART_KEYS,
+                    (long) PART_BYTES * part.taken / Math.max(1, part.bytes));
             loadSize = Math.max(1, Math.min(fitting, loadSize * 4));
             consumer.accept(part.entries);
         }
     }
 
-    /** How many keys from this one on are sent in a request: bounded by number and by size, at least one. */
+    /**
+     * How many keys from this one on are sent in a request: bounded by number and by size, at least
+     * one.
+     */
     private int fitting(List<Data> keys, int from) {
         int most = Math.min(keys.size() - from, loadSize);
         long bytes = 0;
@@ -204,7 +214,8 @@ final class AgentReader implements Closeable {
             long count = answer.header().integer();
             long taken = answer.header().hasMore() ? answer.header().integer() : keys.size();
             if (taken < 1 || taken > keys.size()) {
-                throw new ProtocolException("an answer for " + taken + " of " + keys.size() + " keys");
+                throw new ProtocolException("an answer for " + taken + " of " + keys.size()
+                        + " keys");
             }
             return new Part(entries(answer.payload(), count), (int) taken, answer.payloadBytes());
         });
@@ -213,7 +224,7 @@ final class AgentReader implements Closeable {
     /**
      * What the agent answers about some maps.
      *
-     * @param known  those that have anything in the log
+     * @param known  those with entries in the log
      * @param wrong  names that no map can have, each with the reason
      */
     record Maps(Set<String> known, Map<String, String> wrong) {
@@ -234,7 +245,8 @@ final class AgentReader implements Closeable {
         return inTurn(settings.restoreTimeoutMs(), agent -> {
             MsgpackWriter header = agent.start("maps", 1).array(maps.size());
             maps.forEach(header::string);
-            MsgpackReader answer = agent.ask("maps", payload.clear(), deadline(settings.restoreTimeoutMs())).header();
+            MsgpackReader answer = agent.ask("maps", payload.clear(),
+                    deadline(settings.restoreTimeoutMs())).header();
             Set<String> known = new HashSet<>();
             for (int left = answer.array(); left > 0; left--) {
                 known.add(answer.string());
@@ -253,22 +265,29 @@ final class AgentReader implements Closeable {
         do {
             after = someSchemas(after, schemas);
         } while (after != null);
-        // Registering asks the other members: not while others wait for their turn.
+        // Registering asks the other members, so it is not done while other threads wait for their
+        // turn.
         for (Object[] schema : schemas) {
             consumer.accept((Long) schema[0], (byte[]) schema[1]);
         }
     }
 
-    /** Adds schemas with ids above {@code after}. @return the last of these ids; null: there are no more */
+    /**
+     * Adds schemas with ids above {@code after}.
+     *
+     * @return the last of these ids; null: there are no more
+     */
     private Long someSchemas(Long after, List<Object[]> found) throws IOException {
         return inTurn(settings.restoreTimeoutMs(), agent -> {
             MsgpackWriter header = agent.start("schemas", after == null ? 0 : 1);
             if (after != null) {
                 header.integer(after);
             }
-            AgentConnection.Answer answer = agent.ask("schemas", payload.clear(), deadline(settings.restoreTimeoutMs()));
+            AgentConnection.Answer answer =
+                    agent.ask("schemas", payload.clear(), deadline(settings.restoreTimeoutMs()));
             long count = answer.header().integer();
-            Long last = answer.header().hasMore() && !answer.header().nil() ? Long.valueOf(answer.header().integer()) : null;
+            Long last = answer.header().hasMore() && !answer.header().nil()
+                    ? Long.valueOf(answer.header().integer()) : null;
             MsgpackReader stream = answer.payload();
             for (long i = 0; i < count; i++) {
                 if (stream.array() != 2) {
@@ -303,7 +322,8 @@ final class AgentReader implements Closeable {
                 try {
                     mine = turn.tryLock(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
                     if (!mine) {
-                        throw new java.net.SocketTimeoutException("another read is not done in time");
+                        throw new java.net.SocketTimeoutException(
+                                "another read is not done in time");
                     }
                 } catch (InterruptedException e) {
                     interrupted = true;
@@ -331,7 +351,8 @@ final class AgentReader implements Closeable {
                     throw e;
                 } catch (IOException e) {
                     disconnect();
-                    if (fresh || closed || e instanceof ProtocolException || e instanceof java.net.SocketTimeoutException) {
+                    if (fresh || closed || e instanceof ProtocolException
+                            || e instanceof java.net.SocketTimeoutException) {
                         throw e;
                     }
                 } catch (RuntimeException e) {

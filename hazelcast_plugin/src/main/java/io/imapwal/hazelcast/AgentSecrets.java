@@ -6,8 +6,8 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * Files that say to an agent who this member is. They are read for each connection: a key or a token can be replaced without a
- * restart.
+ * Files that say to an agent who this member is. They are read for each connection: a key or a
+ * token can be replaced without a restart.
  *
  * @param keyFile   this member's key, as {@code imap-wal keys new} makes it; "" without one
  * @param agentKey  the agent's public key; empty without one
@@ -50,7 +50,9 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
             }
         }
         if (publicKey == null || secretKey == null) {
-            throw new IOException(keyFile + " has no public-key and secret-key of 64 hexadecimal digits; imap-wal keys new makes such a file");
+            throw new IOException(keyFile
+                    + " has no public-key and secret-key of 64 hexadecimal digits; imap-wal keys"
+                    + " new makes such a file");
         }
         return new Own(publicKey, secretKey);
     }
@@ -62,7 +64,9 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
         }
         String token = SecretFile.read(tokenFile).strip();
         if (!TOKEN.matcher(token).matches()) {
-            throw new IOException(tokenFile + " has no token of 32 to 200 visible ASCII characters; imap-wal keys token makes one");
+            throw new IOException(tokenFile
+                    + " has no token of 32 to 200 visible ASCII characters; imap-wal keys token"
+                    + " makes one");
         }
         return token;
     }

@@ -7,21 +7,24 @@ import java.util.Set;
 import java.util.TreeSet;
 
 /**
- * What a map's {@code map-store} properties say. An unknown or malformed property is refused with the property's and the
- * map's name: a misspelt one must not quietly mean its default.
+ * What a map's {@code map-store} properties say. An unknown or malformed property is refused with
+ * the property's and the map's name: a misspelt one must not mean its default without a warning.
  *
  * @param agent            where the agent listens
  * @param timeoutMs        longest wait for the acknowledgement of one append
- * @param agentTimeoutMs   an agent that sends nothing for this time, not even an answer to a PING, counts as hung
+ * @param agentTimeoutMs   an agent that sends nothing for this time, not even an answer to a PING,
+ *                         counts as hung
  * @param connectTimeoutMs longest wait for a connection and its hello
  * @param restoreTimeoutMs longest wait for one answer of the agent while it merges logs
- * @param readThrough      ask the agent for keys that are not in memory, also where the map has no eviction
+ * @param readThrough      ask the agent for keys that are not in memory, also where the map has no
+ *                         eviction
  * @param restoreChunk     entries fetched with one request while restoring
  * @param settleTimeoutMs  how long operations wait for a partition to be settled, before they fail
  * @param secrets          who this member is
  */
-record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs, int restoreTimeoutMs, boolean readThrough,
-                     int restoreChunk, int settleTimeoutMs, AgentSecrets secrets) {
+record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs,
+        int restoreTimeoutMs, boolean readThrough, int restoreChunk, int settleTimeoutMs,
+        AgentSecrets secrets) {
 
     static final String AGENT = "agent";
     static final String TIMEOUT_MS = "timeout-ms";
@@ -36,31 +39,36 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     static final String CLUSTER_TOKEN_FILE = "cluster-token-file";
 
     private static final Set<String> KNOWN = new TreeSet<>(
-            Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS, READ_THROUGH, RESTORE_CHUNK,
-                    SETTLE_TIMEOUT_MS, AGENT_KEY_FILE, AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE));
+            Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS,
+                    READ_THROUGH, RESTORE_CHUNK, SETTLE_TIMEOUT_MS, AGENT_KEY_FILE,
+                    AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE));
 
     private static final int NAME_BYTES_MAX = 1024;
 
     /** @throws IllegalArgumentException naming the property and the map */
     static AgentSettings of(String map, Properties properties) {
         if (!StandardCharsets.UTF_8.newEncoder().canEncode(map)) {
-            throw new IllegalArgumentException("the name of map \"" + map + "\" has half of a surrogate pair, which the log could not"
+            throw new IllegalArgumentException("the name of map \"" + map
+                    + "\" has half of a surrogate pair, which the log could not"
                     + " tell from another one; choose another name");
         }
         int bytes = map.getBytes(StandardCharsets.UTF_8).length;
         if (bytes > NAME_BYTES_MAX) {
-            throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes + " bytes of UTF-8, at most "
+            throw new IllegalArgumentException("the name of map \"" + map + "\" takes " + bytes
+                    + " bytes of UTF-8, at most "
                     + NAME_BYTES_MAX + " are possible; shorten it");
         }
         for (String name : properties.stringPropertyNames()) {
             if (!KNOWN.contains(name)) {
-                throw new IllegalArgumentException(where(name, map) + " is unknown; known are " + String.join(", ", KNOWN));
+                throw new IllegalArgumentException(where(name, map) + " is unknown; known are "
+                        + String.join(", ", KNOWN));
             }
         }
         String agent = properties.getProperty(AGENT);
         if (agent == null || agent.isBlank()) {
             throw new IllegalArgumentException(where(AGENT, map)
-                    + " is missing: it says where the agent beside this member listens, ipc:///path/to/socket or tcp://host:port");
+                    + " is missing: it says where the agent beside this member listens,"
+                    + " ipc:///path/to/socket or tcp://host:port");
         }
         AgentEndpoint endpoint;
         try {
@@ -83,33 +91,40 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         String keyFile = properties.getProperty(AGENT_KEY_FILE, "").strip();
         String agentKey = properties.getProperty(AGENT_PUBLIC_KEY, "").strip();
         if (keyFile.isEmpty() != agentKey.isEmpty()) {
-            throw new IllegalArgumentException(where(AGENT_KEY_FILE, map) + " and " + AGENT_PUBLIC_KEY
+            throw new IllegalArgumentException(where(AGENT_KEY_FILE, map) + " and "
+                    + AGENT_PUBLIC_KEY
                     + " belong together: this member's own key, and the public key of the agent");
         }
         if (!keyFile.isEmpty() && endpoint.path() != null) {
-            throw new IllegalArgumentException(where(AGENT_KEY_FILE, map) + " is for tcp:// endpoints; at " + endpoint
+            throw new IllegalArgumentException(where(AGENT_KEY_FILE, map)
+                    + " is for tcp:// endpoints; at " + endpoint
                     + " the agent asks the kernel for the user of this process");
         }
         if (keyFile.isEmpty() && !endpoint.isLocal()) {
-            throw new IllegalArgumentException(where(AGENT, map) + ": without keys, whoever is between this member and " + endpoint
-                    + " could read and change its maps; set " + AGENT_KEY_FILE + " and " + AGENT_PUBLIC_KEY + " (imap-wal keys new)");
+            throw new IllegalArgumentException(where(AGENT, map)
+                    + ": without keys, anyone on the network between this member and " + endpoint
+                    + " could read and change its maps; set " + AGENT_KEY_FILE + " and "
+                    + AGENT_PUBLIC_KEY + " (imap-wal keys new)");
         }
         byte[] key = AgentSecrets.key(agentKey);
         if (!agentKey.isEmpty() && key == null) {
             throw new IllegalArgumentException(where(AGENT_PUBLIC_KEY, map)
-                    + " takes the 64 hexadecimal digits that imap-wal keys show prints for the agent's key");
+                    + " takes the 64 hexadecimal digits that imap-wal keys show prints for the"
+                    + " agent's key");
         }
         AgentSecrets secrets = new AgentSecrets(keyFile, key == null ? new byte[0] : key,
                 properties.getProperty(CLUSTER_TOKEN_FILE, "").strip());
         try {
             secrets.check();
         } catch (IOException e) {
-            throw new IllegalArgumentException("the secrets of map \"" + map + "\": " + e.getMessage(), e);
+            throw new IllegalArgumentException("the secrets of map \"" + map + "\": "
+                    + e.getMessage(), e);
         }
         return secrets;
     }
 
-    private static int number(String map, Properties properties, String name, int otherwise, int least, int most) {
+    private static int number(String map, Properties properties, String name, int otherwise,
+            int least, int most) {
         String text = properties.getProperty(name);
         if (text == null) {
             return otherwise;
@@ -123,13 +138,15 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
             // falls through to the one message below
         }
         throw new IllegalArgumentException(
-                where(name, map) + " must be a whole number from " + least + " to " + most + ", not \"" + text + "\"");
+                where(name, map) + " must be a whole number from " + least + " to " + most
+                + ", not \"" + text + "\"");
     }
 
     private static boolean flag(String map, Properties properties, String name) {
         String text = properties.getProperty(name, "false").strip();
         if (!text.equals("true") && !text.equals("false")) {
-            throw new IllegalArgumentException(where(name, map) + " must be true or false, not \"" + text + "\"");
+            throw new IllegalArgumentException(where(name, map) + " must be true or false, not \""
+                    + text + "\"");
         }
         return text.equals("true");
     }

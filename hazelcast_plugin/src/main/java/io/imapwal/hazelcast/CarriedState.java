@@ -35,8 +35,8 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
 
     /**
      * @param whole     maps that are whole in memory
-     * @param doubted   maps that have to be compared with the log once {@code from} has left: its agent
-     *                  may still append changes whose outcome the sender does not know
+     * @param doubted   maps that have to be compared with the log once {@code from} has left: its
+     *                  agent may still append changes whose outcome the sender does not know
      * @param changed   for each map, keys for which the log may be newer than the copy: they were
      *                  changed while the partition began to migrate
      * @param partial   maps of which keys were evicted

@@ -6,34 +6,36 @@ import java.nio.charset.StandardCharsets;
 import java.util.UUID;
 
 /**
- * One change on its way to the log: a DataEntry whose order lacks only what the sending thread knows.
+ * One change on its way to the log: a DataEntry whose order lacks only what the sending thread
+ * knows.
  *
  * <pre>
- * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition, order]
+ * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms,
+ *             partition, order]
  * head       everything up to order, as msgpack
  * order      [incarnation, version and turn, session, request]
  * </pre>
  *
- * Or a clear of a partition, which has no key, and the number of partitions in place of an expiry.
+ * A clear of a partition has no key, and has the number of partitions in place of an expiry.
  */
 final class Change {
     final String map;
     /** Null: of a clear. */
     final Data key;
     final byte[] head;
-    final OrderGuard.Stamp stamp;
+    final PartitionStamp stamp;
     /** The transaction that it is a part of; null: none. */
     final UUID transaction;
-    Ticket ticket;
+    PendingAppend pending;
     long request;
-    /** It has its outcome; the ticket's. */
+    /** It has an outcome; used by {@link PendingAppend}. */
     boolean over;
 
-    Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp) {
+    Change(String map, Data key, byte[] head, PartitionStamp stamp) {
         this(map, key, head, stamp, null);
     }
 
-    Change(String map, Data key, byte[] head, OrderGuard.Stamp stamp, UUID transaction) {
+    Change(String map, Data key, byte[] head, PartitionStamp stamp, UUID transaction) {
         this.map = map;
         this.key = key;
         this.head = head;
@@ -42,17 +44,19 @@ final class Change {
     }
 
     /** All keys of a partition are deleted. */
-    static Change clear(String map, OrderGuard.Stamp stamp, int partitionCount) {
+    static Change clear(String map, PartitionStamp stamp, int partitionCount) {
         byte[] name = map.getBytes(StandardCharsets.UTF_8);
         MsgpackWriter to = new MsgpackWriter(64 + name.length);
-        to.array(10).string(name).nil().string("").nil().string("").bool(true).integer(System.currentTimeMillis())
+        to.array(10).string(name).nil().string("").nil().string("").bool(true)
+                .integer(System.currentTimeMillis())
                 .integer(partitionCount).integer(stamp.partition());
         return new Change(map, null, to.toByteArray(), stamp);
     }
 
-    static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value, byte[] valueClass, long timestampMs, long expiresAtMs,
-                       int partition) {
-        MsgpackWriter to = new MsgpackWriter(64 + map.length + key.length + keyClass.length + valueClass.length
+    static byte[] head(byte[] map, byte[] key, byte[] keyClass, byte[] value, byte[] valueClass,
+            long timestampMs, long expiresAtMs, int partition) {
+        MsgpackWriter to = new MsgpackWriter(64 + map.length + key.length + keyClass.length
+                + valueClass.length
                 + (value == null ? 0 : value.length));
         to.array(10).string(map).binary(key).string(keyClass);
         if (value == null) {
@@ -60,7 +64,8 @@ final class Change {
         } else {
             to.binary(value);
         }
-        to.string(valueClass).bool(value == null).integer(timestampMs).integer(expiresAtMs).integer(partition);
+        to.string(valueClass).bool(value == null).integer(timestampMs).integer(expiresAtMs)
+                .integer(partition);
         return to.toByteArray();
     }
 

@@ -22,7 +22,7 @@ final class Comparison {
 
     final int partition;
     final Wholeness.Unsettled reason;
-    /** Keys that memory has and the log, as far as it was read, has not. */
+    /** Keys in memory that are not in the part of the log that was read. */
     private Set<Data> unseen;
     /** How many parts were sent to the partition's thread. Used by the thread that sends them. */
     private int sent;
@@ -49,10 +49,14 @@ final class Comparison {
         return sent++;
     }
 
-    /** @throws HazelcastException an earlier part failed: what it would have set must not be taken for absent in the log */
+    /**
+     * @throws HazelcastException an earlier part failed: what it would have set must not be taken
+     *         for absent in the log
+     */
     void requireNext(int part) {
         if (part != compared) {
-            throw new HazelcastException("part " + part + " of partition " + partition + " was to be compared with the log, but only "
+            throw new HazelcastException("part " + part + " of partition " + partition
+                    + " was to be compared with the log, but only "
                     + compared + " before it have been");
         }
     }
@@ -71,7 +75,8 @@ final class Comparison {
     }
 
     /** Sets what differs. @return what was changed */
-    Corrections set(RecordStore<Record> store, List<AgentReader.Entry> entries, SerializationService serialization, Address caller) {
+    Corrections set(RecordStore<Record> store, List<AgentReader.Entry> entries,
+            SerializationService serialization, Address caller) {
         Corrections corrections = new Corrections();
         long now = System.currentTimeMillis();
         for (AgentReader.Entry entry : entries) {
@@ -83,10 +88,11 @@ final class Comparison {
                 continue;
             }
             boolean readable = putFromLoad(store, entry, caller, now);
-            if (readable && (known ? same(store, entry, serialization) : store.existInMemory(entry.key()))) {
+            if (readable && (known ? same(store, entry, serialization)
+                    : store.existInMemory(entry.key()))) {
                 corrections.set().add(entry);
             } else if (store.getRecord(entry.key()) != null) {
-                // The map is full, so Hazelcast did not take the new value: the old one must go.
+                // The map is full, so Hazelcast did not take the new value: the old one is removed.
                 evict(store, entry.key());
                 corrections.removed().add(entry.key());
             }
@@ -108,7 +114,8 @@ final class Comparison {
     }
 
     /** @return false: the map needs the value in an index or as an object, and cannot read it */
-    private boolean putFromLoad(RecordStore<Record> store, AgentReader.Entry entry, Address caller, long now) {
+    private boolean putFromLoad(RecordStore<Record> store, AgentReader.Entry entry, Address caller,
+            long now) {
         try {
             store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
             return true;
@@ -130,12 +137,15 @@ final class Comparison {
         return corrections;
     }
 
-    private static boolean same(RecordStore<Record> store, AgentReader.Entry entry, SerializationService serialization) {
+    private static boolean same(RecordStore<Record> store, AgentReader.Entry entry,
+            SerializationService serialization) {
         Record<?> record = store.getRecord(entry.key());
         if (record == null || !entry.value().equals(serialization.toData(record.getValue()))) {
             return false;
         }
-        long expires = ((DefaultRecordStore) store).getExpirySystem().getExpiryMetadata(entry.key()).getExpirationTime();
-        return expires == Corrections.expiry(entry) || Math.abs(expires - Corrections.expiry(entry)) <= EXPIRY_ROUNDED_MS;
+        long expires = ((DefaultRecordStore) store).getExpirySystem().getExpiryMetadata(entry.key())
+                .getExpirationTime();
+        return expires == Corrections.expiry(entry)
+                || Math.abs(expires - Corrections.expiry(entry)) <= EXPIRY_ROUNDED_MS;
     }
 }

@@ -7,7 +7,7 @@ import com.hazelcast.spi.impl.operationservice.BackupOperation;
 
 import java.io.IOException;
 
-/** Brings what a settlement changed on a partition's owner to a backup. */
+/** Makes the changes of a settlement on a partition's owner also on a backup. */
 public final class CorrectionBackup extends MapOperation implements BackupOperation {
     private Corrections corrections;
 

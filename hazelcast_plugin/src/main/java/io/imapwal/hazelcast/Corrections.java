@@ -11,7 +11,12 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 
-/** The changes that make the memory of one partition agree with the log. @param removed keys @param set live entries */
+/**
+ * The changes that make the memory of one partition agree with the log.
+ *
+ * @param removed keys
+ * @param set live entries
+ */
 record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
 
     Corrections() {
@@ -55,7 +60,8 @@ record Corrections(List<Data> removed, List<AgentReader.Entry> set) {
             read.removed.add(IOUtil.readData(in));
         }
         for (int left = in.readInt(); left > 0; left--) {
-            read.set.add(new AgentReader.Entry(IOUtil.readData(in), IOUtil.readData(in), in.readLong()));
+            read.set.add(new AgentReader.Entry(IOUtil.readData(in), IOUtil.readData(in),
+                    in.readLong()));
         }
         return read;
     }

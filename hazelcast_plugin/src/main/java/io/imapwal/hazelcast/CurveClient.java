@@ -14,8 +14,8 @@ import java.security.interfaces.XECPublicKey;
 import java.util.Arrays;
 
 /**
- * The client's side of CurveZMQ (https://rfc.zeromq.org/spec/26). The cryptography is NaCl's box, by Salty Coffee; here are
- * the messages and the nonces, of which none is used twice with one key.
+ * The client's side of CurveZMQ (https://rfc.zeromq.org/spec/26). The cryptography is NaCl's box,
+ * by Salty Coffee; here are the messages and the nonces, of which none is used twice with one key.
  *
  * <pre>
  * HELLO     05 "HELLO" 01 00 (72 zeros) C' nonce(8) Box[64 zeros](C' to S)
@@ -25,7 +25,8 @@ import java.util.Arrays;
  * MESSAGE   07 "MESSAGE" nonce(8) Box[flags(1): 1 more, 2 command; body](C' to S', or S' to C')
  * </pre>
  *
- * C, S are the keys of member and agent; C', S' are made for one connection. One thread may seal while another opens.
+ * C, S are the keys of member and agent; C', S' are made for one connection. One thread may seal
+ * while another opens.
  */
 final class CurveClient {
     static final int MORE = 1;
@@ -62,23 +63,27 @@ final class CurveClient {
     /** The first command of a connection. */
     byte[] hello() throws ProtocolException {
         Key key = agree(brief.getPrivate(), agentKey);
-        ByteBuffer hello = ByteBuffer.allocate(HELLO.length + 2 + 72 + KEY + SHORT_NONCE + TAG + 64);
+        ByteBuffer hello = ByteBuffer.allocate(HELLO.length + 2 + 72 + KEY + SHORT_NONCE + TAG
+                + 64);
         long number = ++sent;
         hello.put(HELLO).put((byte) 1).put((byte) 0).position(hello.position() + 72);
-        return hello.put(briefPublic).putLong(number).put(seal(key, nonce("CurveZMQHELLO---", number), new byte[64])).array();
+        return hello.put(briefPublic).putLong(number)
+                .put(seal(key, nonce("CurveZMQHELLO---", number), new byte[64])).array();
     }
 
     /**
      * The answer to WELCOME, which only the owner of the agent's key can have made.
      *
-     * @throws ProtocolException it is another one
+     * @throws ProtocolException another one made it
      */
     byte[] initiate(byte[] welcome, byte[] metadata) throws ProtocolException {
         if (welcome.length != WELCOME_SIZE || !startsWith(welcome, WELCOME)) {
             throw new ProtocolException("the agent did not answer with a WELCOME of CURVE");
         }
-        byte[] nonce = ByteBuffer.allocate(24).put(ascii("WELCOME-")).put(welcome, WELCOME.length, 16).array();
-        byte[] content = open(agree(brief.getPrivate(), agentKey), nonce, welcome, WELCOME.length + 16);
+        byte[] nonce = ByteBuffer.allocate(24).put(ascii("WELCOME-"))
+                .put(welcome, WELCOME.length, 16).array();
+        byte[] content = open(agree(brief.getPrivate(), agentKey), nonce, welcome, WELCOME.length
+                + 16);
         byte[] theirs = Arrays.copyOf(content, KEY);
         shared = agree(brief.getPrivate(), theirs);
 
@@ -86,7 +91,8 @@ final class CurveClient {
         RANDOM.nextBytes(vouchNonce);
         System.arraycopy(ascii("VOUCH---"), 0, vouchNonce, 0, 8);
         byte[] vouched = ByteBuffer.allocate(2 * KEY).put(briefPublic).put(agentKey).array();
-        byte[] vouch = seal(agree(CryptoBox.privateKey(own.secretKey()), theirs), vouchNonce, vouched);
+        byte[] vouch = seal(agree(CryptoBox.privateKey(own.secretKey()), theirs), vouchNonce,
+                vouched);
         byte[] about = ByteBuffer.allocate(KEY + 16 + vouch.length + metadata.length)
                 .put(own.publicKey()).put(vouchNonce, 8, 16).put(vouch).put(metadata).array();
         long number = ++sent;
@@ -112,13 +118,14 @@ final class CurveClient {
         System.arraycopy(body, 0, plain, 1, size);
         long number = ++sent;
         byte[] box = seal(shared, nonce("CurveZMQMESSAGEC", number), plain);
-        return ByteBuffer.allocate(MESSAGE.length + SHORT_NONCE + box.length).put(MESSAGE).putLong(number).put(box).array();
+        return ByteBuffer.allocate(MESSAGE.length + SHORT_NONCE + box.length).put(MESSAGE)
+                .putLong(number).put(box).array();
     }
 
     /**
      * Flags and body of a frame that came.
      *
-     * @throws ProtocolException it was changed, sent before, or is by somebody else
+     * @throws ProtocolException it was changed, or sent before, or another party made it
      */
     byte[] open(byte[] message) throws ProtocolException {
         if (message.length < OVERHEAD || !startsWith(message, MESSAGE)) {
@@ -129,13 +136,14 @@ final class CurveClient {
             throw new ProtocolException("a message of the agent came twice");
         }
         received = number;
-        return open(shared, nonce("CurveZMQMESSAGES", number), message, MESSAGE.length + SHORT_NONCE);
+        return open(shared, nonce("CurveZMQMESSAGES", number), message, MESSAGE.length
+                + SHORT_NONCE);
     }
 
     private static Key agree(PrivateKey ours, byte[] theirs) throws ProtocolException {
         try {
             return CryptoBox.agree(ours, CryptoBox.publicKey(theirs));
-        } catch (IllegalStateException e) { // a point of low order: no key of anybody
+        } catch (IllegalStateException e) { // a point of low order is not a key
             throw new ProtocolException("the agent's key is not one that can be used");
         }
     }
@@ -145,11 +153,15 @@ final class CurveClient {
         return SecretBox.encrypt(key, nonce, plain).getCiphertextWithTag();
     }
 
-    private static byte[] open(Key key, byte[] nonce, byte[] from, int offset) throws ProtocolException {
+    private static byte[] open(Key key, byte[] nonce, byte[] from, int offset)
+            throws ProtocolException {
         try {
-            return SecretBox.fromCombined(nonce, Arrays.copyOfRange(from, offset, from.length)).decrypt(key);
-        } catch (RuntimeException e) { // whatever the library makes of bytes that somebody else chose
-            throw new ProtocolException("what came was not sealed by the agent with the key agent-public-key");
+            return SecretBox.fromCombined(nonce, Arrays.copyOfRange(from, offset, from.length))
+                    .decrypt(key);
+        } catch (RuntimeException e) {
+            // The other end chose these bytes: the library may throw anything.
+            throw new ProtocolException(
+                    "what came was not sealed by the agent with the key agent-public-key");
         }
     }
 
@@ -167,7 +179,8 @@ final class CurveClient {
     }
 
     private static boolean startsWith(byte[] body, byte[] prefix) {
-        return body.length >= prefix.length && Arrays.equals(body, 0, prefix.length, prefix, 0, prefix.length);
+        return body.length >= prefix.length
+                && Arrays.equals(body, 0, prefix.length, prefix, 0, prefix.length);
     }
 
     private static byte[] ascii(String text) {

@@ -16,9 +16,9 @@ import java.util.function.LongSupplier;
  * <p>If the network is split, each part sees the others leave, and the first claim wins. Hazelcast
  * later merges the smaller part into the larger one. If the smaller part had won, all members would
  * have to open their maps again after that. So a part that is smaller than what it lost lets the
- * others claim first: for the time by which two members may notice the same loss at different times.
- * If nobody claims in that time, it does. Every part waits for a short time without more departures,
- * since members that are lost together are reported one by one.
+ * others claim first: for the time by which two members may notice the same loss at different
+ * times. If nobody claims in that time, it does. Every part waits for a short time without more
+ * departures, since members that are lost together are reported one by one.
  */
 final class Departures {
     private static final long QUIET_NANOS = TimeUnit.MILLISECONDS.toNanos(200);

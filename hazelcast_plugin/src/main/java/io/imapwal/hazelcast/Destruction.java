@@ -44,12 +44,14 @@ final class Destruction {
             return true;
         }
         return isCalledIn(DistributedObjectDestroyOperation.class, "run")
-                && plugin.nodeEngine().getNode().getClusterService().isMaster() && !isSentByMember(plugin);
+                && plugin.nodeEngine().getNode().getClusterService().isMaster()
+                && !isSentByMember(plugin);
     }
 
     private static boolean isCalledIn(Class<?> owner, String method) {
         return StackWalker.getInstance().walk(frames -> frames.limit(30).anyMatch(frame ->
-                frame.getClassName().equals(owner.getName()) && frame.getMethodName().equals(method)));
+                frame.getClassName().equals(owner.getName())
+                        && frame.getMethodName().equals(method)));
     }
 
     /**
@@ -59,9 +61,11 @@ final class Destruction {
      */
     private static boolean isSentByMember(WalPlugin plugin) {
         return Thread.currentThread() instanceof OperationThread thread
-                && thread.operationRunner(Operation.GENERIC_PARTITION_ID).currentTask() instanceof Operation operation
+                && thread.operationRunner(Operation.GENERIC_PARTITION_ID).currentTask()
+                instanceof Operation operation
                 && operation.getCallerUuid() != null
-                && plugin.nodeEngine().getClusterService().getMember(operation.getCallerUuid()) != null;
+                && plugin.nodeEngine().getClusterService()
+                .getMember(operation.getCallerUuid()) != null;
     }
 
     /**
@@ -74,15 +78,20 @@ final class Destruction {
             onAnotherThread(this::log);
         } catch (ExecutionException e) {
             Throwable cause = ExceptionUtil.peel(e);
-            throw new LogUnavailable("map \"" + map + "\" was destroyed in memory, but some of it could not be deleted in its log: "
-                    + AgentLink.reason(cause) + ". That comes back with the map; destroy it again", cause);
+            throw new LogUnavailable("map \"" + map
+                    + "\" was destroyed in memory, but some of it could not be deleted in its log: "
+                    + Outcomes.reason(cause)
+                    + ". Those entries return with the map; destroy it again",
+                    cause);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
-            throw new LogUnavailable("map \"" + map + "\": interrupted while it was destroyed; destroy it again", e);
+            throw new LogUnavailable("map \"" + map
+                    + "\": interrupted while it was destroyed; destroy it again", e);
         }
     }
 
-    private void onAnotherThread(Callable<Void> work) throws ExecutionException, InterruptedException {
+    private void onAnotherThread(Callable<Void> work)
+            throws ExecutionException, InterruptedException {
         FutureTask<Void> task = new FutureTask<>(work);
         Thread thread = new Thread(task, "imap-wal-destroy-" + map);
         thread.setDaemon(true);
@@ -94,7 +103,8 @@ final class Destruction {
         if (!isEmpty()) {
             List<Future<?>> sent = new ArrayList<>();
             for (int partition = 0; partition < plugin.partitionCount(); partition++) {
-                sent.add(plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME,
+                sent.add(plugin.nodeEngine().getOperationService()
+                        .invokeOnPartition(MapService.SERVICE_NAME,
                         new ForgetOperation(map), partition));
             }
             for (Future<?> each : sent) {
@@ -104,17 +114,19 @@ final class Destruction {
         return null;
     }
 
-    /** Tells every member, before the caller learns the outcome. */
+    /** Informs every member, before the caller gets the outcome. */
     void tell() {
         plugin.state(map).destroyed();
         try {
-            // One that has left is not told: the next owners of its partitions compare them with the log.
+            // A member that has left is not informed: the next owners of its partitions compare
+            // them with the log.
             onAnotherThread(() -> {
                 plugin.tellOthers(() -> new DestroyedOperation(map));
                 return null;
             });
         } catch (ExecutionException e) {
-            plugin.logger().warning("imap-wal: map \"" + map + "\" was destroyed, but the other members were not told", e);
+            plugin.logger().warning("imap-wal: map \"" + map
+                    + "\" was destroyed, but the other members were not informed", e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

@@ -16,8 +16,10 @@ import java.util.List;
  * replaced as a whole, because the record store's own thread may be reading it.
  */
 final class EvictionWatch implements MutationObserver<Record> {
-    private static final Field OBSERVER = Reflection.field(DefaultRecordStore.class, "mutationObserver");
-    private static final Field OBSERVERS = OBSERVER == null ? null : Reflection.field(OBSERVER.getType(), "mutationObservers");
+    private static final Field OBSERVER =
+            Reflection.field(DefaultRecordStore.class, "mutationObserver");
+    private static final Field OBSERVERS = OBSERVER == null ? null
+            : Reflection.field(OBSERVER.getType(), "mutationObservers");
 
     private final RecordStore<?> store;
     private final Wholeness wholeness;
@@ -29,7 +31,10 @@ final class EvictionWatch implements MutationObserver<Record> {
         this.partition = partition;
     }
 
-    /** Whether this version of Hazelcast can be watched. If not, keys that are not in memory are read from the log. */
+    /**
+     * Whether this version of Hazelcast can be watched. If not, keys that are not in memory are
+     * read from the log.
+     */
     static boolean possible() {
         return OBSERVERS != null;
     }
@@ -72,7 +77,8 @@ final class EvictionWatch implements MutationObserver<Record> {
     }
 
     @Override
-    public void onUpdateRecord(Data key, Record record, Object oldValue, Object newValue, boolean backup) {
+    public void onUpdateRecord(Data key, Record record, Object oldValue, Object newValue,
+            boolean backup) {
         // only evictions count
     }
 
@@ -88,7 +94,7 @@ final class EvictionWatch implements MutationObserver<Record> {
 
     @Override
     public void onReset() {
-        // the next content is migrated or restored, and watched as well
+        // the next content is migrated or restored, and watched too
     }
 
     @Override

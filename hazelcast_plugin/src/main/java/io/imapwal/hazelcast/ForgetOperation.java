@@ -22,10 +22,12 @@ public final class ForgetOperation extends NamedMapOperation implements Partitio
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
         AgentLink link = plugin.linkOf(map);
         if (link == null) {
-            throw new LogUnavailable("member " + plugin.member() + " has no map-store for map \"" + map + "\"", null);
+            throw new LogUnavailable("member " + plugin.member() + " has no map-store for map \""
+                    + map + "\"", null);
         }
         plugin.placements().clear(map, getPartitionId());
-        link.append(List.of(Change.clear(map, plugin.guard().take(getPartitionId()), plugin.partitionCount())));
+        link.append(List.of(Change.clear(map, plugin.guard().take(getPartitionId()),
+                plugin.partitionCount())));
     }
 
     @Override

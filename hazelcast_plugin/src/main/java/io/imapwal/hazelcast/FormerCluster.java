@@ -11,7 +11,7 @@ import java.util.stream.IntStream;
 
 /**
  * What Hazelcast keeps of a member's former cluster when the member joins another one (5.5 to 5.7).
- * It does no harm where all partitions migrate to this member. Where members form a new cluster,
+ * It is harmless if all partitions migrate to this member. Where members form a new cluster,
  * they get their first partitions without a migration.
  *
  * <pre>
@@ -39,16 +39,19 @@ final class FormerCluster {
      * @param more what else to forget of a partition, on its thread
      */
     void forget(IntConsumer more) {
-        InternalPartitionServiceImpl partitions = (InternalPartitionServiceImpl) nodeEngine.getPartitionService();
+        InternalPartitionServiceImpl partitions =
+                (InternalPartitionServiceImpl) nodeEngine.getPartitionService();
         PartitionReplicaManager replicas = partitions.getReplicaManager();
         try {
-            long left = new PartitionThreads(nodeEngine).run(IntStream.range(0, partitions.getPartitionCount()).boxed().toList(),
+            long left = new PartitionThreads(nodeEngine)
+                    .run(IntStream.range(0, partitions.getPartitionCount()).boxed().toList(),
                     partition -> {
                         replicas.retainNamespaces(partition, List.of());
                         more.accept(partition);
                     }, WAIT_S);
             if (left > 0) {
-                nodeEngine.getLogger(FormerCluster.class).warning("imap-wal: " + left + " partitions of the former cluster are not"
+                nodeEngine.getLogger(FormerCluster.class)
+                        .warning("imap-wal: " + left + " partitions of the former cluster are not"
                         + " forgotten yet after " + WAIT_S + " s; their threads are busy");
             }
         } catch (InterruptedException e) {

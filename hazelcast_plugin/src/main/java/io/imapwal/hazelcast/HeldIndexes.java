@@ -12,8 +12,8 @@ import java.util.stream.Stream;
 
 /**
  * The indexes of one map that are not used while a partition waits. A query by an index does not
- * look at a {@link LoggedRecordStore}. Hazelcast uses the indexes of a member while all of its partitions count as
- * indexed, and scans the partitions otherwise.
+ * look at a {@link LoggedRecordStore}. Hazelcast uses the indexes of a member while all of its
+ * partitions count as indexed, and scans the partitions otherwise.
  *
  * <p>Only an index that had all of the partition counts again when the wait is over. One that was
  * added meanwhile may lack entries, and Hazelcast fills it only while it does not count.
@@ -28,11 +28,13 @@ final class HeldIndexes {
             return;
         }
         InternalIndex[] used = Stream.of(registry.getIndexes())
-                .filter(index -> index.hasPartitionIndexed(partition)).toArray(InternalIndex[]::new);
+                .filter(index -> index.hasPartitionIndexed(partition))
+                .toArray(InternalIndex[]::new);
         if (used.length > 0) {
             IndexRegistry.beginPartitionUpdate(used);
             IndexRegistry.markPartitionAsUnindexed(partition, used);
-            held.computeIfAbsent(partition, id -> ConcurrentHashMap.newKeySet()).addAll(List.of(used));
+            held.computeIfAbsent(partition, id -> ConcurrentHashMap.newKeySet())
+                    .addAll(List.of(used));
         }
     }
 

@@ -44,7 +44,8 @@ final class KeyListing {
     private void arrived(long keys, long total, byte[] next) throws ListingGone {
         received += keys;
         if (received != total) {
-            throw new ListingGone("the agent sent " + total + " keys of map \"" + map + "\" up to this page, "
+            throw new ListingGone("the agent sent " + total + " keys of map \"" + map
+                    + "\" up to this page, "
                     + received + " have arrived", null);
         }
         cursor = next;

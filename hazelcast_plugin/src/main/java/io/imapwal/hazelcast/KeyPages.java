@@ -10,8 +10,9 @@ import java.util.NoSuchElementException;
 import java.util.function.Function;
 
 /**
- * All keys of a map, fetched page by page as they are asked for. Hazelcast closes it. When a listing
- * cannot continue, another is begun: a key may then come twice, and is loaded twice, with no other effect.
+ * All keys of a map, fetched page by page as they are asked for. Hazelcast closes it. When a
+ * listing cannot continue, another is begun: a key may then come twice, and is loaded twice, with
+ * no other effect.
  */
 final class KeyPages implements Iterator<Object>, Closeable {
     private static final int LISTINGS_MAX = 8;
@@ -24,7 +25,8 @@ final class KeyPages implements Iterator<Object>, Closeable {
     private KeyListing listing;
     private int begun = 1;
 
-    KeyPages(AgentReader reader, String map, int limit, Function<IOException, RuntimeException> failure) {
+    KeyPages(AgentReader reader, String map, int limit,
+            Function<IOException, RuntimeException> failure) {
         this.reader = reader;
         this.map = map;
         this.limit = limit;

@@ -4,10 +4,12 @@ import java.util.Set;
 import java.util.UUID;
 
 /**
- * The view of one log that this member's cluster is in, as far as it knows. Each hello names it: a member that joined after the
- * view was claimed is not in its list, but may write because it knows the view.
+ * The view of one log that this member's cluster is in, as far as it knows. Each hello names it: a
+ * member that joined after the view was claimed is not in its list, but may write because it knows
+ * the view.
  *
- * <p>It holds for one cluster id and one member UUID. Hazelcast gives new ones to members that merge; for those no view is known.
+ * <p>It holds for one cluster id and one member UUID. Hazelcast gives new ones to members that
+ * merge; for those no view is known.
  */
 final class KnownView {
     private UUID clusterId;
@@ -17,7 +19,10 @@ final class KnownView {
     private UUID barred;
     private String why;
 
-    /** This member was left out, and has dropped its maps: it sends no hello until it has another UUID. */
+    /**
+     * This member was left out, and has dropped its maps: it sends no hello until it has another
+     * UUID.
+     */
     synchronized void bar(UUID out, String reason) {
         barred = out;
         why = reason;
@@ -30,7 +35,8 @@ final class KnownView {
 
     /** 0: unknown. */
     synchronized long of(UUID ofCluster, UUID ofMember) {
-        return ofCluster != null && ofCluster.equals(clusterId) && ofMember.equals(member) ? number : 0;
+        return ofCluster != null && ofCluster.equals(clusterId) && ofMember.equals(member) ? number
+                : 0;
     }
 
     synchronized void learn(UUID ofCluster, UUID ofMember, long view) {

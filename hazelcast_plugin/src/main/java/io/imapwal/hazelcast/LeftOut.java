@@ -31,22 +31,23 @@ import java.util.concurrent.TimeoutException;
  * refused ──▶ do others know a newer view? ──yes──▶ name it in the next hello, and write
  *                │ no
  *                ▼
- *             does the newest claim leave this member out? ──no──▶ another cluster has the log: nothing is done here
+ *             does the newest claim leave this member out? ──no──▶ another cluster has the log:
+ *                │                                                 nothing is done here
  *                │ yes
  *                ▼
- *             drop the maps of that log, because they may differ from it. They answer LogUnavailable
+ *             drop the maps of that log, because they may differ from it: LogUnavailable
  *                │
  *                ▼
  *             the oldest member is in the view:        this member alone joins it again
  *             otherwise the oldest member acts for all, when it can:
  *               a member that was lost can be reached: all merge into its cluster
  *               one of those has joined instead:       all form a new cluster
- *               no agent hears a member of the view:   all form a new cluster
+ *               no agent has contact with a member of the view:   all form a new cluster
  * </pre>
  *
- * In both cases members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge may
- * come first, also in the other direction. Then the members of the newest view have joined a cluster
- * that is left out, which is the second case.
+ * In both cases members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge
+ * may come first, also in the other direction. Then the members of the newest view have joined a
+ * cluster that is left out, which is the second case.
  */
 final class LeftOut {
     private static final long PAUSE_MS = 1000;
@@ -73,7 +74,7 @@ final class LeftOut {
         this.maps = maps;
     }
 
-    /** Remembers which members were lost, and looks again when one of them joins. */
+    /** Remembers which members were lost, and checks again when one of them joins. */
     MembershipListener members() {
         return new MembershipListener() {
             @Override
@@ -164,12 +165,15 @@ final class LeftOut {
         if (!member.equals(dropped)) {
             dropped = member;
             droppedMaps.clear();
-            plugin.logger().warning("imap-wal: member " + plugin.member() + " is not in the newest view of the log of " + out.get(0).agent()
-                    + ". Its maps are dropped from memory, and are not available until it has joined the cluster again");
+            plugin.logger().warning("imap-wal: member " + plugin.member()
+                    + " is not in the newest view of the log of " + out.get(0).agent()
+                    + ". Its maps are dropped from memory, and are not available until it has"
+                    + " joined the cluster again");
         }
         for (MapState state : plugin.states()) {
             // Also those that are open and have nothing in memory.
-            if (out.contains(plugin.linkOf(state.map())) && (droppedMaps.add(state.map()) || state.isOpen())) {
+            if (out.contains(plugin.linkOf(state.map()))
+                    && (droppedMaps.add(state.map()) || state.isOpen())) {
                 maps.drop(state.map());
             }
         }
@@ -208,12 +212,14 @@ final class LeftOut {
             link.connect();
             return false;
         } catch (LogUnavailable refused) {
-            if (!(refused.getCause() instanceof AgentError error) || !error.code().equals(AgentError.VOID)) {
+            if (!(refused.getCause() instanceof AgentError error)
+                    || !error.code().equals(AgentError.VOID)) {
                 return false;
             }
             try {
                 AgentConnection.Claim claim = AgentConnection.claim(link.settings());
-                boolean out = claim != null && claim.clusterId().equals(clusterId.toString()) && claim.incarnation() > link.knownView();
+                boolean out = claim != null && claim.clusterId().equals(clusterId.toString())
+                        && claim.incarnation() > link.knownView();
                 if (out) {
                     link.leaveOut(member, error.text());
                 }
@@ -228,7 +234,11 @@ final class LeftOut {
         return plugin.links().stream().anyMatch(AgentLink::isLeftOut);
     }
 
-    /** Makes the others look. @return whether the oldest member is left out too, or does not answer */
+    /**
+     * Makes the other members check whether they were left out.
+     *
+     * @return whether the oldest member is left out too, or does not answer
+     */
     private boolean tellOthers() throws InterruptedException {
         ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
         Address oldest = cluster.getMasterAddress();
@@ -238,8 +248,10 @@ final class LeftOut {
         for (Member each : cluster.getMembers()) {
             if (!each.localMember()) {
                 members.add(each);
-                answers.add(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new LookOperation(), each.getAddress()).setTryCount(1).invoke());
+                answers.add(plugin.nodeEngine().getOperationService()
+                        .createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new LookOperation(), each.getAddress()).setTryCount(1)
+                        .invoke());
             }
         }
         for (int i = 0; i < answers.size(); i++) {
@@ -249,13 +261,16 @@ final class LeftOut {
                     oldestIsOut = out;
                 }
             } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: a member was not told to look at the view", e);
+                plugin.logger().fine("imap-wal: a member was not asked to check the view", e);
             }
         }
         return oldestIsOut;
     }
 
-    /** Where to join: a lost member that can be reached; this one, to form a new cluster; or null: not yet. */
+    /**
+     * Where to join: a lost member that can be reached; this one, to form a new cluster; or null:
+     * not yet.
+     */
     private Address target(List<AgentLink> out) throws InterruptedException {
         List<Address> candidates;
         boolean anew = false;
@@ -268,7 +283,8 @@ final class LeftOut {
                 anew = true;
                 continue;
             }
-            ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer().getConnectionManager(EndpointQualifier.MEMBER);
+            ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer()
+                    .getConnectionManager(EndpointQualifier.MEMBER);
             if (connections.getOrConnect(each) == null) {
                 connections.blockOnConnect(each, PAUSE_MS, 0);
             }
@@ -297,20 +313,24 @@ final class LeftOut {
 
     /** Merges in Hazelcast's order: the other members first. */
     private void merge(ClusterServiceImpl cluster, Address target) throws InterruptedException {
-        plugin.logger().warning("imap-wal: the members of this cluster, which are not in the newest view of the log, join "
-                + (target.equals(plugin.nodeEngine().getThisAddress()) ? "a new cluster at " : "the cluster of ") + target);
+        plugin.logger().warning(
+                "imap-wal: the members of this cluster, which are not in the newest view of the"
+                + " log, join "
+                + (target.equals(plugin.nodeEngine().getThisAddress()) ? "a new cluster at "
+                    : "the cluster of ") + target);
         List<Future<?>> told = new ArrayList<>();
         for (Member each : cluster.getMembers()) {
             if (!each.localMember()) {
                 Operation merge = new MergeClustersOp(target);
-                told.add(plugin.nodeEngine().getOperationService().invokeOnTarget(ClusterServiceImpl.SERVICE_NAME, merge, each.getAddress()));
+                told.add(plugin.nodeEngine().getOperationService()
+                        .invokeOnTarget(ClusterServiceImpl.SERVICE_NAME, merge, each.getAddress()));
             }
         }
         for (Future<?> each : told) {
             try {
                 each.get(WAIT_S, TimeUnit.SECONDS);
             } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: a member was not told to join again", e);
+                plugin.logger().fine("imap-wal: a member was not asked to join again", e);
             }
         }
         cluster.merge(target);

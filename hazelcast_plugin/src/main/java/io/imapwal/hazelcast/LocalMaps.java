@@ -32,7 +32,8 @@ final class LocalMaps {
         plugin.forget(map);
         if (container != null && store(container) != null) {
             onAll(map, partition -> {
-                context().removeRecordStoresFromPartitionMatchingWith(each -> each.getName().equals(map), partition, false, false);
+                context().removeRecordStoresFromPartitionMatchingWith(each ->
+                        each.getName().equals(map), partition, false, false);
                 state.emptied(partition);
             });
         }
@@ -58,7 +59,8 @@ final class LocalMaps {
         try {
             long left = new PartitionThreads(plugin.nodeEngine()).run(partitions, action, WAIT_S);
             if (left > 0) {
-                plugin.logger().warning("imap-wal: map \"" + map + "\": " + left + " partitions are not dropped yet after "
+                plugin.logger().warning("imap-wal: map \"" + map + "\": " + left
+                        + " partitions are not dropped yet after "
                         + WAIT_S + " s; their threads are busy");
             }
         } catch (InterruptedException e) {

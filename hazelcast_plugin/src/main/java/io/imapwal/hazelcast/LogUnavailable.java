@@ -4,10 +4,11 @@ import com.hazelcast.core.HazelcastException;
 import com.hazelcast.spi.exception.SilentException;
 
 /**
- * The map is not restored on this member, because its log cannot be read now. Nothing was changed. The next operation tries again, so
- * the map comes back by itself with its agent.
+ * The map is not restored on this member, because its log cannot be read now. Nothing was changed.
+ * The next operation tries again, so the map is available again as soon as its agent is.
  *
- * <p>Silent, so that Hazelcast does not log a stack trace for each of the operations that fail together; the plug-in logs the cause once.
+ * <p>Silent, so that Hazelcast does not log a stack trace for each of the operations that fail
+ * together; the plug-in logs the cause once.
  */
 public final class LogUnavailable extends HazelcastException implements SilentException {
     private static final long serialVersionUID = 1L;

@@ -31,7 +31,8 @@ final class LoggedClear extends WriteThroughStore {
             return;
         }
         try {
-            STORE.set(store, new LoggedClear(store.getMapContainer().getMapStoreContext(), map, partition));
+            STORE.set(store, new LoggedClear(store.getMapContainer().getMapStoreContext(), map,
+                    partition));
         } catch (IllegalAccessException e) {
             throw new IllegalStateException(e);
         }

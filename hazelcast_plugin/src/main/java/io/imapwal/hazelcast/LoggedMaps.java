@@ -38,7 +38,8 @@ final class LoggedMaps implements RemoteService {
         }
         MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
         try {
-            SERVICE.set(service, new LoggedMaps((RemoteService) SERVICE.get(service), service, nodeEngine));
+            SERVICE.set(service, new LoggedMaps((RemoteService) SERVICE.get(service), service,
+                    nodeEngine));
         } catch (IllegalAccessException e) {
             throw new IllegalStateException(e);
         }
@@ -52,7 +53,8 @@ final class LoggedMaps implements RemoteService {
             return map;
         }
         MapConfig config = nodeEngine.getConfig().findMapConfig(name);
-        return map instanceof NearCachedMapProxyImpl ? new NearCached(name, maps, nodeEngine, config)
+        return map instanceof NearCachedMapProxyImpl
+                ? new NearCached(name, maps, nodeEngine, config)
                 : new Plain(name, maps, nodeEngine, config);
     }
 
@@ -69,7 +71,8 @@ final class LoggedMaps implements RemoteService {
     }
 
     private boolean isOurs(String name) {
-        return WalMapStoreFactory.isNamed(nodeEngine, name) && !nodeEngine.getLocalMember().isLiteMember();
+        return WalMapStoreFactory.isNamed(nodeEngine, name)
+                && !nodeEngine.getLocalMember().isLiteMember();
     }
 
     /** Called before indexes are added: Hazelcast would count unloaded partitions as complete. */
@@ -80,7 +83,8 @@ final class LoggedMaps implements RemoteService {
             WalPlugin.of(nodeEngine).state(map).awaitLoaded();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
-            throw new RetryableHazelcastException("interrupted while map \"" + map + "\" was opened");
+            throw new RetryableHazelcastException("interrupted while map \"" + map
+                    + "\" was opened");
         } catch (RuntimeException e) {
             throw ExceptionUtil.rethrow(e);
         }
@@ -112,7 +116,8 @@ final class LoggedMaps implements RemoteService {
     private static final class NearCached extends NearCachedMapProxyImpl<Object, Object> {
         private boolean initialized;
 
-        private NearCached(String name, MapService service, NodeEngine nodeEngine, MapConfig config) {
+        private NearCached(String name, MapService service, NodeEngine nodeEngine,
+                MapConfig config) {
             super(name, service, nodeEngine, config);
         }
 

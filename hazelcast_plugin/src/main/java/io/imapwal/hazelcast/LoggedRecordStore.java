@@ -36,7 +36,8 @@ final class LoggedRecordStore extends DefaultRecordStore {
     private final MapState state;
     private final Queue queue = new Queue();
 
-    LoggedRecordStore(MapContainer container, int partition, MapKeyLoader loader, ILogger logger, MapState state) {
+    LoggedRecordStore(MapContainer container, int partition, MapKeyLoader loader, ILogger logger,
+            MapState state) {
         super(container, partition, loader, logger);
         this.state = state;
         // Otherwise the first operation would begin to load.
@@ -90,7 +91,8 @@ final class LoggedRecordStore extends DefaultRecordStore {
     /** Hazelcast does not check before an entry processor that is carried out on all entries. */
     @Override
     public void forEach(BiConsumer<Data, Record> consumer, boolean backup) {
-        if (!backup && state.holds(getPartitionId()) && isCalledBy(PartitionWideEntryOperation.class)) {
+        if (!backup && state.holds(getPartitionId())
+                && isCalledBy(PartitionWideEntryOperation.class)) {
             requireWhole();
         }
         super.forEach(consumer, backup);
@@ -119,7 +121,10 @@ final class LoggedRecordStore extends DefaultRecordStore {
         return super.getRecordOrNull(key, backup);
     }
 
-    /** With {@code read-backup-data}, on the caller's thread. Null: Hazelcast asks the owner, which this member may be by now. */
+    /**
+     * With {@code read-backup-data}, on the caller's thread. Null: Hazelcast asks the owner, which
+     * this member may be by now.
+     */
     @Override
     public Data readBackupData(Data key) {
         return state.holds(getPartitionId()) ? null : super.readBackupData(key);
@@ -138,7 +143,10 @@ final class LoggedRecordStore extends DefaultRecordStore {
         return super.fetchEntries(pointers, size);
     }
 
-    /** Whoever destroys it: what is made next is not whole because this one was. */
+    /**
+     * Also if Hazelcast destroys it: the next record store of the partition is not whole because
+     * this one was.
+     */
     @Override
     public void destroy() {
         state.emptied(getPartitionId());

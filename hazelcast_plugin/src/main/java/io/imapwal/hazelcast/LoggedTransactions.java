@@ -28,7 +28,7 @@ import java.util.concurrent.Future;
 
 /**
  * Makes transactions of maps with a log commit as a whole ({@link TransactionCommit}). Hazelcast
- * has no public API for this: the map service's part in transactions is replaced, and with it the
+ * has no public API for this: it replaces the map service's part in transactions, and with it the
  * list in which a transaction keeps its changes. A transaction of one change is logged by the map
  * store, like any other change.
  */
@@ -46,8 +46,10 @@ final class LoggedTransactions implements TransactionalService {
 
     static void install(NodeEngine nodeEngine) {
         if (SERVICE == null || LOG == null || !TransactionCommit.possible()) {
-            nodeEngine.getLogger("io.imapwal.hazelcast").severe("imap-wal: this version of Hazelcast is"
-                    + " not known: transactions are logged key by key, and one that fails in its commit"
+            nodeEngine.getLogger("io.imapwal.hazelcast")
+                    .severe("imap-wal: this version of Hazelcast is"
+                    + " not known: transactions are logged key by key, and one that fails in its"
+                    + " commit"
                     + " may leave some of its changes");
             return;
         }
@@ -105,7 +107,8 @@ final class LoggedTransactions implements TransactionalService {
 
         private boolean isLogged(Operation operation) {
             return (operation instanceof TxnSetOperation || operation instanceof TxnDeleteOperation)
-                    && WalPlugin.of(nodeEngine).linkOf(((MapOperation) operation).getName()) != null;
+                    && WalPlugin.of(nodeEngine)
+                    .linkOf(((MapOperation) operation).getName()) != null;
         }
 
         /**
@@ -129,7 +132,8 @@ final class LoggedTransactions implements TransactionalService {
         private MapTransactionLogRecord unlocking(KeyBasedMapOperation operation) {
             String map = operation.getName();
             Data key = operation.getKey();
-            Operation unlock = new TxnUnlockOperation(map, key, ((MapTxnOperation) operation).getVersion());
+            Operation unlock = new TxnUnlockOperation(map, key,
+                    ((MapTxnOperation) operation).getVersion());
             return new MapTransactionLogRecord(map, key, operation.getPartitionId(), unlock,
                     transaction.getOwnerUuid(), transaction.getTxnId(), RemoteCallHook.EMPTY_HOOK);
         }

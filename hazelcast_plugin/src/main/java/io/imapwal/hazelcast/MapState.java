@@ -28,18 +28,20 @@ import java.util.concurrent.locks.ReentrantLock;
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
- * What this member knows about one map: whether it may exist here at all, and which of its partitions are whole in memory.
+ * What this member knows about one map: whether it may exist here at all, and which of its
+ * partitions are whole in memory.
  *
  * <pre>
- *            every member's agent greeted       every member has it open; this one's partitions settled
- *  closed ────────────────────────────▶ open ──────────────────────────────────────────────▶ loaded
- *    ▲      (fails: LogUnavailable,       │                                                      │
- *    │       tried again)                 │                                                      │
- *    └────────────────────────────────────┴──────────── destroy ◀────────────────────────────────┘
+ * closed ──▶ open      the agent of every member was greeted; a failure is LogUnavailable, and it
+ *                      is tried again
+ * open ──▶ loaded      every member has the map open, and the partitions of this one are settled
+ * open ──▶ closed      destroy
+ * loaded ──▶ closed    destroy
  * </pre>
  *
- * Each member loads the partitions that it owns, from its own agent: a restore is a settlement of partitions with nothing in
- * memory. Operations on a partition wait until it is whole, whatever Hazelcast thinks of it.
+ * Each member loads the partitions that it owns, from its own agent: a restore is a settlement of
+ * partitions with nothing in memory. Operations on a partition wait until it is whole, whatever
+ * state Hazelcast gives it.
  */
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
@@ -73,7 +75,8 @@ final class MapState {
     MapState(WalPlugin plugin, String map) {
         this.plugin = plugin;
         this.map = map;
-        this.wholeness = new Wholeness(map, plugin.nodeEngine().getPartitionService().getPartitionCount());
+        this.wholeness = new Wholeness(map,
+                plugin.nodeEngine().getPartitionService().getPartitionCount());
     }
 
     String map() {
@@ -110,7 +113,8 @@ final class MapState {
      */
     void awaitLoaded() throws InterruptedException {
         if (ThreadUtil.isRunningOnPartitionThread() && !loaded) {
-            throw new IllegalThreadStateException("getMap(\"" + map + "\") was called on a partition's thread before the map was loaded: it would"
+            throw new IllegalThreadStateException("getMap(\"" + map
+                    + "\") was called on a partition's thread before the map was loaded: it would"
                     + " wait for that thread");
         }
         Membership present = plugin.guard().membership();
@@ -119,7 +123,11 @@ final class MapState {
         Polling.until(() -> !peers(present).loading(), OTHERS_NANOS);
     }
 
-    /** Whether the map is open and its partitions take too long. @throws LogUnavailable it cannot be opened */
+    /**
+     * Whether the map is open and its partitions take too long.
+     *
+     * @throws LogUnavailable it cannot be opened
+     */
     private boolean tooLong(long began) {
         if (open) {
             return wholeness.isQuiet(began, settings);
@@ -130,29 +138,44 @@ final class MapState {
         return false;
     }
 
-    /** Each partition that this member owned has been settled. @param ofGeneration the generation in which that began */
+    /**
+     * Each partition that this member owned has been settled.
+     *
+     * @param ofGeneration the generation in which that began
+     */
     synchronized void setLoaded(int ofGeneration) {
         loaded |= open && ofGeneration == generation;
     }
 
-    /** The partition has to be settled: memory and log may differ. Called on its thread, or on any thread if this was noticed late. */
+    /**
+     * The partition has to be settled: memory and log may differ. Called on its thread, or on any
+     * thread if this was noticed late.
+     */
     void doubt(int partition, UUID leaving) {
         wholeness.doubt(partition, leaving, !loaded);
         hold(partition);
     }
 
-    /** On the partition's thread: this member becomes its owner. It has to be settled if it did not arrive whole. */
+    /**
+     * On the partition's thread: this member becomes its owner. It has to be settled if it did not
+     * arrive whole.
+     */
     void gained(int partition) {
         wholeness.demand(partition, !loaded);
         hold(partition);
     }
 
-    /** Whether operations on the partition wait. Backups do not: each partition is compared with the log when it gets this owner. */
+    /**
+     * Whether operations on the partition wait. Backups do not: each partition is compared with the
+     * log when it gets this owner.
+     */
     boolean holds(int partition) {
         return !wholeness.whole(partition) && plugin.partitions().isOwner(partition);
     }
 
-    /** An operation needs the partition: it is settled if this member owns it and it is not whole. */
+    /**
+     * An operation needs the partition: it is settled if this member owns it and it is not whole.
+     */
     void demand(int partition) {
         if (!open) {
             closed();
@@ -171,7 +194,9 @@ final class MapState {
         }
     }
 
-    /** The partition has another owner. This member may keep a backup, and become its owner again. */
+    /**
+     * The partition has another owner. This member may keep a backup, and become its owner again.
+     */
     void forget(int partition) {
         wholeness.forget(partition);
         indexes.forget(partition);
@@ -221,7 +246,7 @@ final class MapState {
         plugin.settlements().wake();
     }
 
-    /** On the partition's thread: memory has nothing of it any more. */
+    /** On the partition's thread: memory has no entry of it any longer. */
     void emptied(int partition) {
         wholeness.forget(partition);
         indexes.forget(partition);
@@ -235,7 +260,8 @@ final class MapState {
     /** Whether the map has indexes, which only the partitions' threads may change. */
     boolean isIndexed() {
         MapContainer container = context().getExistingMapContainer(map);
-        return container != null && container.shouldUseGlobalIndex() && container.getGlobalIndexRegistry().getIndexes().length > 0;
+        return container != null && container.shouldUseGlobalIndex()
+                && container.getGlobalIndexRegistry().getIndexes().length > 0;
     }
 
     /** Keys of the partition that are locked. */
@@ -256,7 +282,7 @@ final class MapState {
     }
 
     /**
-     * Memory says what the log says, and operations may continue. On the partition's thread, unless
+     * Memory is equal to the log, and operations may continue. On the partition's thread, unless
      * the partition is {@link #empty}.
      */
     void settled(Comparison comparison) {
@@ -274,19 +300,26 @@ final class MapState {
         return service.getMapServiceContext();
     }
 
-    /** @throws RuntimeException retryable, while the partition waits to be settled; LogUnavailable, when it waits too long */
+    /**
+     * @throws RuntimeException retryable, while the partition waits to be settled; LogUnavailable,
+     *         when it waits too long
+     */
     void requireSettled(int partition) {
         if (!wholeness.whole(partition)) {
             demand(partition);
-            throw plugin.partitions().owns(partition) ? refusal(partition) : OrderGuard.moved(partition);
+            throw plugin.partitions().owns(partition) ? refusal(partition)
+                    : OrderGuard.moved(partition);
         }
     }
 
     /** Why an operation on the partition cannot be carried out now. */
     RuntimeException refusal(int partition) {
-        RuntimeException why = open ? wholeness.refusal(partition, settings, plugin.link(settings).agent()) : closed();
-        return why instanceof LogUnavailable && plugin.settler().isAhead(map, partition)
-                ? new OutcomeUnknown("map \"" + map + "\": an earlier attempt of the operation may be in the log; it is compared with memory"
+        RuntimeException why = open
+                ? wholeness.refusal(partition, settings, plugin.link(settings).agent()) : closed();
+        return why instanceof LogUnavailable && plugin.reconciler().isAhead(map, partition)
+                ? new OutcomeUnknown("map \"" + map
+                    + "\": an earlier attempt of the operation may be in the log; it is compared"
+                    + " with memory"
                 + " as soon as it can be: " + why.getMessage(), why) : why;
     }
 
@@ -322,7 +355,8 @@ final class MapState {
      */
     private synchronized RuntimeException closed() {
         if (plugin.merging()) {
-            return new LogUnavailable("map \"" + map + "\" is not available: member " + plugin.member() + " is joining another cluster", null);
+            return new LogUnavailable("map \"" + map + "\" is not available: member "
+                    + plugin.member() + " is joining another cluster", null);
         }
         AgentSettings used = settings;
         if (used != null) {
@@ -331,7 +365,8 @@ final class MapState {
         if (failure != null && System.nanoTime() - failedNanos < FAILED_NANOS) {
             return new LogUnavailable(failure.getMessage(), failure.getCause());
         }
-        return new RetryableHazelcastException("map \"" + map + "\" is being opened: its log is looked for");
+        return new RetryableHazelcastException("map \"" + map
+                + "\" is being opened: its agent is asked for its log");
     }
 
     private synchronized void beginToOpen(AgentSettings used) {
@@ -343,12 +378,13 @@ final class MapState {
         try {
             start(used, generation);
         } catch (OutOfMemoryError e) {  // no more threads
-            failed(generation, "map \"" + map + "\" cannot be opened now: " + AgentLink.reason(e), e);
+            failed(generation, "map \"" + map + "\" cannot be opened now: " + Outcomes.reason(e),
+                e);
         }
     }
 
     /**
-     * What other members have to say about a map.
+     * What other members answer about a map.
      *
      * @param loaded  a member has it in use
      * @param missing why a member cannot take entries; null when all can
@@ -365,8 +401,10 @@ final class MapState {
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
                 members.add(member);
-                answers.add(nodeEngine.getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new StatusOperation(map, present), member.getAddress()).setTryCount(1).invoke());
+                answers.add(nodeEngine.getOperationService()
+                        .createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new StatusOperation(map, present), member.getAddress())
+                        .setTryCount(1).invoke());
             }
         }
         boolean loaded = false;
@@ -380,7 +418,8 @@ final class MapState {
                 Thread.currentThread().interrupt();
                 answer = "interrupted";
             } catch (ExecutionException | TimeoutException e) {
-                answer = "member " + members.get(i).getAddress() + " does not answer: " + AgentLink.reason(ExceptionUtil.peel(e));
+                answer = "member " + members.get(i).getAddress() + " does not answer: "
+                        + Outcomes.reason(ExceptionUtil.peel(e));
             }
             switch (answer) {
                 case StatusOperation.LOADED -> loaded = true;
@@ -392,10 +431,14 @@ final class MapState {
         return new Peers(loaded, missing, loading);
     }
 
-    /** A member that joins is not in the list of a view that was claimed before, so it asks the others for the view's number. */
+    /**
+     * A member that joins is not in the list of a view that was claimed before, so it asks the
+     * others for the view's number.
+     */
     private void learnView(AgentLink link) {
         if (!plugin.nodeEngine().getClusterService().isJoined()) {
-            throw new LogUnavailable("member " + plugin.member() + " has not joined its cluster yet", null);
+            throw new LogUnavailable("member " + plugin.member()
+                    + " has not joined its cluster yet", null);
         }
         if (link.knownView() == 0) {
             link.learn(askForView());
@@ -408,15 +451,18 @@ final class MapState {
         List<CompletableFuture<Long>> answers = new ArrayList<>();
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
-                answers.add(nodeEngine.getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new ViewOperation(map, plugin.guard().member().toString()), member.getAddress()).setTryCount(1).invoke());
+                answers.add(nodeEngine.getOperationService()
+                        .createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new ViewOperation(map, plugin.guard().member().toString()),
+                        member.getAddress()).setTryCount(1).invoke());
             }
         }
         long deadline = System.nanoTime() + ASK_NANOS;
         long newest = 0;
         for (CompletableFuture<Long> answer : answers) {
             try {
-                newest = Math.max(newest, answer.get(Math.max(1, deadline - System.nanoTime()), TimeUnit.NANOSECONDS));
+                newest = Math.max(newest, answer.get(Math.max(1, deadline - System.nanoTime()),
+                        TimeUnit.NANOSECONDS));
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
                 return newest;
@@ -433,7 +479,8 @@ final class MapState {
             return loaded ? StatusOperation.LOADED : StatusOperation.OPEN;
         }
         try {
-            MapStoreConfig config = plugin.nodeEngine().getConfig().findMapConfig(map).getMapStoreConfig();
+            MapStoreConfig config = plugin.nodeEngine().getConfig().findMapConfig(map)
+                    .getMapStoreConfig();
             if (!config.isEnabled()) {
                 return "member " + plugin.member() + " has no map-store for map \"" + map + "\"";
             }
@@ -445,7 +492,7 @@ final class MapState {
             beginToOpen(used);
             return StatusOperation.READY;
         } catch (RuntimeException e) {
-            return AgentLink.reason(e);
+            return Outcomes.reason(e);
         }
     }
 
@@ -455,8 +502,9 @@ final class MapState {
             try {
                 prepare(used, present);
             } catch (Throwable e) {
-                String why = "map \"" + map + "\" is not available, because its log is not: " + AgentLink.reason(e)
-                        + ". It comes back by itself as soon as the log does";
+                String why = "map \"" + map + "\" is not available, because its log is not: "
+                        + Outcomes.reason(e)
+                        + ". It is available again as soon as its log is";
                 plugin.logger().warning("imap-wal: " + why);
                 failed(ofGeneration, why, e instanceof LogUnavailable ? e.getCause() : e);
                 return;
@@ -503,7 +551,7 @@ final class MapState {
         try {
             plugin.readers(used).known(map);
         } catch (IOException e) {
-            throw new IOException(link.agent() + " cannot read the log: " + AgentLink.reason(e), e);
+            throw new IOException(link.agent() + " cannot read the log: " + Outcomes.reason(e), e);
         }
     }
 
@@ -513,7 +561,8 @@ final class MapState {
      * such a value in memory.
      */
     private void addIndexes() {
-        List<IndexConfig> indexes = new ArrayList<>(plugin.nodeEngine().getConfig().findMapConfig(map).getIndexConfigs());
+        List<IndexConfig> indexes = new ArrayList<>(
+                plugin.nodeEngine().getConfig().findMapConfig(map).getIndexConfigs());
         indexes.addAll(context().getMapIndexConfigs(map));
         if (!indexes.isEmpty()) {
             IndexRegistry registry = context().getMapContainer(map).getGlobalIndexRegistry();
@@ -525,7 +574,8 @@ final class MapState {
 
     private void awaitAssigned() throws InterruptedException {
         if (!Polling.until(plugin.partitions()::assigned, OTHERS_NANOS)) {
-            throw new IllegalStateException("the cluster's partitions have no owners yet; the cluster's state is "
+            throw new IllegalStateException(
+                    "the cluster's partitions have no owners yet; the cluster's state is "
                     + plugin.nodeEngine().getClusterService().getClusterState());
         }
     }

@@ -21,6 +21,7 @@ record Membership(UUID clusterId, UUID member) {
     }
 
     static Membership read(ObjectDataInput in) throws IOException {
-        return new Membership(UUIDSerializationUtil.readUUID(in), UUIDSerializationUtil.readUUID(in));
+        return new Membership(UUIDSerializationUtil.readUUID(in),
+                UUIDSerializationUtil.readUUID(in));
     }
 }

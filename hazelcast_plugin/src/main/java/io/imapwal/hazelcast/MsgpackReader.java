@@ -7,7 +7,9 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** Reads the part of msgpack that the protocol uses. What does not fit is a {@link ProtocolException}, never a guess. */
+/**
+ * Reads the part of msgpack that the protocol uses. Anything else is a {@link ProtocolException}.
+ */
 final class MsgpackReader {
     private final byte[] bytes;
     private final int end;
@@ -129,7 +131,10 @@ final class MsgpackReader {
         };
     }
 
-    /** Any value: null, Boolean, Long, Double, String, byte[], List or Map. Floats are read because {@code stat} may hold some. */
+    /**
+     * Any value: null, Boolean, Long, Double, String, byte[], List or Map. Floats are read because
+     * {@code stat} may hold some.
+     */
     Object value() throws ProtocolException {
         int type = peek();
         if (type == 0xc0) {
@@ -169,7 +174,10 @@ final class MsgpackReader {
         throw unexpected("value");
     }
 
-    /** The bytes of the next value, whatever it is: a cursor goes back to the agent as it came. */
+    /**
+     * The bytes of the next value, of any type: a cursor is sent back to the agent without a
+     * change.
+     */
     byte[] raw() throws ProtocolException {
         int from = at;
         value();
@@ -216,6 +224,7 @@ final class MsgpackReader {
     }
 
     private ProtocolException unexpected(String wanted) {
-        return new ProtocolException(String.format("wanted %s at byte %d, found 0x%02x", wanted, at - 1, bytes[at - 1]));
+        return new ProtocolException(
+                String.format("wanted %s at byte %d, found 0x%02x", wanted, at - 1, bytes[at - 1]));
     }
 }

@@ -3,7 +3,10 @@ package io.imapwal.hazelcast;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 
-/** Writes the part of msgpack that the protocol uses: nil, bool, int, str, bin, array, map; always in the shortest form. */
+/**
+ * Writes the part of msgpack that the protocol uses: nil, bool, int, str, bin, array, map; always
+ * in the shortest form.
+ */
 final class MsgpackWriter {
     private byte[] bytes;
     private int length;
@@ -139,7 +142,8 @@ final class MsgpackWriter {
 
     private void ensure(int more) {
         if (bytes.length - length < more) {
-            bytes = Arrays.copyOf(bytes, (int) Math.min(Integer.MAX_VALUE - 8, Math.max(bytes.length * 2L, (long) length + more)));
+            bytes = Arrays.copyOf(bytes, (int) Math.min(Integer.MAX_VALUE - 8,
+                    Math.max(bytes.length * 2L, (long) length + more)));
         }
     }
 }

@@ -6,7 +6,8 @@ import com.hazelcast.spi.exception.SilentException;
 /**
  * The change is certainly neither in the log nor in memory: the operation may be repeated as it is.
  *
- * <p>Silent, so that Hazelcast does not log a stack trace for each of the operations that fail together; the plug-in logs the cause once.
+ * <p>Silent, so that Hazelcast does not log a stack trace for each of the operations that fail
+ * together; the plug-in logs the cause once.
  */
 public final class NotAppended extends HazelcastException implements SilentException {
     private static final long serialVersionUID = 1L;

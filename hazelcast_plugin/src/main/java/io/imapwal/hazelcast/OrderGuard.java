@@ -18,12 +18,13 @@ import java.util.stream.Collectors;
 /**
  * Gives a change its place among the owners of its partition.
  *
- * <p>A partition's version grows with every change of hands, so of two changes of one key by two owners the one with the
- * greater version is the newer. That holds only for changes made by the owner, and a migration does not wait for an
- * offloaded store: hence version, ownership, version again, and the whole once more by the thread that sends
- * ({@link #holds}), because a change may have waited in the queue meanwhile. What changes hands after that is sent with the
- * older version, which is right: the new owner's changes are newer, and the operation itself is refused by Hazelcast on
- * its way back to memory and repeated on the new owner.
+ * <p>A partition's version grows with every change of its owner, so of two changes of one key by
+ * two owners, the one with the greater version is newer. This is true only for changes by the
+ * owner, and a migration does not wait for an offloaded store. So the guard reads the version, the
+ * ownership, and the version again. The thread that sends does the same ({@link #holds}), because a
+ * change may have waited in the queue. If the partition moves after that, the change is sent with
+ * the older version, which is correct: the changes of the new owner are newer, and Hazelcast
+ * refuses the operation before it changes memory, and repeats it on the new owner.
  */
 final class OrderGuard {
     private static final int TURN_BITS = 32;
@@ -45,29 +46,21 @@ final class OrderGuard {
     }
 
     /**
-     * Where and when a change was made.
-     *
-     * @param member      that sends it; its UUID then: a member that has merged has another
-     * @param version     the partition's, as Hazelcast counts it
-     * @param order       the second number of the change's order: version and turn
-     * @param incarnation the only one in which it may be sent, where another member gave the place;
-     *                    0: any
+     * @throws RetryableHazelcastException this member does not own the partition, or it is
+     *                                     migrating: nothing was appended, Hazelcast repeats the
+     *                                     operation
      */
-    record Stamp(UUID clusterId, UUID member, int partition, int version, long order,
-                 long incarnation) {
-    }
-
-    /** @throws RetryableHazelcastException when this member does not own the partition undisturbed: nothing was appended, Hazelcast repeats the operation */
-    Stamp take(int partitionId) {
+    PartitionStamp take(int partitionId) {
         UUID clusterId = cluster.getClusterId();
         UUID member = member();
         InternalPartition partition = partitions.getPartition(partitionId, false);
         int version = partition.version();
-        if (clusterId == null || !partition.isLocal() || partition.isMigrating() || partition.version() != version) {
+        if (clusterId == null || !partition.isLocal() || partition.isMigrating()
+                || partition.version() != version) {
             throw moved(partitionId);
         }
         long order = order(version, turns.get(partitionId));
-        return new Stamp(clusterId, member, partitionId, version, order, 0);
+        return new PartitionStamp(clusterId, member, partitionId, version, order, 0);
     }
 
     /**
@@ -77,20 +70,22 @@ final class OrderGuard {
      *
      * @throws RetryableHazelcastException as {@link #take}
      */
-    Stamp place(int partitionId) {
-        Stamp now = take(partitionId);
-        // On the partition's thread: no other place is given meanwhile. A turn above the limit would
-        // count as a version, also for changes without a transaction.
+    PartitionStamp place(int partitionId) {
+        PartitionStamp now = take(partitionId);
+        // On the partition's thread: no other place is given meanwhile. A turn above the limit
+        // would count as a version, also for changes without a transaction.
         if (turns.get(partitionId) >= MAX_TURN) {
-            throw new TransactionException("partition " + partitionId + " has had " + MAX_TURN / 2 + " transactions"
+            throw new TransactionException("partition " + partitionId + " has had " + MAX_TURN / 2
+                    + " transactions"
                     + " on this member, the most it can count. Restart the member");
         }
         long turn = turns.addAndGet(partitionId, 2) - 1;
-        long order = order(now.version, turn);
-        return new Stamp(now.clusterId, now.member, partitionId, now.version, order, 0);
+        long order = order(now.version(), turn);
+        return new PartitionStamp(now.clusterId(), now.member(), partitionId, now.version(), order,
+                0);
     }
 
-    /** Whether an order was made with the partition's version of now. */
+    /** Whether an order was made with the present version of the partition. */
     boolean isPresentVersion(int partitionId, long order) {
         return partitions.getPartition(partitionId, false).version() == order >>> TURN_BITS;
     }
@@ -99,20 +94,23 @@ final class OrderGuard {
         return (long) version << TURN_BITS | turn;
     }
 
-    boolean holds(Stamp stamp) {
-        if (stamp.incarnation != 0) {
+    boolean holds(PartitionStamp stamp) {
+        if (stamp.incarnation() != 0) {
             // The owner keeps the partition until it knows the outcome. If the owner is lost, there
             // is another incarnation.
-            return stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
+            return stamp.clusterId().equals(cluster.getClusterId())
+                    && stamp.member().equals(member());
         }
-        InternalPartition partition = partitions.getPartition(stamp.partition, false);
-        return partition.isLocal() && !partition.isMigrating() && partition.version() == stamp.version
-                && stamp.clusterId.equals(cluster.getClusterId()) && stamp.member.equals(member());
+        InternalPartition partition = partitions.getPartition(stamp.partition(), false);
+        return partition.isLocal() && !partition.isMigrating()
+                && partition.version() == stamp.version()
+                && stamp.clusterId().equals(cluster.getClusterId())
+                && stamp.member().equals(member());
     }
 
     /**
-     * Whether this thread carries out a backup. Backups store nothing, but for {@code setTtl}, whose backup calls the map
-     * store once more (5.7.0); its owner has logged it.
+     * Whether this thread carries out a backup. Backups store nothing, except {@code setTtl},
+     * whose backup calls the map store once more (5.7.0); its owner has logged it.
      */
     boolean onBackup(int partitionId) {
         return Thread.currentThread() instanceof OperationThread thread
@@ -137,12 +135,14 @@ final class OrderGuard {
 
     /** Whether this member is still in that cluster, as the same member. */
     boolean isPresent(Membership membership) {
-        return membership.clusterId() != null && membership.clusterId().equals(clusterId()) && membership.member().equals(member());
+        return membership.clusterId() != null && membership.clusterId().equals(clusterId())
+                && membership.member().equals(member());
     }
 
     /** Whether that member is in this member's cluster now: what it says is about this cluster. */
     boolean isFellow(Membership membership) {
-        return membership.clusterId() != null && membership.clusterId().equals(clusterId()) && cluster.getMember(membership.member()) != null;
+        return membership.clusterId() != null && membership.clusterId().equals(clusterId())
+                && cluster.getMember(membership.member()) != null;
     }
 
     /** The UUIDs of all members, this one included. */
@@ -151,11 +151,13 @@ final class OrderGuard {
     }
 
     static RetryableHazelcastException moved(int partitionId) {
-        return new RetryableHazelcastException("partition " + partitionId + " is changing hands; nothing was appended");
+        return new RetryableHazelcastException("partition " + partitionId
+                + " is moving to another member; nothing was appended");
     }
 
     static RetryableHazelcastException movedMeanwhile(int partitionId) {
-        return new RetryableHazelcastException("partition " + partitionId + " moved to another member while a change of it was appended; "
+        return new RetryableHazelcastException("partition " + partitionId
+                + " moved to another member while a change of it was appended; "
                 + "Hazelcast repeats the change");
     }
 }

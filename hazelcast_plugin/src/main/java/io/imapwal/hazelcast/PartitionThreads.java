@@ -25,7 +25,8 @@ final class PartitionThreads {
      *
      * @return on how many partitions it is not done after the time; it is done there later
      */
-    long run(Collection<Integer> partitions, IntConsumer action, long seconds) throws InterruptedException {
+    long run(Collection<Integer> partitions, IntConsumer action, long seconds)
+            throws InterruptedException {
         OperationExecutor executor = executor();
         CountDownLatch left = new CountDownLatch(partitions.size());
         for (int partition : partitions) {
@@ -40,7 +41,8 @@ final class PartitionThreads {
         executor().execute(new Urgent(partition, action));
     }
 
-    private record Urgent(int partition, IntConsumer action) implements PartitionSpecificRunnable, UrgentSystemOperation {
+    private record Urgent(int partition, IntConsumer action)
+            implements PartitionSpecificRunnable, UrgentSystemOperation {
         @Override
         public void run() {
             action.accept(partition);
@@ -54,19 +56,22 @@ final class PartitionThreads {
 
     /** Whether this is the partition's thread. */
     boolean isOn(int partition) {
-        return Thread.currentThread() instanceof PartitionOperationThread thread && thread.getThreadId() == executor().getPartitionThreadId(partition);
+        return Thread.currentThread() instanceof PartitionOperationThread thread
+                && thread.getThreadId() == executor().getPartitionThreadId(partition);
     }
 
     /** The task that runs now, if this is the partition's thread; null if it is not known. */
     static Object task(int partition) {
-        return Thread.currentThread() instanceof PartitionOperationThread thread ? thread.operationRunner(partition).currentTask() : null;
+        return Thread.currentThread() instanceof PartitionOperationThread thread
+                ? thread.operationRunner(partition).currentTask() : null;
     }
 
     private OperationExecutor executor() {
         return ((OperationServiceImpl) nodeEngine.getOperationService()).getOperationExecutor();
     }
 
-    private record Task(int partition, IntConsumer action, CountDownLatch left) implements PartitionSpecificRunnable {
+    private record Task(int partition, IntConsumer action, CountDownLatch left)
+            implements PartitionSpecificRunnable {
         @Override
         public void run() {
             try {

@@ -43,7 +43,8 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
     }
 
     /** @param view in which the transaction is logged */
-    PlaceOperation(UUID transaction, UUID lockOwner, UUID coordinator, List<Item> items, long view) {
+    PlaceOperation(UUID transaction, UUID lockOwner, UUID coordinator, List<Item> items,
+            long view) {
         this.transaction = transaction;
         this.lockOwner = lockOwner;
         this.coordinator = coordinator;
@@ -77,31 +78,34 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
      * another owner, and a place from here could be older than changes of that owner.
      */
     private void requireView(AgentLink link, WalPlugin plugin) {
-        Welcome welcome = link == null ? null : link.welcome();
-        if (welcome == null || welcome.incarnation() < view) {
+        SessionInfo session = link == null ? null : link.session();
+        if (session == null || session.incarnation() < view) {
             if (link != null) {
                 link.learn(view);
                 plugin.leftOut().suspect();
             }
-            throw new RetryableHazelcastException("member " + plugin.member() + " says hello to its agent in view " + view
+            throw new RetryableHazelcastException("member " + plugin.member()
+                    + " says hello to its agent in view " + view
                     + ", before it takes part in a transaction");
         }
     }
 
     private void check(Item item, WalPlugin plugin) {
         MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
-        RecordStore<?> store = service.getMapServiceContext().getRecordStore(getPartitionId(), item.map);
+        RecordStore<?> store = service.getMapServiceContext()
+                .getRecordStore(getPartitionId(), item.map);
         MapState state = plugin.state(item.map);
         state.requireSettled(getPartitionId());
         plugin.placements().check(item.map, item.key, transaction);
-        if (plugin.settler().isDoubted(item.map, item.key)) {
+        if (plugin.reconciler().isDoubted(item.map, item.key)) {
             throw new RetryableHazelcastException("map \"" + item.map
                     + "\": an earlier change of the key is being settled");
         }
         Record<?> record = store.getRecord(item.key);
         boolean unchanged = record == null || record.getVersion() == item.version;
         if (!unchanged || !store.isLockedBy(item.key, lockOwner, item.thread)) {
-            throw new TransactionException("map \"" + item.map + "\": the transaction took so long that"
+            throw new TransactionException("map \"" + item.map
+                    + "\": the transaction took so long that"
                     + " its lock of a key has expired, or the key's owner was lost");
         }
     }

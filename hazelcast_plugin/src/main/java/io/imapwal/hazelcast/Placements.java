@@ -39,8 +39,8 @@ final class Placements {
      * @param coordinator the member that logs the transaction
      * @param value       in the log; null: a tombstone
      */
-    private record Placement(UUID transaction, UUID coordinator, int partition, long order, boolean logged,
-                             Data value) {
+    private record Placement(UUID transaction, UUID coordinator, int partition, long order,
+            boolean logged, Data value) {
 
         Placement loggedAs(Data now) {
             return new Placement(transaction, coordinator, partition, order, true, now);
@@ -60,7 +60,8 @@ final class Placements {
     }
 
     /** @param order the key's place */
-    void place(String map, Data key, UUID transaction, UUID coordinator, int partition, long order) {
+    void place(String map, Data key, UUID transaction, UUID coordinator, int partition,
+            long order) {
         Placement placed = new Placement(transaction, coordinator, partition, order, false, null);
         placements.put(new Key(map, key), placed);
     }
@@ -68,7 +69,8 @@ final class Placements {
     /** @return false: the key was changed or settled since, or had another owner then */
     boolean setLogged(String map, Data key, UUID transaction, Data value) {
         Placement now = placements.computeIfPresent(new Key(map, key),
-                (each, known) -> known.transaction.equals(transaction) ? known.loggedAs(value) : known);
+                (each, known) -> known.transaction.equals(transaction) ? known.loggedAs(value)
+                : known);
         return now != null && now.transaction.equals(transaction);
     }
 
@@ -89,9 +91,9 @@ final class Placements {
             throw busy(map);
         }
         if (!guard.isPresentVersion(known.partition, known.order)) {
-            // A backup has moved since, and the owner may have logged changes with the new version. A
-            // rewrite that saw those takes older ones for those of a former owner: it is logged again.
-            // Its place stays, in case that has to be repeated.
+            // A backup has moved since, and the owner may have logged changes with the new version.
+            // A rewrite that saw those takes older ones for those of a former owner: it is logged
+            // again. Its place stays, in case that has to be repeated.
             return false;
         }
         // A later change, or what an interceptor made of this one: logged with a later order.

@@ -3,17 +3,22 @@ package io.imapwal.hazelcast;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
 
-/** Waits for what nothing announces: looks again after pauses that grow from 1 to 50 ms. */
+/** Waits for a condition that has no event: checks it after pauses that grow from 1 to 50 ms. */
 final class Polling {
     private static final long PAUSE_MAX_MS = 50;
 
     private Polling() {
     }
 
-    /** Returns when the condition holds, or when {@code nanos} have passed. @return whether it holds */
+    /**
+     * Returns when the condition holds, or when {@code nanos} have passed.
+     *
+     * @return whether it holds
+     */
     static boolean until(BooleanSupplier condition, long nanos) throws InterruptedException {
         long deadline = System.nanoTime() + nanos;
-        for (long pauseMs = 1; !condition.getAsBoolean(); pauseMs = Math.min(2 * pauseMs, PAUSE_MAX_MS)) {
+        for (long pauseMs = 1; !condition.getAsBoolean(); pauseMs = Math.min(2 * pauseMs,
+                PAUSE_MAX_MS)) {
             long left = deadline - System.nanoTime();
             if (left <= 0) {
                 return false;

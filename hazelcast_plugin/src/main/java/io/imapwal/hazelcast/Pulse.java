@@ -12,9 +12,11 @@ import java.util.concurrent.TimeUnit;
  * Watches one agent over a separate connection, at least twice a second.
  *
  * <pre>
- * ZMTP PING   answered by ZeroMQ's own thread in the agent, also while the agent waits for its storage. No answer within
- *             agent-timeout-ms: the agent hangs. All connections to it are closed, and none is opened until it answers again
- * beat        says that a member of this cluster is alive; the agent's loop answers it, perhaps late
+ * ZMTP PING   ZeroMQ's own thread in the agent answers it, also while the agent waits for its
+ *             storage. No answer within agent-timeout-ms: the agent hangs. All connections to it
+ *             are closed, and none is opened until it answers again
+ * beat        says that a member of this cluster is alive; the loop of the agent answers it,
+ *             perhaps late
  * </pre>
  *
  * So a slow storage is not a hung agent: appends wait for it up to {@code timeout-ms}.
@@ -95,7 +97,7 @@ final class Pulse {
             try {
                 beat(identity);
             } catch (IOException | RuntimeException e) {
-                // Where the agent has ended, its callers learn it from their own connections.
+                // If the agent has ended, its callers get errors from their own connections.
                 disconnect();
                 if (e instanceof SocketTimeoutException) {
                     hang();
@@ -113,7 +115,8 @@ final class Pulse {
     /** Sends a PING and a beat, and receives until the next ones are due. */
     private void beat(AgentConnection.Identity identity) throws IOException {
         if (wire == null) {
-            wire = ZmtpConnection.open(settings.agent(), settings.secrets(), deadline(settings.agentTimeoutMs()));
+            wire = ZmtpConnection.open(settings.agent(), settings.secrets(),
+                    deadline(settings.agentTimeoutMs()));
             silent = 0;
             number = answered = 0;
             said = null;
@@ -132,7 +135,8 @@ final class Pulse {
                 break;
             }
         }
-        // Counted in beats, not by the clock: this process may have been stopped meanwhile, not the agent.
+        // Counted in beats, not in time: this process may have been stopped meanwhile, and not the
+        // agent.
         silent = wire.pongs() == pongs && answered == before ? silent + 1 : 0;
         if (silent * pauseMs >= settings.agentTimeoutMs()) {
             throw new HungAgent(settings.agentTimeoutMs());
@@ -144,14 +148,16 @@ final class Pulse {
         UUID member = identity.cluster().member();
         long view = identity.view().of(cluster, member);
         if (number - answered > UNANSWERED_MAX || view == 0) {
-            // The agent is busy, or this member has no welcome yet under its present UUID and cluster id.
+            // The agent is busy, or this member has no welcome yet under its present UUID and
+            // cluster id.
             return;
         }
         Hello now = new Hello(cluster, member, view);
         if (greeted && now.equals(said)) {
             header.clear().array(2).string("beat").integer(++number);
         } else if (!asked) {
-            AgentConnection.hello(header.clear().array(3).string("hello").integer(++number), identity, cluster, member, "read",
+            AgentConnection.hello(header.clear().array(3).string("hello").integer(++number),
+                    identity, cluster, member, "read",
                     settings.secrets().token());
             said = now;
             asked = true;

@@ -13,13 +13,15 @@ import java.lang.reflect.Method;
 import java.util.Arrays;
 
 /**
- * A dict, tuple, set or object of a Python client: hazelcast-python-client pickles whatever has no counterpart in Java.
+ * A dict, tuple, set or object of a Python client: hazelcast-python-client pickles whatever has no
+ * counterpart in Java.
  *
- * <p>To a member without a map store such a value is bytes. With one, Hazelcast turns it into an object first, for which no serializer
- * is registered; this is that object: the same bytes, never looked into.
+ * <p>To a member without a map store such a value is bytes. With one, Hazelcast turns it into an
+ * object first, for which no serializer is registered; this is that object: the same bytes, which
+ * are never decoded.
  */
 final class PythonPickle {
-    /** As hazelcast-python-client has it: {@code PYTHON_TYPE_PICKLE}. */
+    /** As in hazelcast-python-client: {@code PYTHON_TYPE_PICKLE}. */
     private static final int TYPE_ID = -120;
 
     private final byte[] pickle;
@@ -32,11 +34,14 @@ final class PythonPickle {
     static void register(InternalSerializationService serialization, ILogger logger) {
         try {
             // The public way takes positive type ids only.
-            Method register = AbstractSerializationService.class.getDeclaredMethod("safeRegister", Class.class, Serializer.class);
+            Method register = AbstractSerializationService.class.getDeclaredMethod("safeRegister",
+                    Class.class, Serializer.class);
             register.setAccessible(true);
             register.invoke(serialization, PythonPickle.class, new Codec());
         } catch (ReflectiveOperationException | RuntimeException e) {
-            logger.warning("imap-wal: values that Python clients pickle (dict, tuple, set) will be refused: " + AgentLink.reason(e));
+            logger.warning(
+                    "imap-wal: values that Python clients pickle (dict, tuple, set) will be"
+                    + " refused: " + Outcomes.reason(e));
         }
     }
 

@@ -87,13 +87,16 @@ final class RecordStores {
         return service.getMapServiceContext().getPartitionContainers()[0] != null;
     }
 
-    private static void replace(MapService service, NodeEngine nodeEngine) throws IllegalAccessException {
-        for (PartitionContainer container : service.getMapServiceContext().getPartitionContainers()) {
+    private static void replace(MapService service, NodeEngine nodeEngine)
+            throws IllegalAccessException {
+        for (PartitionContainer container : service.getMapServiceContext()
+                .getPartitionContainers()) {
             Object plain = CONSTRUCTORS.get(0).get(container);
             for (Field field : CONSTRUCTORS) {
                 @SuppressWarnings("unchecked")
                 var hazelcasts = (ConstructorFunction<String, RecordStore<?>>) plain;
-                field.set(container, new Ours(hazelcasts, field == CONSTRUCTORS.get(1), container, nodeEngine));
+                field.set(container, new Ours(hazelcasts, field == CONSTRUCTORS.get(1), container,
+                        nodeEngine));
             }
             MAPS.set(container, new Maps(container, nodeEngine));
         }
@@ -101,7 +104,8 @@ final class RecordStores {
 
     /** Null: there is none. Unlike {@code getExistingRecordStore}, this makes none. */
     static RecordStore<?> existing(PartitionContainer container, String map) {
-        return container.getMaps() instanceof Maps maps ? maps.existing(map) : container.getExistingRecordStore(map);
+        return container.getMaps() instanceof Maps maps ? maps.existing(map)
+                : container.getExistingRecordStore(map);
     }
 
     /**
@@ -141,7 +145,8 @@ final class RecordStores {
             if (plugin != null && plugin.isWhole(map, partition)) {
                 return false;
             }
-            return SettlementService.of(nodeEngine).isOwner(partition) && WalMapStoreFactory.isNamed(nodeEngine, map)
+            return SettlementService.of(nodeEngine).isOwner(partition)
+                    && WalMapStoreFactory.isNamed(nodeEngine, map)
                     && !(PartitionThreads.task(partition) instanceof MapPartitionDestroyOperation);
         }
 
@@ -179,7 +184,8 @@ final class RecordStores {
         }
 
         /** As Hazelcast makes its own. */
-        private RecordStore<?> ours(MapServiceContext context, MapContainer map, WalMapStore mapStore) {
+        private RecordStore<?> ours(MapServiceContext context, MapContainer map,
+                WalMapStore mapStore) {
             int partition = container.getPartitionId();
             if (!map.shouldUseGlobalIndex()) {
                 map.createIndexRegistry(false, partition);
@@ -191,7 +197,8 @@ final class RecordStores {
                 throw new IllegalStateException(e);
             }
             MapState state = WalPlugin.of(nodeEngine).state(map.getName());
-            LoggedRecordStore store = new LoggedRecordStore(map, partition, loader, nodeEngine.getLogger(DefaultRecordStore.class), state);
+            LoggedRecordStore store = new LoggedRecordStore(map, partition, loader,
+                    nodeEngine.getLogger(DefaultRecordStore.class), state);
             store.init();
             if (EvictionWatch.possible()) {
                 EvictionWatch.watch(store, state.wholeness(), partition);
@@ -203,14 +210,16 @@ final class RecordStores {
 
     /** First the one that does not begin to load. */
     private static List<Field> constructors() {
-        Field plain = Reflection.field(PartitionContainerImpl.class, "recordStoreConstructorSkipLoading");
+        Field plain = Reflection.field(PartitionContainerImpl.class,
+                "recordStoreConstructorSkipLoading");
         Field loading = Reflection.field(PartitionContainerImpl.class, "recordStoreConstructor");
         return plain == null || loading == null ? null : List.of(plain, loading);
     }
 
     private static Method keyLoader() {
         try {
-            Method method = PartitionContainerImpl.class.getDeclaredMethod("createMapKeyLoader", MapServiceContext.class, MapContainer.class);
+            Method method = PartitionContainerImpl.class.getDeclaredMethod("createMapKeyLoader",
+                    MapServiceContext.class, MapContainer.class);
             method.setAccessible(true);
             return method;
         } catch (NoSuchMethodException | RuntimeException e) {

@@ -9,7 +9,10 @@ import com.hazelcast.spi.impl.operationservice.Operation;
 import java.io.IOException;
 import java.util.UUID;
 
-/** Tells a member that a transaction was not logged, and never will be: its keys are free. */
+/**
+ * Tells a member that a transaction was not logged, and never will be: its keys can be changed
+ * again.
+ */
 public final class ReleaseOperation extends Operation implements IdentifiedDataSerializable {
     private UUID transaction;
 

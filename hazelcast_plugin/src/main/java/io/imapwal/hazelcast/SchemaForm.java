@@ -29,7 +29,8 @@ final class SchemaForm {
     /** Each field has at least the length of its name and its kind. */
     private static final int FIELD_BYTES_MIN = 2 * Integer.BYTES;
     @SuppressWarnings("deprecation")
-    private static final Set<FieldKind> NOT_COMPACT = EnumSet.of(FieldKind.NOT_AVAILABLE, FieldKind.CHAR, FieldKind.ARRAY_OF_CHAR,
+    private static final Set<FieldKind> NOT_COMPACT =
+            EnumSet.of(FieldKind.NOT_AVAILABLE, FieldKind.CHAR, FieldKind.ARRAY_OF_CHAR,
             FieldKind.PORTABLE, FieldKind.ARRAY_OF_PORTABLE);
 
     private SchemaForm() {
@@ -58,12 +59,14 @@ final class SchemaForm {
     /** @throws ProtocolException not the schema with this id; the text has the reason and byte */
     static Schema read(long schemaId, byte[] bytes) throws ProtocolException {
         if (bytes.length > BYTES_MAX) {
-            throw new ProtocolException("it takes " + bytes.length + " bytes, and at most " + BYTES_MAX + " are read");
+            throw new ProtocolException("it takes " + bytes.length + " bytes, and at most "
+                    + BYTES_MAX + " are read");
         }
         ByteBuffer from = ByteBuffer.wrap(bytes);
         need(from, 4 * Integer.BYTES + 1);
         expect(from, "partition hash", 0, from.getInt());
-        expect(from, "type id", SerializationConstants.CONSTANT_TYPE_DATA_SERIALIZABLE, from.getInt());
+        expect(from, "type id", SerializationConstants.CONSTANT_TYPE_DATA_SERIALIZABLE,
+                from.getInt());
         expect(from, "flags", IDENTIFIED, from.get());
         if (from.getInt(from.position()) == Integer.reverseBytes(SchemaDataSerializerHook.F_ID)) {
             // A member can be configured for little-endian numbers, and early plug-ins used that.
@@ -75,7 +78,8 @@ final class SchemaForm {
         need(from, Integer.BYTES);
         int count = from.getInt();
         if (count < 0 || count > from.remaining() / FIELD_BYTES_MIN) {
-            throw new ProtocolException("it announces " + count + " fields in the " + from.remaining() + " bytes after byte "
+            throw new ProtocolException("it announces " + count + " fields in the "
+                    + from.remaining() + " bytes after byte "
                     + from.position());
         }
         List<FieldDescriptor> fields = new ArrayList<>(count);
@@ -83,24 +87,29 @@ final class SchemaForm {
         for (int i = 0; i < count; i++) {
             String name = string(from);
             if (last != null && last.compareTo(name) >= 0) {
-                throw new ProtocolException("field " + (i + 1) + " is not in the order of names, before byte " + from.position());
+                throw new ProtocolException("field " + (i + 1)
+                        + " is not in the order of names, before byte " + from.position());
             }
             last = name;
             fields.add(new FieldDescriptor(name, kind(from)));
         }
         if (from.hasRemaining()) {
-            throw new ProtocolException(from.remaining() + " bytes follow its end at byte " + from.position());
+            throw new ProtocolException(from.remaining() + " bytes follow its end at byte "
+                    + from.position());
         }
         Schema schema = new Schema(typeName, fields);
         if (schema.getSchemaId() != schemaId) {
-            throw new ProtocolException("its type name and fields have the id " + schema.getSchemaId());
+            throw new ProtocolException("its type name and fields have the id "
+                    + schema.getSchemaId());
         }
         return schema;
     }
 
-    private static void expect(ByteBuffer from, String what, int expected, int found) throws ProtocolException {
+    private static void expect(ByteBuffer from, String what, int expected, int found)
+            throws ProtocolException {
         if (found != expected) {
-            throw new ProtocolException("the " + what + " before byte " + from.position() + " is " + found + ", that of a schema is "
+            throw new ProtocolException("the " + what + " before byte " + from.position() + " is "
+                    + found + ", that of a schema is "
                     + expected);
         }
     }
@@ -115,7 +124,8 @@ final class SchemaForm {
         need(from, Integer.BYTES);
         int length = from.getInt();
         if (length < 0 || length > from.remaining()) {
-            throw new ProtocolException("a name of " + length + " bytes begins at byte " + from.position() + ", and "
+            throw new ProtocolException("a name of " + length + " bytes begins at byte "
+                    + from.position() + ", and "
                     + from.remaining() + " bytes are left");
         }
         ByteBuffer text = from.slice().limit(length);
@@ -131,7 +141,8 @@ final class SchemaForm {
         need(from, Integer.BYTES);
         int id = from.getInt();
         if (id < 0 || id >= FieldKind.values().length || NOT_COMPACT.contains(FieldKind.get(id))) {
-            throw new ProtocolException("no field has kind " + id + ", before byte " + from.position());
+            throw new ProtocolException("no field has kind " + id + ", before byte "
+                    + from.position());
         }
         return FieldKind.get(id);
     }

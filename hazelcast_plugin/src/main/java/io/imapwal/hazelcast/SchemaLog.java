@@ -13,11 +13,12 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * The Compact schemas of a cluster, which live in no member's class path: logged before the first entry that needs them,
- * registered again before a load.
+ * The Compact schemas of a cluster, which live in no member's class path: logged before the first
+ * entry that needs them, registered again before a load.
  *
- * <p>A schema may hide anywhere inside a value, so values are not searched. What was turned into bytes on this member has its
- * schema in this member's schema service by then; the hot path asks only whether the service's size changed.
+ * <p>A schema may be anywhere inside a value, so values are not searched. If this member has
+ * serialized a value, its schema service has the schema; each append asks only whether the size of
+ * the service changed.
  */
 final class SchemaLog {
     private final MemberSchemaService service;
@@ -37,7 +38,10 @@ final class SchemaLog {
         private final Set<Long> refused = new HashSet<>();
         private int size;
 
-        /** Schemas that the log lacks. The size is read first: a schema that comes in between is found the next time. */
+        /**
+         * Schemas that the log lacks. The size is read first: a schema that is added meanwhile is
+         * found the next time.
+         */
         List<Schema> missing() {
             Collection<Schema> all = service.getAllSchemas();
             int now = all.size();
@@ -46,7 +50,8 @@ final class SchemaLog {
             }
             List<Schema> missing = new ArrayList<>();
             for (Schema schema : all) {
-                if (!ids.contains(schema.getSchemaId()) && !refused.contains(schema.getSchemaId())) {
+                if (!ids.contains(schema.getSchemaId())
+                        && !refused.contains(schema.getSchemaId())) {
                     missing.add(schema);
                 }
             }
@@ -88,11 +93,13 @@ final class SchemaLog {
             if (known == null) {
                 put(read);
             } else if (!known.equals(read)) {
-                throw new ProtocolException("another schema has that id in this cluster, of type " + known.getTypeName());
+                throw new ProtocolException("another schema has that id in this cluster, of type "
+                        + known.getTypeName());
             }
         } catch (ProtocolException e) {
             if (refused.add(schemaId)) {
-                logger.severe("imap-wal: what the log has as Compact schema " + schemaId + " is not used: " + e.getMessage()
+                logger.severe("imap-wal: what the log has as Compact schema " + schemaId
+                        + " is not used: " + e.getMessage()
                         + "; values that need this schema cannot be read");
             }
         }

@@ -17,8 +17,9 @@ import java.util.Deque;
 import java.util.Map;
 
 /**
- * Reads a file of secrets, which only root or the user of this process may have written. Whoever owns the file, or may write to a folder above it,
- * decides what it says. So each part of the path is checked, through symbolic links. The rules, and their reasons, are those of
+ * Reads a file of secrets, which only root or the user of this process may have written. Whoever
+ * owns the file, or may write to a folder above it, decides what it says. So each part of the path
+ * is checked, through symbolic links. The rules, and their reasons, are those of
  * {@code imap_wal/secret_files.py}.
  */
 final class SecretFile {
@@ -42,10 +43,14 @@ final class SecretFile {
         this.user = user;
     }
 
-    /** @throws IOException if the file cannot be read, or if another user may read or replace it; never with its content */
+    /**
+     * @throws IOException if the file cannot be read, or if another user may read or replace it;
+     *         never with its content
+     */
     static String read(String name) throws IOException {
         try {
-            boolean posix = Path.of(name).getFileSystem().supportedFileAttributeViews().contains("unix");
+            boolean posix = Path.of(name).getFileSystem().supportedFileAttributeViews()
+                    .contains("unix");
             return new SecretFile(name, posix ? user() : ROOT).read(posix);
         } catch (NoSuchFileException e) {
             throw new IOException(name + " does not exist", e);
@@ -64,7 +69,8 @@ final class SecretFile {
             content = input.readNBytes(BYTES_MAX + 1);
         }
         if (content.length > BYTES_MAX) {
-            throw new IOException(name + " is not a file of a key or a token: it has more than " + BYTES_MAX + " bytes");
+            throw new IOException(name + " is not a file of a key or a token: it has more than "
+                    + BYTES_MAX + " bytes");
         }
         return StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(content)).toString();
     }
@@ -110,8 +116,10 @@ final class SecretFile {
 
     private void check(Path here, Status found) throws IOException {
         if (found.owner != ROOT && found.owner != user) {
-            String allowed = user == ROOT ? "root" : "root or user " + user + ", who runs this process";
-            throw new IOException(name + " has a secret, and " + here + " belongs to user " + found.owner + ", not to " + allowed
+            String allowed = user == ROOT ? "root" : "root or user " + user
+                    + ", who runs this process";
+            throw new IOException(name + " has a secret, and " + here + " belongs to user "
+                    + found.owner + ", not to " + allowed
                     + "; check it, then run: chown -h " + user + " " + here);
         }
         if (found.type() == LINK) {
@@ -119,25 +127,33 @@ final class SecretFile {
         }
         if (found.type() == FOLDER) {
             if ((found.mode & OTHERS_WRITE) != 0 && (found.mode & STICKY) == 0) {
-                throw new IOException(name + " has a secret, and other users may write to the folder " + here + "; run: chmod go-w " + here);
+                throw new IOException(name
+                        + " has a secret, and other users may write to the folder " + here
+                        + "; run: chmod go-w " + here);
             }
             return;
         }
         int refused = found.owner == ROOT ? OTHERS_OPEN & ~GROUP_READS : OTHERS_OPEN;
         if ((found.mode & refused) != 0) {
-            throw new IOException(name + " has a secret, and other users may open it; run: chmod go= " + here);
+            throw new IOException(name
+                    + " has a secret, and other users may open it; run: chmod go= " + here);
         }
     }
 
-    /** The number of the user of this process. {@code user.name} can be set by anybody who starts the JVM, and is unknown for a number without a name. */
+    /**
+     * The number of the user of this process. {@code user.name} can be set by anybody who starts
+     * the JVM, and is unknown for a number without a name.
+     */
     static int user() throws IOException {
         Path self = Path.of("/proc/self");
-        return Files.exists(self) ? (Integer) Files.getAttribute(self, "unix:uid") : (int) new UnixSystem().getUid();
+        return Files.exists(self) ? (Integer) Files.getAttribute(self, "unix:uid")
+                : (int) new UnixSystem().getUid();
     }
 
     private record Status(int owner, int mode) {
         static Status of(Path path) throws IOException {
-            Map<String, Object> found = Files.readAttributes(path, "unix:uid,mode", LinkOption.NOFOLLOW_LINKS);
+            Map<String, Object> found =
+                    Files.readAttributes(path, "unix:uid,mode", LinkOption.NOFOLLOW_LINKS);
             return new Status((Integer) found.get("uid"), (Integer) found.get("mode"));
         }
 

@@ -18,7 +18,8 @@ import java.util.List;
  * backups where they differ. With the last entries it removes what the log does not have, and
  * operations may continue. It runs on the member that made it and nowhere else.
  */
-final class SettleOperation extends MapOperation implements PartitionAwareOperation, MutatingOperation, BackupAwareOperation {
+final class SettleOperation extends MapOperation implements PartitionAwareOperation,
+        MutatingOperation, BackupAwareOperation {
     private final transient MapState state;
     private final transient Comparison comparison;
     private final transient List<AgentReader.Entry> entries;
@@ -26,7 +27,8 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
     private final transient boolean last;
     private transient Corrections corrections = new Corrections();
 
-    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries, int part, boolean last) {
+    SettleOperation(MapState state, Comparison comparison, List<AgentReader.Entry> entries,
+            int part, boolean last) {
         super(state.map());
         this.state = state;
         this.comparison = comparison;
@@ -38,7 +40,8 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
     @Override
     protected void runInternal() {
         if (state.wholeness().unsettled(getPartitionId()) != comparison.reason) {
-            throw new HazelcastException("partition " + getPartitionId() + " has another owner by now");
+            throw new HazelcastException("partition " + getPartitionId()
+                    + " has another owner by now");
         }
         comparison.requireNext(part);
         // Also those that were added since, while some of the entries are in memory.
@@ -47,17 +50,20 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
             comparison.begin(recordStore);
             state.wholeness().refill(getPartitionId());
         }
-        corrections = comparison.set(recordStore, entries, getNodeEngine().getSerializationService(), getCallerAddress());
+        corrections = comparison.set(recordStore, entries,
+                getNodeEngine().getSerializationService(), getCallerAddress());
         if (comparison.unreadable > 0) {
-            // Reads of these keys then go to the log and fail with the reason. Other keys work.
+            // Reads of these keys then ask the log and fail with the reason. Other keys work.
             state.wholeness().evicted(getPartitionId());
         }
         comparison.compared();
         if (last) {
             corrections.removed().addAll(comparison.removeUnseen(recordStore).removed());
             if (comparison.unreadable > 0) {
-                getLogger().severe("imap-wal: map \"" + name + "\", partition " + getPartitionId() + ": " + comparison.unreadable
-                        + " entries are in the log only, because this member cannot read their values", comparison.why);
+                getLogger().severe("imap-wal: map \"" + name + "\", partition " + getPartitionId()
+                        + ": " + comparison.unreadable
+                        + " entries are in the log only, because this member cannot read their"
+                        + " values", comparison.why);
             }
             state.settled(comparison);
         }

@@ -18,14 +18,16 @@ import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Sets a key to what the log says, on the key's owner, atomically with all other changes of the key: those before it are in the
- * log that it reads, those after it come after.
+ * Sets a key to what the log says, on the key's owner, atomically with all other changes of the
+ * key: those before it are in the log that it reads, those after it come after.
  *
- * <p>Setting appends the same value once more, with a newer order. That is the price of a public interface that keeps backups,
- * indexes, listeners and near caches right, and it is paid for keys in doubt only.
+ * <p>Setting appends the same value once more, with a newer order. This is the cost of a public
+ * interface that keeps backups, indexes, listeners and near caches correct. Only keys in doubt have
+ * it.
  */
 public final class SettleProcessor
-        implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware, IdentifiedDataSerializable {
+        implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
+        IdentifiedDataSerializable {
     private String map;
     private Data key;
     /** The transaction that the change in doubt is a part of; or null. */
@@ -51,10 +53,12 @@ public final class SettleProcessor
         }
         plugin.placements().check(map, key, null);
         MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
-        WalMapStore store = (WalMapStore) service.getMapServiceContext().getMapContainer(map).getMapStoreContext()
+        WalMapStore store = (WalMapStore) service.getMapServiceContext().getMapContainer(map)
+                .getMapStoreContext()
                 .getMapStoreWrapper().getImpl();
         AgentReader.Entry newest = store.newest(key);
-        long ttlMs = newest == null || newest.expiresAtMs() == 0 ? 0 : newest.expiresAtMs() - System.currentTimeMillis();
+        long ttlMs = newest == null || newest.expiresAtMs() == 0 ? 0
+                : newest.expiresAtMs() - System.currentTimeMillis();
         if (newest == null || ttlMs < 0) {
             backup = new OnBackup(null, 0);
             if (entry.getValue() != null) {
@@ -104,9 +108,12 @@ public final class SettleProcessor
         return WalSerializerHook.SETTLE;
     }
 
-    /** The same on a backup, which is told the value instead of asking its own agent. */
+    /**
+     * The same on a backup, which gets the value with the operation and does not ask its own agent.
+     */
     public static final class OnBackup
-            implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware, IdentifiedDataSerializable {
+            implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
+            IdentifiedDataSerializable {
         private Data value;
         private long expiresAtMs;
         private transient HazelcastInstance instance;
@@ -130,9 +137,11 @@ public final class SettleProcessor
             if (value == null) {
                 entry.setValue(null);
             } else {
-                // 0 means for ever, to Hazelcast too
-                long ttlMs = expiresAtMs == 0 ? 0 : Math.max(1, expiresAtMs - System.currentTimeMillis());
-                ((ExtendedMapEntry<Object, Object>) entry).setValue(plugin.nodeEngine().toObject(value), ttlMs, TimeUnit.MILLISECONDS);
+                // 0 means without expiry, in Hazelcast too
+                long ttlMs = expiresAtMs == 0 ? 0
+                        : Math.max(1, expiresAtMs - System.currentTimeMillis());
+                ((ExtendedMapEntry<Object, Object>) entry).setValue(
+                        plugin.nodeEngine().toObject(value), ttlMs, TimeUnit.MILLISECONDS);
             }
         }
 

@@ -15,8 +15,9 @@ import java.util.concurrent.Future;
 
 /**
  * Makes the memory of some partitions of one map agree with the log. It reads all their keys and
- * values, and compares them on the partitions' threads while it reads more. Former owners must not be
- * able to append any more. It needs memory for the entries in flight, and for the keys in memory.
+ * values, and compares them on the partitions' threads while it reads more. Former owners must not
+ * be able to append any more. It needs memory for the entries in flight, and for the keys in
+ * memory.
  */
 final class Settlement {
     private static final int PART_ENTRIES = 1000;
@@ -41,7 +42,8 @@ final class Settlement {
     Settlement(WalPlugin plugin, MapState state, Map<Integer, Wholeness.Unsettled> partitions) {
         this.plugin = plugin;
         this.state = state;
-        partitions.forEach((partition, reason) -> comparisons.put(partition, new Comparison(partition, reason)));
+        partitions.forEach((partition, reason) ->
+                comparisons.put(partition, new Comparison(partition, reason)));
     }
 
     /**
@@ -58,7 +60,8 @@ final class Settlement {
         for (Comparison comparison : comparisons.values()) {
             List<AgentReader.Entry> rest = waiting.remove(comparison.partition);
             if (rest == null && !comparison.sent() && state.empty(comparison.partition)) {
-                // Neither the log nor memory has anything. Many maps have entries in few partitions.
+                // Neither the log nor memory has anything. Many maps have entries in few
+                // partitions.
                 empty.add(comparison.partition);
             } else {
                 send(comparison.partition, rest == null ? List.of() : rest, true);
@@ -115,9 +118,11 @@ final class Settlement {
         for (AgentReader.Entry entry : entries) {
             int partition = partitions.getPartitionId(entry.key());
             if (!comparisons.containsKey(partition)) {
-                throw new ProtocolException("the agent listed a key of partition " + partition + ", which was not asked for");
+                throw new ProtocolException("the agent listed a key of partition " + partition
+                        + ", which was not asked for");
             }
-            List<AgentReader.Entry> part = waiting.computeIfAbsent(partition, id -> new ArrayList<>());
+            List<AgentReader.Entry> part =
+                    waiting.computeIfAbsent(partition, id -> new ArrayList<>());
             part.add(entry);
             waitingBytes += size(entry);
             if (part.size() >= PART_ENTRIES) {
@@ -146,7 +151,8 @@ final class Settlement {
         sentBytes += bytes;
         Comparison comparison = comparisons.get(partition);
         int part = comparison.send();
-        sent.add(new Sent(plugin.nodeEngine().getOperationService().createInvocationBuilder(MapService.SERVICE_NAME,
+        sent.add(new Sent(plugin.nodeEngine().getOperationService()
+                .createInvocationBuilder(MapService.SERVICE_NAME,
                 new SettleOperation(state, comparison, entries, part, last), partition)
                 .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
     }

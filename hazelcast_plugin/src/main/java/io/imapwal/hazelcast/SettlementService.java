@@ -37,16 +37,17 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
  * not get whole from their former owner are settled from the log.
  *
  * <pre>
- *  became owner by                      seen as                                         then
- *  the first assignment                 (no event)                                      not whole: settled when the map is used
- *  assignment of a lost partition       (no event)                                      likewise
- *  migration                            commit, after a CarriedState has arrived        whole, if that says so
- *  promotion of a backup                commit without one                              gained by loss: settled at once
+ *  became owner by                 seen as                         state of the partition
+ *  the first assignment            no event                        not whole: settled at first use
+ *  assignment of a lost partition  no event                        not whole: settled at first use
+ *  migration                       a commit after a CarriedState   whole, if that says so
+ *  promotion of a backup           a commit without CarriedState   gained by loss: settled at once
  * </pre>
  *
  * The callbacks come on the partition's thread, while no operation of the partition runs.
  */
-public final class SettlementService implements ManagedService, MigrationAwareService, MembershipAwareService {
+public final class SettlementService implements ManagedService, MigrationAwareService,
+        MembershipAwareService {
     static final String NAME = "io.imapwal:settlement";
 
     /** Maps that a migration has opened at the same time, each by a thread. */
@@ -66,9 +67,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         this.nodeEngine = nodeEngine;
         this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
         // Members notice the same loss at their next heartbeats.
-        long heartbeatMs = nodeEngine.getProperties().getMillis(ClusterProperty.HEARTBEAT_INTERVAL_SECONDS);
+        long heartbeatMs = nodeEngine.getProperties()
+                .getMillis(ClusterProperty.HEARTBEAT_INTERVAL_SECONDS);
         this.departures = new Departures(TimeUnit.MILLISECONDS.toNanos(heartbeatMs + CLAIM_MS),
-                () -> nodeEngine.getClusterService().getSize(DATA_MEMBER_SELECTOR), System::nanoTime);
+                () -> nodeEngine.getClusterService().getSize(DATA_MEMBER_SELECTOR),
+                System::nanoTime);
     }
 
     static SettlementService of(NodeEngine nodeEngine) {
@@ -83,9 +86,9 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     /**
-     * This member leaves its cluster for another one: it owns nothing, and starts like a new member.
-     * A member that left the former cluster may be in the next one, with the same UUID: a half that
-     * is left out of a view counts the other half as lost.
+     * This member leaves its cluster for another one: it owns nothing, and starts like a new
+     * member. A member that left the former cluster may be in the next one, with the same UUID: a
+     * half that is left out of a view counts the other half as lost.
      */
     @Override
     public void reset() {
@@ -107,42 +110,53 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         return departures;
     }
 
-    /** Also before the commit of a promotion: Hazelcast lets reads in as soon as the partition table names this member. */
+    /**
+     * Also before the commit of a promotion: Hazelcast accepts reads as soon as the partition table
+     * names this member.
+     */
     boolean isOwner(int partition) {
         return partitions.getPartition(partition, false).isLocal();
     }
 
     List<Integer> owned() {
-        return IntStream.range(0, partitions.getPartitionCount()).filter(this::isOwner).boxed().toList();
+        return IntStream.range(0, partitions.getPartitionCount()).filter(this::isOwner).boxed()
+                .toList();
     }
 
-    /** Whether this member owns it, and it is not on its way. */
+    /** Whether this member owns it, and it is not migrating. */
     boolean owns(int partition) {
         InternalPartition now = partitions.getPartition(partition, false);
         return now.isLocal() && !now.isMigrating();
     }
 
-    /** Whether the partitions of the cluster have owners. If not, Hazelcast is made to assign them. */
+    /**
+     * Whether the partitions of the cluster have owners. If not, Hazelcast is made to assign them.
+     */
     boolean assigned() {
         return partitions.getPartition(0).getOwnerOrNull() != null;
     }
 
     /**
-     * A partition comes to this member when its agent is there, and the maps that have entries in the
-     * partition are open here. Until then its owner keeps it, and serves it.
+     * A partition comes to this member when its agent is there, and the maps that have entries in
+     * the partition are open here. Until then its owner keeps it, and serves it.
      *
-     * @throws RetryableHazelcastException they are being opened; Hazelcast migrates the partition later
+     * @throws RetryableHazelcastException they are being opened; Hazelcast migrates the partition
+     *                                     later
      */
     void requireOpen(int partition, CarriedState carried) {
         if (carried.whole().isEmpty()) {
             return;
         }
         WalPlugin plugin = WalPlugin.of(nodeEngine);
-        List<String> closed = carried.whole().stream().filter(map -> WalMapStoreFactory.isNamed(nodeEngine, map) && !plugin.state(map).isOpen()
-                && (carried.filled().contains(map) || plugin.linkOf(map).welcome() == null)).limit(OPENED_AT_ONCE).toList();
+        List<String> closed = carried.whole().stream()
+                .filter(map -> WalMapStoreFactory.isNamed(nodeEngine, map)
+                    && !plugin.state(map).isOpen()
+                && (carried.filled().contains(map) || plugin.linkOf(map).session() == null)).limit(
+                OPENED_AT_ONCE).toList();
         if (!closed.isEmpty()) {
             closed.forEach(plugin::use);
-            throw new RetryableHazelcastException("partition " + partition + " is migrated when this member has opened map \""
+            throw new RetryableHazelcastException("partition " + partition
+                    + " is migrated when this member has opened map \""
                     + closed.get(0) + "\"");
         }
     }
@@ -162,7 +176,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         UUID removed = event.getMember().getUuid();
         if (!cluster.isJoined() || cluster.getMember(removed) != null) {
             // It left the former cluster: Hazelcast reports this on another thread, perhaps after
-            // reset(). Within one cluster, a UUID does not come back.
+            // reset(). Within one cluster, a UUID is not used again.
             return;
         }
         departures.add(Set.of(removed));
@@ -189,9 +203,12 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
             for (MapState state : plugin.states()) {
                 Wholeness.Unsettled reason = state.wholeness().unsettled(partition);
                 if (reason != null && reason.leaving != null
-                        && ((NodeEngineImpl) nodeEngine).getClusterService().getMember(reason.leaving) != null) {
-                    throw new RetryableHazelcastException("partition " + partition + " is migrated when member " + reason.leaving
-                            + ", which left changes whose outcome is not known, has left the cluster");
+                        && ((NodeEngineImpl) nodeEngine).getClusterService()
+                        .getMember(reason.leaving) != null) {
+                    throw new RetryableHazelcastException("partition " + partition
+                            + " is migrated when member " + reason.leaving
+                            + ", which left changes whose outcome is not known, has left the"
+                            + " cluster");
                 }
                 if (state.wholeness().whole(partition)) {
                     whole.add(state.map());
@@ -207,23 +224,28 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                 throw new RetryableHazelcastException("partition " + partition
                         + " is not migrated before a transaction that changes it has ended");
             }
-            List<AgentLink> slow = plugin.links().stream().filter(link -> !link.awaitOutcomes(partition)).toList();
-            doubted = plugin.settler().maps(partition);
+            List<AgentLink> slow = plugin.links().stream()
+                    .filter(link -> !link.awaitOutcomes(partition)).toList();
+            doubted = plugin.reconciler().maps(partition);
             if (!slow.isEmpty()) {
-                plugin.states().stream().map(MapState::map).filter(map -> slow.contains(plugin.linkOf(map))).forEach(doubted::add);
+                plugin.states().stream().map(MapState::map)
+                        .filter(map -> slow.contains(plugin.linkOf(map))).forEach(doubted::add);
             }
-            changed = plugin.settler().changed(partition);
+            changed = plugin.reconciler().changed(partition);
             if (!doubted.isEmpty() && !plugin.leaving()) {
-                throw new RetryableHazelcastException("partition " + partition + " has changes whose outcome"
+                throw new RetryableHazelcastException("partition " + partition
+                        + " has changes whose outcome"
                         + " is not known yet; it is migrated when they are settled");
             }
         }
-        return new CarriedState(whole, doubted, changed, partial, filled, nodeEngine.getLocalMember().getUuid());
+        return new CarriedState(whole, doubted, changed, partial, filled,
+                nodeEngine.getLocalMember().getUuid());
     }
 
     @Override
     public void beforeMigration(PartitionMigrationEvent event) {
-        if (event.getMigrationEndpoint() == MigrationEndpoint.DESTINATION && event.getNewReplicaIndex() == 0) {
+        if (event.getMigrationEndpoint() == MigrationEndpoint.DESTINATION
+                && event.getNewReplicaIndex() == 0) {
             InternalPartition before = partitions.getPartition(event.getPartitionId(), false);
             Set<UUID> owners = new HashSet<>();
             for (int index = 0; index < event.getCurrentReplicaIndex(); index++) {
@@ -281,14 +303,16 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     private void migrated(int partition, CarriedState carried) {
-        boolean named = !carried.whole().isEmpty() || !carried.doubted().isEmpty() || !carried.changed().isEmpty();
+        boolean named = !carried.whole().isEmpty() || !carried.doubted().isEmpty()
+                || !carried.changed().isEmpty();
         WalPlugin plugin = named ? WalPlugin.of(nodeEngine) : plugin();
         if (plugin == null) {
             return;
         }
         plugin.states().forEach(state -> state.wholeness().forget(partition));
         for (String map : carried.whole()) {
-            // One that was destroyed meanwhile, or has nothing in the partition, is compared with the log at its next use here.
+            // One that was destroyed meanwhile, or has nothing in the partition, is compared with
+            // the log at its next use here.
             if (plugin.state(map).isOpen()) {
                 plugin.state(map).wholeness().arrived(partition);
             }
@@ -299,7 +323,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         for (String map : carried.changed().keySet()) {
             AgentLink link = plugin.linkOf(map);
             for (Data key : link == null ? List.<Data>of() : carried.changed().get(map)) {
-                plugin.settler().add(link, map, key, null);
+                plugin.reconciler().add(link, map, key, null);
             }
         }
         for (String map : carried.doubted()) {
@@ -311,9 +335,13 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         wake();
     }
 
-    /** Hazelcast's map service is told of the same commit after this one, and then counts the partition as indexed. */
+    /**
+     * Hazelcast's map service gets the same commit after this service, and then counts the
+     * partition as indexed.
+     */
     private void holdLater(int partition) {
-        new PartitionThreads(nodeEngine).next(partition, id -> forMaps(state -> state.holdIndexesOf(id)));
+        new PartitionThreads(nodeEngine)
+                .next(partition, id -> forMaps(state -> state.holdIndexesOf(id)));
     }
 
     private void forget(int partition) {

@@ -20,8 +20,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.logging.Level;
 
 /**
- * Settles partitions, and tries until it works. Its thread lives while there is something to
- * settle, and for a while after a member has left, because a lost partition may be assigned to
+ * Settles partitions, and retries until all are settled. Its thread runs while there is something
+ * to settle, and for some time after a member has left, because a lost partition may be assigned to
  * this member without an event.
  */
 final class SettlementWorker {
@@ -32,7 +32,10 @@ final class SettlementWorker {
     private static final long LOAD_NANOS = TimeUnit.SECONDS.toNanos(2);
     private static final long MIN_PAUSE_MS = 20;
     private static final long MAX_PAUSE_MS = 1000;
-    /** The most keys in memory of partitions that are settled together, because they are remembered meanwhile. */
+    /**
+     * The most keys in memory of partitions that are settled together, because they are remembered
+     * meanwhile.
+     */
     private static final int GROUP_KEYS = 500_000;
 
     private final WalPlugin plugin;
@@ -88,7 +91,8 @@ final class SettlementWorker {
                 close();
             } catch (RuntimeException | Error e) {  // partitions wait for this thread
                 if (plugin.nodeEngine().isRunning()) {
-                    plugin.logger().severe("imap-wal: settling partitions failed; it is retried", e);
+                    plugin.logger().severe("imap-wal: settling partitions failed; it is retried",
+                            e);
                 } else {
                     close();
                 }
@@ -127,12 +131,14 @@ final class SettlementWorker {
         boolean all = true;
         Map<AgentLink, String> failed = new HashMap<>();
         List<MapState> waiting = new ArrayList<>(plugin.states());
-        waiting.removeIf(state -> !state.isOpen() || state.isLoaded() && !state.wholeness().isAnyUnsettled());
+        waiting.removeIf(state -> !state.isOpen() || state.isLoaded()
+                && !state.wholeness().isAnyUnsettled());
         // Maps that are loaded were in use; and to load a map, other members are asked.
         waiting.sort(Comparator.comparing(state -> !state.isLoaded()));
         for (MapState state : waiting) {
             AgentLink link = plugin.link(state.settings());
-            // An agent that does not answer is asked once in a round: other agents' maps wait for this.
+            // An agent that does not answer is asked once in a round, because the maps of other
+            // agents wait meanwhile.
             String why = failed.get(link);
             if (why == null && !state.settling().tryLock()) {
                 all = false;
@@ -145,8 +151,9 @@ final class SettlementWorker {
                     throw e;
                 } catch (IOException | ExecutionException | RuntimeException e) {
                     Throwable cause = ExceptionUtil.peel(e);
-                    why = AgentLink.reason(cause);
-                    if (!(cause instanceof RetryableException)) {  // that is Hazelcast's: a partition migrates, for example
+                    why = Outcomes.reason(cause);
+                    if (!(cause instanceof RetryableException)) {
+                        // that is Hazelcast's: a partition migrates, for example
                         failed.put(link, why);
                     }
                 } catch (InterruptedException e) {
@@ -170,24 +177,26 @@ final class SettlementWorker {
         if (!why.equals(said.put(state.map(), why))) {
             plugin.logger().warning("imap-wal: map \"" + state.map() + "\": " + unsettled.size()
                     + " partition(s) wait to be "
-                    + (state.isLoaded() ? "compared with" : "restored from") + " the log; this is retried: " + why);
+                    + (state.isLoaded() ? "compared with" : "restored from")
+                    + " the log; this is retried: " + why);
         }
     }
 
     /**
      * The first load of a map, on the caller's thread, so that maps do not wait for each other. The
-     * other members often open it a little later. If it fails, it is retried by this worker.
+     * other members often open it shortly after. If it fails, it is retried by this worker.
      *
      * @param generation in which the map was opened
      */
     void load(MapState state, int generation) {
         try {
             long deadline = System.nanoTime() + LOAD_NANOS;
-            for (long pauseMs = 1; !loaded(state, generation) && System.nanoTime() - deadline < 0; pauseMs *= 2) {
+            for (long pauseMs = 1; !loaded(state, generation)
+                    && System.nanoTime() - deadline < 0; pauseMs *= 2) {
                 TimeUnit.MILLISECONDS.sleep(pauseMs);
             }
         } catch (IOException | ExecutionException | RuntimeException e) {
-            say(state, AgentLink.reason(ExceptionUtil.peel(e)));
+            say(state, Outcomes.reason(ExceptionUtil.peel(e)));
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
@@ -197,7 +206,8 @@ final class SettlementWorker {
     }
 
     /** @return whether nothing is left: also if the map was closed meanwhile */
-    private boolean loaded(MapState state, int generation) throws IOException, InterruptedException, ExecutionException {
+    private boolean loaded(MapState state, int generation) throws IOException, InterruptedException,
+            ExecutionException {
         state.settling().lock();
         try {
             return !state.isOpen() || state.generation() != generation || settle(state);
@@ -207,7 +217,8 @@ final class SettlementWorker {
     }
 
     /** @return whether nothing is left */
-    private boolean settle(MapState state) throws IOException, InterruptedException, ExecutionException {
+    private boolean settle(MapState state) throws IOException, InterruptedException,
+            ExecutionException {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
         int generation = state.generation();
@@ -219,7 +230,8 @@ final class SettlementWorker {
         Map<Integer, Wholeness.Unsettled> held = new HashMap<>(state.wholeness().unsettled());
         held.values().removeIf(each -> !state.isLoaded() && each.quiet);
         if (!held.isEmpty()) {
-            new PartitionThreads(plugin.nodeEngine()).run(held.keySet(), state::holdUnsettled, HOLD_WAIT_S);
+            new PartitionThreads(plugin.nodeEngine())
+                    .run(held.keySet(), state::holdUnsettled, HOLD_WAIT_S);
         }
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
             if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
@@ -238,7 +250,8 @@ final class SettlementWorker {
         if (!now.isEmpty()) {
             compare(state, now);
         }
-        return plugin.partitions().assigned() && noteLoaded(state, generation) && !state.wholeness().isAnyUnsettled();
+        return plugin.partitions().assigned() && noteLoaded(state, generation)
+                && !state.wholeness().isAnyUnsettled();
     }
 
     private static boolean noteLoaded(MapState state, int generation) {
@@ -248,7 +261,8 @@ final class SettlementWorker {
         return state.isLoaded();
     }
 
-    private void compare(MapState state, Map<Integer, Wholeness.Unsettled> partitions) throws IOException, InterruptedException, ExecutionException {
+    private void compare(MapState state, Map<Integer, Wholeness.Unsettled> partitions)
+            throws IOException, InterruptedException, ExecutionException {
         long from = System.nanoTime();
         long read = 0;
         long set = 0;
@@ -274,20 +288,29 @@ final class SettlementWorker {
         } finally {
             // Some of them may be settled, also if one failed.
             long settled = partitions.keySet().stream().filter(state.wholeness()::whole).count();
-            plugin.logger().log(read + set + removed == 0 && settled == partitions.size() ? Level.FINE : Level.INFO, String.format("imap-wal: map \"%s\": %d of %d partition(s) %s from %s: %,d entries compared, %,d set, "
-                            + "%,d removed, in %,d ms", state.map(), settled, partitions.size(), state.isLoaded() ? "settled" : "restored",
-                    plugin.link(settings).agent(), read, set, removed, TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
+            plugin.logger().log(read + set + removed == 0 && settled == partitions.size()
+                    ? Level.FINE : Level.INFO, String.format(
+                        "imap-wal: map \"%s\": %d of %d partition(s) %s from %s: %,d entries"
+                        + " compared, %,d set, "
+                            + "%,d removed, in %,d ms", state.map(), settled, partitions.size(),
+                            state.isLoaded() ? "settled" : "restored",
+                    plugin.link(settings).agent(), read, set, removed,
+                    TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
         }
     }
 
     /** Those that this member owns, and whose former owners have left if that matters. */
     private Map<Integer, Wholeness.Unsettled> ready(Map<Integer, Wholeness.Unsettled> unsettled) {
-        InternalPartitionService partitions = (InternalPartitionService) plugin.nodeEngine().getPartitionService();
+        InternalPartitionService partitions = (InternalPartitionService) plugin.nodeEngine()
+                .getPartitionService();
         Map<Integer, Wholeness.Unsettled> ready = new HashMap<>();
         unsettled.forEach((id, reason) -> {
             InternalPartition partition = partitions.getPartition(id, false);
-            if (reason.leaving != null && !plugin.partitions().departures().members().contains(reason.leaving)) {
-                reason.reason = "member " + reason.leaving + " handed it over with changes whose outcome is not known, and has not left yet";
+            if (reason.leaving != null
+                    && !plugin.partitions().departures().members().contains(reason.leaving)) {
+                reason.reason = "member " + reason.leaving
+                        + " handed it over with changes whose outcome is not known, and has not"
+                        + " left yet";
             } else if (!reason.quiet) {
                 reason.reason = "changes that began before wait for their acknowledgement";
             } else if (partition.isLocal() && !partition.isMigrating()) {
@@ -297,7 +320,8 @@ final class SettlementWorker {
         return ready;
     }
 
-    private List<Map<Integer, Wholeness.Unsettled>> groups(MapState state, Map<Integer, Wholeness.Unsettled> partitions) {
+    private List<Map<Integer, Wholeness.Unsettled>> groups(MapState state,
+            Map<Integer, Wholeness.Unsettled> partitions) {
         List<Map<Integer, Wholeness.Unsettled>> groups = new ArrayList<>();
         Map<Integer, Wholeness.Unsettled> group = new HashMap<>();
         long keys = 0;

@@ -6,8 +6,8 @@ import com.hazelcast.nio.ObjectDataOutput;
 import java.io.IOException;
 
 /**
- * Asks a member how far it is with a map: its agent is there, the map may be used there, its
- * partitions are loaded; or why not. The member begins to open the map.
+ * Asks a member for the state of a map: whether its agent answers, whether the map may be used,
+ * whether its partitions are loaded; or why not. The member begins to open the map.
  */
 public final class StatusOperation extends NamedMapOperation {
     static final String READY = "ready";

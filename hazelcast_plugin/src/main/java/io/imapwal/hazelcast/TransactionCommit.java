@@ -33,7 +33,7 @@ import java.util.concurrent.TimeUnit;
  *         place in the order
  * log     the coordinator appends all changes in one           nothing has happened; or all of
  *         message, hence in one frame                          it, or nothing: OutcomeUnknown
- * apply   the owners change memory                             the settler does it
+ * apply   the owners change memory                             the reconciler does it
  * </pre>
  */
 final class TransactionCommit {
@@ -57,8 +57,8 @@ final class TransactionCommit {
      * @param thread  that holds the lock
      * @param version of the entry in memory when it was locked
      */
-    private record Part(MapTransactionLogRecord record, String map, Data key, Data value, long ttlMs,
-                        long thread, long version, int partition) {
+    private record Part(MapTransactionLogRecord record, String map, Data key, Data value,
+            long ttlMs, long thread, long version, int partition) {
     }
 
     TransactionCommit(WalPlugin plugin, UUID transaction, UUID lockOwner,
@@ -79,7 +79,8 @@ final class TransactionCommit {
         KeyBasedMapOperation operation = (KeyBasedMapOperation) record.newCommitOperation();
         try {
             long ttlMs = operation instanceof TxnSetOperation ? TTL.getLong(operation) : 0;
-            return new Part(record, operation.getName(), operation.getKey(), operation.getValue(), ttlMs,
+            return new Part(record, operation.getName(), operation.getKey(), operation.getValue(),
+                    ttlMs,
                     operation.getThreadId(), ((MapTxnOperation) operation).getVersion(),
                     operation.getPartitionId());
         } catch (IllegalAccessException e) {
@@ -93,9 +94,12 @@ final class TransactionCommit {
         AgentLink found = plugin.linkOf(first);
         for (Part part : parts) {
             if (plugin.linkOf(part.map) != found) {
-                throw new NotAppended("a transaction changes maps \"" + first + "\" and \"" + part.map
-                        + "\", which have different agents. They could not be logged together. Nothing"
-                        + " was changed. Change them in separate transactions, or give both maps the"
+                throw new NotAppended("a transaction changes maps \"" + first + "\" and \""
+                        + part.map
+                        + "\", which have different agents. They could not be logged together."
+                        + " Nothing"
+                        + " was changed. Change them in separate transactions, or give both maps"
+                        + " the"
                         + " same agent", null);
             }
         }
@@ -105,18 +109,18 @@ final class TransactionCommit {
     /** Returns when all changes are in the log. */
     void log() {
         try {
-            Welcome welcome = link.connect();
-            // What can fail for a key or a value fails before the owners hold the keys back.
-            List<byte[]> heads = heads(welcome);
-            link.appendWhole(changes(heads, place(welcome), welcome));
+            SessionInfo session = link.connect();
+            // An error of a key or a value is found before the owners block the keys.
+            List<byte[]> heads = heads(session);
+            link.appendWhole(changes(heads, place(session), session));
         } catch (OutcomeUnknown e) {
             unlock(parts);
-            throw new OutcomeUnknown(transaction() + ": " + AgentLink.reason(e)
+            throw new OutcomeUnknown(transaction() + ": " + Outcomes.reason(e)
                     + ". Either all of its changes are in the log, or none is", e);
         } catch (RuntimeException e) {
             release();
             unlock(parts);
-            throw new NotAppended(transaction() + " was not logged: " + AgentLink.reason(e)
+            throw new NotAppended(transaction() + " was not logged: " + Outcomes.reason(e)
                     + ". Nothing was changed; the transaction may be repeated", e);
         }
     }
@@ -131,7 +135,7 @@ final class TransactionCommit {
     }
 
     /** Partition → the place of its changes. */
-    private Map<Integer, Long> place(Welcome welcome) {
+    private Map<Integer, Long> place(SessionInfo session) {
         Map<Integer, List<PlaceOperation.Item>> items = new LinkedHashMap<>();
         for (Part part : parts) {
             items.computeIfAbsent(part.partition, id -> new ArrayList<>())
@@ -140,16 +144,18 @@ final class TransactionCommit {
         UUID coordinator = plugin.guard().member();
         Map<Integer, Future<Long>> asked = new LinkedHashMap<>();
         items.forEach((partition, each) -> asked.put(partition,
-                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each, welcome.incarnation()), partition)));
+                invoke(new PlaceOperation(transaction, lockOwner, coordinator, each,
+                    session.incarnation()), partition)));
         Map<Integer, Long> places = new HashMap<>();
         RuntimeException failure = null;
         for (Map.Entry<Integer, Future<Long>> each : asked.entrySet()) {
-            // All of them are waited for: none may give a place after the keys were released.
+            // It waits for all of them: no owner may give a place after the keys were released.
             try {
                 places.put(each.getKey(), result(each.getValue()));
             } catch (ExecutionException | RuntimeException e) {
                 Throwable cause = ExceptionUtil.peel(e);
-                failure = cause instanceof RuntimeException e1 ? e1 : new TransactionException(cause);
+                failure = cause instanceof RuntimeException e1 ? e1
+                        : new TransactionException(cause);
             }
         }
         if (failure != null) {
@@ -158,31 +164,34 @@ final class TransactionCommit {
         return places;
     }
 
-    private List<byte[]> heads(Welcome welcome) {
+    private List<byte[]> heads(SessionInfo session) {
         long now = System.currentTimeMillis();
         List<byte[]> heads = new ArrayList<>(parts.size());
         long bytes = 0;
         for (Part part : parts) {
             byte[] key = part.key.toByteArray();
             byte[] value = part.value == null ? null : part.value.toByteArray();
-            WalMapStore.requireSize(part.map, key, value, welcome, link);
-            heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key), value,
+            WalMapStore.requireSize(part.map, key, value, session, link);
+            heads.add(Change.head(part.map.getBytes(StandardCharsets.UTF_8), key, label(part.key),
+                    value,
                     label(part.value), now, expiresAtMs(part, now), part.partition));
             bytes += heads.get(heads.size() - 1).length + ORDER_BYTES;
         }
-        if (welcome.maxMessageBytes() > 0 && bytes > welcome.maxMessageBytes()) {
-            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the " + welcome.maxMessageBytes()
+        if (session.maxMessageBytes() > 0 && bytes > session.maxMessageBytes()) {
+            throw new NotAppended(transaction() + " takes " + bytes + " bytes, more than the "
+                    + session.maxMessageBytes()
                     + " that " + link.agent() + " takes at once. Nothing was changed", null);
         }
         return heads;
     }
 
-    private List<Change> changes(List<byte[]> heads, Map<Integer, Long> places, Welcome welcome) {
+    private List<Change> changes(List<byte[]> heads, Map<Integer, Long> places,
+            SessionInfo session) {
         List<Change> changes = new ArrayList<>(parts.size());
         for (int i = 0; i < parts.size(); i++) {
             Part part = parts.get(i);
-            OrderGuard.Stamp stamp = new OrderGuard.Stamp(welcome.clusterId(), welcome.member(),
-                    part.partition, 0, places.get(part.partition), welcome.incarnation());
+            PartitionStamp stamp = new PartitionStamp(session.clusterId(), session.member(),
+                    part.partition, 0, places.get(part.partition), session.incarnation());
             changes.add(new Change(part.map, part.key, heads.get(i), stamp, transaction));
         }
         return changes;
@@ -193,7 +202,7 @@ final class TransactionCommit {
             return data == null ? WalMapStore.NO_NAME
                     : WalMapStore.className(nodeEngine.toObject(data));
         } catch (RuntimeException | LinkageError e) {
-            // It is only a label, and only other members may have the class.
+            // The class name is only a label, and perhaps only other members have the class.
             return WalMapStore.NO_NAME;
         }
     }
@@ -208,7 +217,7 @@ final class TransactionCommit {
         return ttlMs <= 0 || ttlMs > Long.MAX_VALUE - now ? 0 : now + ttlMs;
     }
 
-    /** @throws OutcomeUnknown all is in the log, and the settler sets the rest of memory */
+    /** @throws OutcomeUnknown all is in the log, and the reconciler sets the rest of memory */
     void apply() {
         List<Future<Object>> futures = new ArrayList<>();
         for (Part part : parts) {
@@ -229,9 +238,11 @@ final class TransactionCommit {
         }
         failed.forEach(part -> plugin.settle(part.map, part.key, transaction));
         unlock(failed);
-        throw new OutcomeUnknown(transaction() + ": all of it is in the log, and will be in effect. For "
-                + failed.size() + " keys memory may have the former value until the plug-in has settled"
-                + " them from the log: " + AgentLink.reason(cause), cause);
+        throw new OutcomeUnknown(transaction()
+                + ": all of it is in the log, and will be in effect. For "
+                + failed.size()
+                + " keys memory may have the former value until the plug-in has settled"
+                + " them from the log: " + Outcomes.reason(cause), cause);
     }
 
     /** An interrupt does not end the waiting. */
@@ -271,7 +282,10 @@ final class TransactionCommit {
         }
     }
 
-    /** So that what waits for the keys, also the settler, need not wait until the locks expire. */
+    /**
+     * Without this, all that waits for the keys, and the reconciler too, would wait until the locks
+     * expire.
+     */
     private void unlock(List<Part> some) {
         for (Part part : some) {
             invoke(part.record.newRollbackOperation(), part.partition);

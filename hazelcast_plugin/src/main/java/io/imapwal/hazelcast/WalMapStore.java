@@ -27,10 +27,11 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * One map's log on one member: a change returns when it is in the log, then Hazelcast changes memory.
+ * One map's log on one member: a change returns when it is in the log, then Hazelcast changes
+ * memory.
  *
- * <p>Keys and values are handed on as Hazelcast {@link Data}, also on the way back: loading needs no class of the user and
- * keeps every byte.
+ * <p>Keys and values are passed as Hazelcast {@link Data} in both directions: loading needs no
+ * class of the user and keeps every byte.
  */
 public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderLifecycleSupport {
     static final byte[] NO_NAME = {};
@@ -76,28 +77,35 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         plugin = WalPlugin.of(instance);
         MapConfig config = plugin.nodeEngine().getConfig().findMapConfig(mapName);
         refuse(config);
-        readThrough = settings.readThrough() || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
+        readThrough = settings.readThrough()
+                || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
                 || !EvictionWatch.possible();
-        serialization = (InternalSerializationService) plugin.nodeEngine().getSerializationService();
+        serialization = (InternalSerializationService) plugin.nodeEngine()
+                .getSerializationService();
         link = plugin.link(settings);
         state = plugin.state(mapName);
         state.use(settings);
     }
 
-    /** Forgets what is known about the map. Hazelcast calls this at a graceful shutdown too: only a user's {@code destroy} is logged. */
+    /**
+     * Forgets what is known about the map. Hazelcast calls this at a graceful shutdown too: only a
+     * user's {@code destroy} is logged.
+     */
     @Override
     public void destroy() {
         if (state == null || destroyed) {
             return;
         }
         destroyed = true;
-        Destruction destruction = Destruction.isAsked(plugin) ? new Destruction(plugin, map, settings) : null;
+        Destruction destruction = Destruction.isAsked(plugin)
+                ? new Destruction(plugin, map, settings) : null;
         try {
             if (destruction != null) {
                 destruction.run();
             }
         } catch (RuntimeException e) {
-            // Otherwise Hazelcast would keep the map in memory, with entries that the log no longer has.
+            // Otherwise Hazelcast would keep the map in memory, with entries that the log no longer
+            // has.
             plugin.localMaps().discard(map);
             throw e;
         } finally {
@@ -153,8 +161,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         if (state.locked(partition) > 0) {
             if (clearing.remove(partition)) {
                 compare(partition);
-                throw new OutcomeUnknown("map \"" + map + "\": a key of partition " + partition + " was locked while the partition was cleared."
-                        + " The log has deleted all of its keys, the locked one too; memory is being compared with the log", null);
+                throw new OutcomeUnknown("map \"" + map + "\": a key of partition " + partition
+                        + " was locked while the partition was cleared."
+                        + " The log has deleted all of its keys, the locked one too; memory is"
+                        + " being compared with the log", null);
             }
             deleteUnlocked(partition, keys);
             return;
@@ -175,7 +185,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         }
     }
 
-    /** The log has deleted all keys of the partition, and memory still has those that were to come. */
+    /**
+     * The log has deleted all keys of the partition, and memory still has those that Hazelcast
+     * would have removed in later steps.
+     */
     private void compare(int partition) {
         state.doubt(partition, null);
         plugin.settlements().wake();
@@ -200,15 +213,18 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private void clear(int partition) {
         state.requireSettled(partition);
         plugin.placements().clear(map, partition);
-        link.append(List.of(Change.clear(map, plugin.guard().take(partition), plugin.partitionCount())));
+        link.append(List.of(Change.clear(map, plugin.guard().take(partition),
+                plugin.partitionCount())));
     }
 
     /** Hazelcast does not clear locked keys. */
     private void deleteUnlocked(int partition, Collection<Object> keys) {
         state.requireSettled(partition);
         if (readThrough || state.wholeness().partial(partition)) {
-            throw new NotAppended("map \"" + map + "\": partition " + partition + " has locked keys, and perhaps evicted ones that are not locked;"
-                    + " it cannot be cleared while keys are locked. Nothing was changed in it", null);
+            throw new NotAppended("map \"" + map + "\": partition " + partition
+                    + " has locked keys, and perhaps evicted ones that are not locked;"
+                    + " it cannot be cleared while keys are locked. Nothing was changed in it",
+                    null);
         }
         List<Change> changes = new ArrayList<>(keys.size());
         keys.forEach(key -> {
@@ -232,8 +248,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Null only for what is certainly absent: memory has all live keys of a partition that is whole,
-     * except where a change's outcome is unknown.
+     * Null only for what is certainly absent: memory has all live keys of a partition that is
+     * whole, except where a change's outcome is unknown.
      */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
@@ -241,7 +257,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         Data data = keyData(key);
         int partition = partition(data);
         state.requireSettled(partition);
-        if (!plugin.settler().inDoubt(map, data) && !readThrough && !state.wholeness().partial(partition)) {
+        if (!plugin.reconciler().inDoubt(map, data) && !readThrough
+                && !state.wholeness().partial(partition)) {
             return null;
         }
         AgentReader.Entry entry = newest(data);
@@ -256,7 +273,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
             Data each = keyData(key);
             int partition = partition(each);
             state.requireSettled(partition);
-            if (state.wholeness().partial(partition) || plugin.settler().inDoubt(map, each) || !doubtedOnly) {
+            if (state.wholeness().partial(partition) || plugin.reconciler().inDoubt(map, each)
+                    || !doubtedOnly) {
                 data.add(each);
             }
         }
@@ -266,7 +284,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         Map<Object, MetadataAwareValue<Object>> loaded = new HashMap<>();
         try {
             int timeoutMs = doubtedOnly ? settings.timeoutMs() : settings.restoreTimeoutMs();
-            plugin.reader(settings).load(map, data, timeoutMs).forEach(entry -> loaded.put(entry.key(), value(entry)));
+            plugin.reader(settings).load(map, data, timeoutMs)
+                    .forEach(entry -> loaded.put(entry.key(), value(entry)));
         } catch (IOException e) {
             throw unavailable(e);
         }
@@ -274,27 +293,32 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Whether Hazelcast asks for what {@code getAll} did not find in memory, and not for what a user's {@code loadAll} wants back after
-     * evicting it by hand. It does not say; {@code getAll} comes on the partition's thread, or with offload through {@code loadMultipleKeys}.
+     * Whether Hazelcast asks for what {@code getAll} did not find in memory, and not for what a
+     * user's {@code loadAll} wants back after evicting it. Hazelcast does not say which; {@code
+     * getAll} calls on the partition's thread, or with offload through {@code loadMultipleKeys}.
      */
     private static boolean forGetAll() {
         return ThreadUtil.isRunningOnPartitionThread() || StackWalker.getInstance()
-                .walk(frames -> frames.limit(20).anyMatch(frame -> frame.getMethodName().equals("loadMultipleKeys")));
+                .walk(frames -> frames.limit(20)
+                    .anyMatch(frame -> frame.getMethodName().equals("loadMultipleKeys")));
     }
 
     /**
-     * For a user's {@code loadAll}, after evicting. Maps are not restored in this way: Hazelcast ignores keys that did not reach
-     * their owner, and turns a failed load into one error and an empty partition.
+     * For a user's {@code loadAll}, after evicting. Maps are not restored in this way: Hazelcast
+     * ignores keys that did not reach their owner, and turns a failed load into one error and an
+     * empty partition.
      */
     @Override
     public Iterable<Object> loadAllKeys() {
-        return () -> new KeyPages(plugin.newReader(settings), map, settings.restoreChunk(), this::unavailable);
+        return () -> new KeyPages(plugin.newReader(settings), map, settings.restoreChunk(),
+                this::unavailable);
     }
 
     /** What the log says now, on this member's agent. */
     AgentReader.Entry newest(Data key) {
         try {
-            List<AgentReader.Entry> entries = plugin.reader(settings).load(map, List.of(key), settings.timeoutMs());
+            List<AgentReader.Entry> entries = plugin.reader(settings)
+                    .load(map, List.of(key), settings.timeoutMs());
             return entries.isEmpty() ? null : entries.get(0);
         } catch (IOException e) {
             throw unavailable(e);
@@ -302,7 +326,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     private LogUnavailable unavailable(IOException e) {
-        return new LogUnavailable("map \"" + map + "\": its log cannot be read from " + link.agent() + ": " + AgentLink.reason(e), e);
+        return new LogUnavailable("map \"" + map + "\": its log cannot be read from " + link.agent()
+                + ": " + Outcomes.reason(e), e);
     }
 
     private static MetadataAwareValue<Object> value(AgentReader.Entry entry) {
@@ -314,7 +339,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         Object object = value.getValue();
         byte[] bytes = serialization.toData(object).toByteArray();
         long expires = value.getExpirationTime();
-        return change(key, bytes, className(object), expires == MetadataAwareValue.NO_TIME_SET ? 0 : expires);
+        return change(key, bytes, className(object), expires == MetadataAwareValue.NO_TIME_SET ? 0
+                : expires);
     }
 
     private Change tombstone(Object key) {
@@ -326,18 +352,23 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         int partition = partition(data);
         state.requireSettled(partition);
         byte[] keyBytes = data.toByteArray();
-        requireSize(map, keyBytes, value, link.welcome(), link);
-        byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass, System.currentTimeMillis(),
+        requireSize(map, keyBytes, value, link.session(), link);
+        byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass,
+                System.currentTimeMillis(),
                 expiresAtMs, partition);
-        // As late as can be: the stamp says who owns the partition when the change is queued.
+        // As late as possible: the stamp says who owns the partition when the change is queued.
         return new Change(map, data, head, plugin.guard().take(partition));
     }
 
     /** @throws NotAppended the agent would refuse them, and all that is in the same message */
-    static void requireSize(String map, byte[] key, byte[] value, Welcome welcome, AgentLink link) {
-        if (value != null && welcome != null && welcome.maxValueBytes() > 0 && key.length + (long) value.length > welcome.maxValueBytes()) {
-            throw new NotAppended("map \"" + map + "\": a key of " + key.length + " and a value of " + value.length + " bytes are more than the "
-                    + welcome.maxValueBytes() + " that " + link.agent() + " takes. Nothing was changed", null);
+    static void requireSize(String map, byte[] key, byte[] value, SessionInfo session,
+            AgentLink link) {
+        if (value != null && session != null && session.maxValueBytes() > 0 && key.length
+                + (long) value.length > session.maxValueBytes()) {
+            throw new NotAppended("map \"" + map + "\": a key of " + key.length + " and a value of "
+                    + value.length + " bytes are more than the "
+                    + session.maxValueBytes() + " that " + link.agent()
+                    + " takes. Nothing was changed", null);
         }
     }
 
@@ -353,7 +384,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         if (!strategyKnown) {
             // The map's container knows it, and does not exist yet when init runs.
             MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
-            strategy = service.getMapServiceContext().getMapContainer(map).getPartitioningStrategy();
+            strategy = service.getMapServiceContext().getMapContainer(map)
+                    .getPartitioningStrategy();
             strategyKnown = true;
         }
         return strategy;
@@ -372,25 +404,35 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private void refuse(MapConfig config) {
         if (!WalMapStoreFactory.isNamed(plugin.nodeEngine(), map)) {
-            throw new InvalidConfigurationException("map \"" + map + "\": its map-store must be configured with factory-class-name "
+            throw new InvalidConfigurationException("map \"" + map
+                    + "\": its map-store must be configured with factory-class-name "
                     + WalMapStoreFactory.class.getName() + ", not with an implementation");
         }
         if (!RecordStores.possible()) {
-            throw new InvalidConfigurationException("imap-wal does not work with this version of Hazelcast, "
-                    + plugin.nodeEngine().getVersion() + ": its record stores are made in another way. Use a version that imap-wal's documentation names");
+            throw new InvalidConfigurationException(
+                    "imap-wal does not work with this version of Hazelcast, "
+                    + plugin.nodeEngine().getVersion()
+                    + ": its record stores are made in another way. Use a version that imap-wal's"
+                    + " documentation names");
         }
         if (config.getMapStoreConfig().getWriteDelaySeconds() > 0) {
             throw new InvalidConfigurationException("map \"" + map + "\": write-delay-seconds is "
                     + config.getMapStoreConfig().getWriteDelaySeconds()
-                    + "; imap-wal needs 0, because a change must be in the log before it is in memory");
+                    + "; imap-wal needs 0, because a change must be in the log before it is in"
+                    + " memory");
         }
-        if (config.getMapStoreConfig().getInitialLoadMode() != MapStoreConfig.InitialLoadMode.EAGER) {
-            throw new InvalidConfigurationException("map \"" + map + "\": initial-mode is LAZY (Hazelcast's default); imap-wal needs EAGER, "
-                    + "because Hazelcast answers queries on a LAZY map before it is restored, as if nothing were in it");
+        if (config.getMapStoreConfig()
+                .getInitialLoadMode() != MapStoreConfig.InitialLoadMode.EAGER) {
+            throw new InvalidConfigurationException("map \"" + map
+                    + "\": initial-mode is LAZY (Hazelcast's default); imap-wal needs EAGER, "
+                    + "because Hazelcast answers queries on a LAZY map before it is restored, as"
+                    + " if nothing were in it");
         }
         if (config.getMaxIdleSeconds() > 0) {
-            throw new InvalidConfigurationException("map \"" + map + "\": max-idle-seconds is " + config.getMaxIdleSeconds()
-                    + "; imap-wal needs 0, because reads are not logged: the log cannot tell when an entry was last used. Use time-to-live-seconds");
+            throw new InvalidConfigurationException("map \"" + map + "\": max-idle-seconds is "
+                    + config.getMaxIdleSeconds()
+                    + "; imap-wal needs 0, because reads are not logged: the log cannot tell when"
+                    + " an entry was last used. Use time-to-live-seconds");
         }
     }
 }

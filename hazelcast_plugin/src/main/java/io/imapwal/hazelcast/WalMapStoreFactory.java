@@ -8,7 +8,8 @@ import com.hazelcast.spi.impl.NodeEngine;
 import java.util.Properties;
 
 /**
- * What a member's configuration names as the {@code factory-class-name} of a {@code map-store}; map names with wildcards work.
+ * What a member's configuration names as the {@code factory-class-name} of a {@code map-store}; map
+ * names with wildcards work.
  *
  * <pre>{@code
  * map:
@@ -32,6 +33,7 @@ public final class WalMapStoreFactory implements MapStoreFactory<Object, Object>
     /** Whether this member's configuration names this factory for the map. */
     static boolean isNamed(NodeEngine nodeEngine, String map) {
         MapStoreConfig config = nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig();
-        return config.isEnabled() && WalMapStoreFactory.class.getName().equals(config.getFactoryClassName());
+        return config.isEnabled()
+                && WalMapStoreFactory.class.getName().equals(config.getFactoryClassName());
     }
 }

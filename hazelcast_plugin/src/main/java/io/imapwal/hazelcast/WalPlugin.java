@@ -28,7 +28,10 @@ import java.util.function.Supplier;
 
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
-/** What all maps of one member share: links to agents, what is known about each map, the settler. One per Hazelcast instance. */
+/**
+ * What all maps of one member share: links to agents, what is known about each map, the reconciler.
+ * One per Hazelcast instance.
+ */
 final class WalPlugin {
     private static final String CONTEXT = "io.imapwal.hazelcast";
     private static final String VERSION = version();
@@ -38,12 +41,13 @@ final class WalPlugin {
     private final ILogger logger;
     private final OrderGuard guard;
     private final SchemaLog schemas;
-    private final Settler settler;
+    private final Reconciler reconciler;
     private final SettlementWorker settlements;
     private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, Readers> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
-    private final ConcurrentMap<AgentEndpoint, AgentConnection.Identity> identities = new ConcurrentHashMap<>();
+    private final ConcurrentMap<AgentEndpoint,
+            AgentConnection.Identity> identities = new ConcurrentHashMap<>();
     private final Placements placements;
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
@@ -58,13 +62,14 @@ final class WalPlugin {
         this.guard = new OrderGuard(nodeEngine);
         this.placements = new Placements(guard);
         this.schemas = new SchemaLog(nodeEngine);
-        this.settler = new Settler(this);
+        this.reconciler = new Reconciler(this);
         this.settlements = new SettlementWorker(this);
-        PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(), logger);
+        PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(),
+                logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
             switch (event.getState()) {
                 case SHUTTING_DOWN -> {
-                    settler.drain();
+                    reconciler.drain();
                     leaving = true;
                 }
                 case MERGING -> dropAll();
@@ -86,9 +91,11 @@ final class WalPlugin {
         } else if (instance instanceof HazelcastInstanceProxy proxy) {
             member = proxy.getOriginal();
         } else {
-            throw new IllegalStateException("imap-wal needs a Hazelcast member, not " + instance.getClass().getName());
+            throw new IllegalStateException("imap-wal needs a Hazelcast member, not "
+                    + instance.getClass().getName());
         }
-        return (WalPlugin) member.getUserContext().computeIfAbsent(CONTEXT, name -> new WalPlugin(member));
+        return (WalPlugin) member.getUserContext()
+                .computeIfAbsent(CONTEXT, name -> new WalPlugin(member));
     }
 
     static WalPlugin of(NodeEngine nodeEngine) {
@@ -124,8 +131,8 @@ final class WalPlugin {
         return schemas;
     }
 
-    Settler settler() {
-        return settler;
+    Reconciler reconciler() {
+        return reconciler;
     }
 
     /** The keys that transactions are changing. */
@@ -146,7 +153,7 @@ final class WalPlugin {
         return maps.values();
     }
 
-    /** Whether this member is shutting down, and hands its partitions over. */
+    /** Whether this member is shutting down, and its partitions migrate to others. */
     boolean leaving() {
         return leaving;
     }
@@ -171,7 +178,7 @@ final class WalPlugin {
     /** What is known about a map does not count any more: the next use reads the log again. */
     void forget(String map) {
         state(map).close();
-        settler.forget(map);
+        reconciler.forget(map);
         placements.forget(map);
     }
 
@@ -209,14 +216,15 @@ final class WalPlugin {
     }
 
     private AgentSettings settings(String map) {
-        return AgentSettings.of(map, nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig().getProperties());
+        return AgentSettings.of(map,
+                nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig().getProperties());
     }
 
     /** Sets a key in memory to what the log says of it, which has a change of that transaction. */
     void settle(String map, Data key, UUID transaction) {
         AgentLink link = linkOf(map);
         if (link != null) {
-            settler.add(link, map, key, transaction);
+            reconciler.add(link, map, key, transaction);
         }
     }
 
@@ -225,24 +233,28 @@ final class WalPlugin {
         for (Placements.Left left : placements.of(lost)) {
             AgentLink link = linkOf(left.map());
             if (link != null) {
-                settler.addLost(link, left.map(), left.key(), left.transaction());
+                reconciler.addLost(link, left.map(), left.key(), left.transaction());
             }
         }
     }
 
-    /** Tells every other member with data, and waits until each was told or cannot be. */
+    /**
+     * Sends an operation to every other member with data, and waits until each has answered or
+     * failed.
+     */
     void tellOthers(Supplier<Operation> what) throws InterruptedException {
         List<Future<?>> told = new ArrayList<>();
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
-                told.add(nodeEngine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, what.get(), member.getAddress()));
+                told.add(nodeEngine.getOperationService()
+                        .invokeOnTarget(MapService.SERVICE_NAME, what.get(), member.getAddress()));
             }
         }
         for (Future<?> each : told) {
             try {
                 each.get();
             } catch (ExecutionException e) {
-                logger.fine("imap-wal: a member was not told", e);
+                logger.fine("imap-wal: a member was not informed", e);
             }
         }
     }
@@ -257,7 +269,9 @@ final class WalPlugin {
         return 0;
     }
 
-    /** Drops all maps, because Hazelcast merges what it finds in memory. The log has their entries. */
+    /**
+     * Drops all maps, because Hazelcast merges what it finds in memory. The log has their entries.
+     */
     private void dropAll() {
         merging = true;
         placements.clear();
@@ -268,11 +282,13 @@ final class WalPlugin {
     /** Maps with the same agent share one link; the first one's timeouts hold for all. */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(),
-                agent -> new AgentLink(settings, identity(settings), guard, schemas, settler, logger, member(), leftOut::suspect));
+                agent -> new AgentLink(settings, identity(settings), guard, schemas, reconciler,
+                    logger, member(), leftOut::suspect));
     }
 
     Readers readers(AgentSettings settings) {
-        return readers.computeIfAbsent(settings.agent(), agent -> new Readers(() -> newReader(settings)));
+        return readers.computeIfAbsent(settings.agent(), agent ->
+                new Readers(() -> newReader(settings)));
     }
 
     /** The shared reader, for single keys. */
@@ -285,10 +301,15 @@ final class WalPlugin {
         return new AgentReader(settings, identity(settings));
     }
 
-    /** One for all connections to one endpoint: an agent gives a session to each, and two endpoints may be two names of one agent. */
+    /**
+     * One for all connections to one endpoint: an agent gives a session to each, and two endpoints
+     * may be two names of one agent.
+     */
     private AgentConnection.Identity identity(AgentSettings settings) {
-        return identities.computeIfAbsent(settings.agent(), agent -> new AgentConnection.Identity(guard, UUID.randomUUID(), VERSION,
-                nodeEngine.getPartitionService().getPartitionCount(), new KnownView(), new Pulse(settings)));
+        return identities.computeIfAbsent(settings.agent(), agent ->
+                new AgentConnection.Identity(guard, UUID.randomUUID(), VERSION,
+                nodeEngine.getPartitionService().getPartitionCount(), new KnownView(),
+                new Pulse(settings)));
     }
 
     /** Whether memory is known to have all entries of the map in the partition. */
@@ -304,7 +325,7 @@ final class WalPlugin {
     private void close() {
         closed = true;
         leftOut.close();
-        settler.close();
+        reconciler.close();
         settlements.close();
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);

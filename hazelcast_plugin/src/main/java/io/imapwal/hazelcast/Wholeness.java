@@ -14,24 +14,24 @@ import java.util.concurrent.atomic.AtomicLongArray;
  * What this member's memory holds of one map, for each partition that it owns.
  *
  * <pre>
- *                 first use of the map here; gained by loss; it arrived from a member where it was not whole
- *  not whole ──────────────────────────────────────────────────────────────────────────────▶ unsettled
- *    ▲   │                                                                                     │    ▲
- *    │   │ it arrived whole from its former owner      Settlement made memory equal to the log │    │
- *    │   ▼                                                                                     ▼    │
- *    └─ whole ◀────────────────────────────────────────────────────────────────────────────────┘    │
- *  it      │ evict                                                                                  │
- *  leaves  ▼                                                                                        │
- *        partial ─────────────────────────────── gained by loss ────────────────────────────────────┘
+ * not whole ──▶ unsettled   first use of the map here; gained by loss; it arrived from a member
+ *                           where it was not whole
+ * not whole ──▶ whole       it arrived whole from its former owner
+ * unsettled ──▶ whole       Settlement made memory equal to the log
+ * whole ──▶ partial         eviction of a key
+ * whole ──▶ unsettled       gained by loss
+ * partial ──▶ unsettled     gained by loss
+ * each ──▶ not whole        the partition leaves
  *
- *  whole      what is not in memory is not in the log    load answers null without asking
- *  partial    a key was evicted                          load asks the log
- *  unsettled  memory and log may differ                  operations wait, and fail with LogUnavailable after
- *                                                        settle-timeout-ms; while the map is loaded the first time,
- *                                                        restore-timeout-ms after the last entries arrived
+ * whole      what is not in memory is not in the log: load answers null without asking
+ * partial    a key was evicted: load asks the log
+ * unsettled  memory and log may differ: operations wait, and fail with LogUnavailable after
+ *            settle-timeout-ms; while the map is loaded the first time, restore-timeout-ms after
+ *            the last entries arrived
  * </pre>
  *
- * A partition is not whole until that is proved, and no more once it has left: nothing has to be noticed to be safe.
+ * A partition is whole only after proof, and no longer after it has left: no event is needed for
+ * safety.
  */
 final class Wholeness {
     private final String map;
@@ -46,15 +46,23 @@ final class Wholeness {
         this.whole = new AtomicLongArray((partitions + 63) / 64);
     }
 
-    /** Why a partition has to be settled. Compared by identity: a settlement ends the reason that was there when it began, and no later one. */
+    /**
+     * Why a partition has to be settled. Compared by identity: a settlement ends the reason that
+     * was there when it began, and no later one.
+     */
     static final class Unsettled {
         private final long sinceNanos;
-        /** The member that must have left before the partition is compared with the log; or null. */
+        /**
+         * The member that must have left before the partition is compared with the log; or null.
+         */
         final UUID leaving;
         /** Nothing was lost: the map was not in memory here yet. */
         final boolean first;
         volatile String reason = "it is waiting for its turn";
-        /** The gate is there, and every change that began before it has ended: the log has it, or never will. */
+        /**
+         * Operations wait, and every change that began before has ended: either the log has it, or
+         * it never will.
+         */
         volatile boolean quiet;
 
         private Unsettled(Unsettled former, UUID leaving, boolean first, boolean quiet) {
@@ -87,7 +95,12 @@ final class Wholeness {
         return !unsettled.isEmpty();
     }
 
-    /** The partition has to be settled unless it is whole, or will be anyway. @return whether that is new */
+    /**
+     * The partition has to be settled, unless it is whole or there is a reason to settle it
+     * already.
+     *
+     * @return whether that is new
+     */
     boolean demand(int partition, boolean first) {
         if (whole(partition) || unsettled.containsKey(partition)) {
             return false;
@@ -101,7 +114,11 @@ final class Wholeness {
         return added[0];
     }
 
-    /** Memory and log may differ from now on. @param leaving the member that must have left before; or null */
+    /**
+     * Memory and log may differ from now on.
+     *
+     * @param leaving the member that must have left before; or null
+     */
     void doubt(int partition, UUID leaving, boolean first) {
         unsettled.compute(partition, (id, former) -> {
             set(partition, false);
@@ -114,14 +131,19 @@ final class Wholeness {
     }
 
     /**
-     * On the partition's thread: it is being compared with the log, and what was evicted before comes
-     * back. What is evicted from now on does not: Hazelcast evicts also where operations wait.
+     * On the partition's thread: it is being compared with the log, and what was evicted before is
+     * loaded again. What is evicted from now on does not: Hazelcast evicts also where operations
+     * wait.
      */
     void refill(int partition) {
         partial.remove(partition);
     }
 
-    /** Memory agrees with the log now. @return false: there is a newer reason to settle it again, or it has another owner */
+    /**
+     * Memory agrees with the log now.
+     *
+     * @return false: there is a newer reason to settle it again, or it has another owner
+     */
     boolean settle(int partition, Unsettled proved) {
         boolean[] settled = {false};
         unsettled.computeIfPresent(partition, (id, reason) -> {
@@ -170,16 +192,21 @@ final class Wholeness {
         progressNanos = System.nanoTime();
     }
 
-    /** Whether operations have waited so long that they now fail. A large map may be loaded for long, as long as entries arrive. */
+    /**
+     * Whether operations have waited so long that they now fail. Loading a large map may take any
+     * time, as long as entries arrive.
+     */
     boolean overdue(int partition, AgentSettings settings) {
         Unsettled reason = unsettled.get(partition);
         if (reason == null) {
             return false;
         }
         long waited = System.nanoTime() - reason.sinceNanos;
-        return reason.first
-                ? Math.min(waited, System.nanoTime() - progressNanos) > TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs())
-                : waited > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
+        if (!reason.first) {
+            return waited > TimeUnit.MILLISECONDS.toNanos(settings.settleTimeoutMs());
+        }
+        long idle = Math.min(waited, System.nanoTime() - progressNanos);
+        return idle > TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs());
     }
 
     /**
@@ -189,17 +216,21 @@ final class Wholeness {
      */
     boolean isQuiet(long since, AgentSettings settings) {
         long now = System.nanoTime();
-        return Math.min(now - since, now - progressNanos) > TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs());
+        return Math.min(now - since, now - progressNanos) > TimeUnit.MILLISECONDS.toNanos(
+                settings.restoreTimeoutMs());
     }
 
     /** The exception for an operation on an unsettled partition. */
     RuntimeException refusal(int partition, AgentSettings settings, String agent) {
         Unsettled reason = unsettled.get(partition);
-        String text = "map \"" + map + "\": partition " + partition + (reason == null || reason.first
+        String text = "map \"" + map + "\": partition " + partition
+                + (reason == null || reason.first
                 ? " is restored from the log of " + agent + " before it is used"
-                : " is compared with the log of " + agent + " before it is used, because its former owner was lost");
+                : " is compared with the log of " + agent
+                + " before it is used, because its former owner was lost");
         return overdue(partition, settings)
-                ? new LogUnavailable(text + "; this has not succeeded yet" + (reason == null ? "" : ": " + reason.reason)
+                ? new LogUnavailable(text + "; this has not succeeded yet"
+                    + (reason == null ? "" : ": " + reason.reason)
                         + ". Nothing was changed. The member retries until it succeeds", null)
                 : new RetryableHazelcastException(text);
     }

@@ -15,16 +15,18 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A DEALER's end of one ZMTP 3.0 connection, enough to talk to one ROUTER, with every wait bounded. With keys the mechanism
- * is CURVE, else NULL.
+ * A DEALER's end of one ZMTP 3.0 connection, enough to talk to one ROUTER, with every wait bounded.
+ * With keys the mechanism is CURVE, else NULL.
  *
- * <p>Our own instead of a library: the caller's thread writes and reads the socket itself, so that no thread hand-off
- * and no in-process socket pair lie between a map operation and its log. One thread may receive while another sends.
+ * <p>It is not a library: the caller's thread writes and reads the socket itself, so that
+ * a map operation needs no change of threads and no in-process socket pair. One
+ * thread may receive while another sends.
  *
  * <pre>
  * greeting   FF 00 00 00 00 00 00 00 00 7F | 03 00 | mechanism, 20 bytes | as-server 00 | 31 zeros
  * frame      flags(1): 1 more, 2 long, 4 command | size(1, or 8 big-endian when long) | body
- * READY      command body: 05 "READY" { name-size(1) name value-size(4) value }...; with CURVE see CurveClient
+ * READY      command body: 05 "READY" { name-size(1) name value-size(4) value }...;
+ *            with CURVE see CurveClient
  * </pre>
  */
 final class ZmtpConnection implements Closeable {
@@ -83,7 +85,8 @@ final class ZmtpConnection implements Closeable {
         }
     }
 
-    static ZmtpConnection open(AgentEndpoint endpoint, AgentSecrets secrets, long deadlineNanos) throws IOException {
+    static ZmtpConnection open(AgentEndpoint endpoint, AgentSecrets secrets, long deadlineNanos)
+            throws IOException {
         AgentSecrets.Own own = secrets.own();
         CurveClient curve = own == null ? null : new CurveClient(own, secrets.agentKey());
         SocketChannel channel = endpoint.open();
@@ -103,12 +106,18 @@ final class ZmtpConnection implements Closeable {
         }
     }
 
-    /** Bytes that the operating system took since the connection was opened: tells a message that never left from one that may have. */
+    /**
+     * Bytes that the operating system took since the connection was opened: tells a message that
+     * never left from one that may have.
+     */
     long written() {
         return written;
     }
 
-    /** Sends one message of the given frames; a frame is the first {@code sizes[i]} bytes of {@code frames[i]}. */
+    /**
+     * Sends one message of the given frames; a frame is the first {@code sizes[i]} bytes of {@code
+     * frames[i]}.
+     */
     void send(byte[][] frames, int[] sizes, long deadlineNanos) throws IOException {
         synchronized (sending) {
             out.clear();
@@ -154,7 +163,10 @@ final class ZmtpConnection implements Closeable {
         }
     }
 
-    /** Asks for a PONG, which ZeroMQ at the other end sends by itself; {@link #receive} counts it. */
+    /**
+     * Asks for a PONG, which ZeroMQ at the other end sends without the agent; {@link #receive}
+     * counts it.
+     */
     void ping(long deadlineNanos) throws IOException {
         sendCommand(ascii("\4PING\0\0"), deadlineNanos);
     }
@@ -176,7 +188,8 @@ final class ZmtpConnection implements Closeable {
                     size = size << 8 | (in.get() & 0xff);
                 }
             }
-            if ((flags & ~(MORE | LONG | COMMAND)) != 0 || size < 0 || size > Integer.MAX_VALUE - 64) {
+            if ((flags & ~(MORE | LONG | COMMAND)) != 0 || size < 0
+                    || size > Integer.MAX_VALUE - 64) {
                 throw new ProtocolException("not a ZMTP frame: flags " + flags + ", size " + size);
             }
             byte[] body = body((int) size, deadlineNanos);
@@ -205,7 +218,7 @@ final class ZmtpConnection implements Closeable {
             try {
                 each.close();
             } catch (IOException e) {
-                // nobody waits for what is still in flight
+                // no thread waits for what is still in flight
             }
         }
     }
@@ -234,8 +247,10 @@ final class ZmtpConnection implements Closeable {
         }
         if (!Arrays.equals(greeting, 12, 32, theirs, 12, 32)) {
             throw new ProtocolException(curve == null
-                    ? "the agent takes connections with keys only, and ours is NULL: set agent-key-file and agent-public-key"
-                    : "the agent takes no keys: leave agent-key-file and agent-public-key out, or give it a key and clients");
+                    ? "the agent takes connections with keys only, and ours is NULL: set"
+                    + " agent-key-file and agent-public-key"
+                    : "the agent takes no keys: leave agent-key-file and agent-public-key out, or"
+                    + " give it a key and clients");
         }
         MsgpackWriter properties = new MsgpackWriter();
         property(properties, "Socket-Type", "DEALER");
@@ -244,14 +259,17 @@ final class ZmtpConnection implements Closeable {
         byte[] answer;
         if (curve == null) {
             byte[] name = ascii("\5READY");
-            handshakeCommand(ByteBuffer.allocate(name.length + metadata.length).put(name).put(metadata).array(), deadlineNanos);
+            handshakeCommand(ByteBuffer.allocate(name.length + metadata.length).put(name)
+                    .put(metadata).array(), deadlineNanos);
             answer = handshakeAnswer(deadlineNanos);
             if (!startsWith(answer, name)) {
-                throw new ProtocolException("the other side refused the ZMTP handshake: " + text(answer));
+                throw new ProtocolException("the other side refused the ZMTP handshake: "
+                        + text(answer));
             }
         } else {
             handshakeCommand(curve.hello(), deadlineNanos);
-            handshakeCommand(curve.initiate(handshakeAnswer(deadlineNanos), metadata), deadlineNanos);
+            handshakeCommand(curve.initiate(handshakeAnswer(deadlineNanos), metadata),
+                    deadlineNanos);
             answer = curve.ready(handshakeAnswer(deadlineNanos));
         }
         if (!text(answer).contains("ROUTER")) {
@@ -271,12 +289,14 @@ final class ZmtpConnection implements Closeable {
         int size = in.get() & 0xff;
         byte[] answer = body(size, deadlineNanos);
         if (flags != COMMAND) {
-            throw new ProtocolException("the other side refused the ZMTP handshake: " + text(answer));
+            throw new ProtocolException("the other side refused the ZMTP handshake: "
+                    + text(answer));
         }
         if (startsWith(answer, ascii("\5ERROR"))) {
-            // ZeroMQ's way to say what the agent's access rules decided.
+            // ZeroMQ says so what the agent's access rules decided.
             throw new AgentError(AgentError.NOT_ALLOWED, (curve == null
-                    ? "the agent does not admit the user of this process: see allow_uids in agent.toml"
+                    ? "the agent does not admit the user of this process: see allow_uids in"
+                    + " agent.toml"
                     : "the agent does not admit the key of this member: see its file of clients")
                     + "; the agent's log lines say whom it refused (" + text(answer) + ")");
         }
@@ -287,7 +307,8 @@ final class ZmtpConnection implements Closeable {
         byte[] bytes = ascii(name);
         byte[] content = ascii(value);
         to.raw(new byte[] {(byte) bytes.length}, 0, 1).raw(bytes, 0, bytes.length);
-        to.raw(ByteBuffer.allocate(4).putInt(content.length).array(), 0, 4).raw(content, 0, content.length);
+        to.raw(ByteBuffer.allocate(4).putInt(content.length).array(), 0, 4)
+                .raw(content, 0, content.length);
     }
 
     private void command(byte[] body, long deadlineNanos) throws IOException {
@@ -295,7 +316,8 @@ final class ZmtpConnection implements Closeable {
             // PING: time to live (2), context (up to 16), which PONG repeats
             byte[] name = ascii("\4PONG");
             int context = Math.max(0, body.length - 7);
-            sendCommand(ByteBuffer.allocate(name.length + context).put(name).put(body, body.length - context, context).array(), deadlineNanos);
+            sendCommand(ByteBuffer.allocate(name.length + context).put(name)
+                    .put(body, body.length - context, context).array(), deadlineNanos);
         } else if (startsWith(body, ascii("\4PONG"))) {
             pongs++;
         } else if (startsWith(body, ascii("\5ERROR"))) {
@@ -360,7 +382,8 @@ final class ZmtpConnection implements Closeable {
     }
 
     private static boolean startsWith(byte[] body, byte[] prefix) {
-        return body.length >= prefix.length && Arrays.equals(body, 0, prefix.length, prefix, 0, prefix.length);
+        return body.length >= prefix.length
+                && Arrays.equals(body, 0, prefix.length, prefix, 0, prefix.length);
     }
 
     private static byte[] ascii(String text) {
@@ -368,6 +391,7 @@ final class ZmtpConnection implements Closeable {
     }
 
     private static String text(byte[] body) {
-        return new String(body, StandardCharsets.US_ASCII).replaceAll("[^\\x20-\\x7e]+", " ").strip();
+        return new String(body, StandardCharsets.US_ASCII).replaceAll("[^\\x20-\\x7e]+", " ")
+                .strip();
     }
 }

@@ -1,22 +1,25 @@
 /**
- * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads; the log itself is the agent's.
+ * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads; the
+ * log itself is the agent's.
  *
  * <pre>
  * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
  *                                                                  │ NotAppended, OutcomeUnknown
- *          Settler ◀── keys whose outcome is unknown ──────────────┘
- *             └──▶ SettleProcessor on the key's owner: what the log says becomes what memory says
+ *          Reconciler ◀── keys whose outcome is unknown ───────────┘
+ *             └──▶ SettleProcessor on the key's owner: memory gets what the log has
  *
  * restore  WalMapStore.init ─▶ MapState (is the log there? have the other members opened the map?)
- *          ─▶ SettlementWorker.load: all partitions of this member are settled; their LoggedRecordStores hold operations
+ *          ─▶ SettlementWorker.load: all partitions of this member are settled; meanwhile their
+ *             LoggedRecordStores hold operations
  *
- * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map, which LoggedRecordStore asks
+ * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map,
+ *          which LoggedRecordStore asks
  *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
- *                                                   └──▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
+ *             ─▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
  *          EvictionWatch ─▶ Wholeness: what is not in memory is read from the log
  *
- * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer) ─▶ ZmtpConnection (frames)
- *          MsgpackWriter, MsgpackReader; the page shared with the agent is docs/protocol.md
+ * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer)
+ *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md
  * </pre>
  *
  * One {@link io.imapwal.hazelcast.WalPlugin} per member holds what all its maps share.

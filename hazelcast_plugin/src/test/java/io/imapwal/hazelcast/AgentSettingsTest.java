@@ -25,12 +25,14 @@ class AgentSettingsTest {
     void aNameThatUtf8CannotHoldIsRefused() {
         Properties properties = new Properties();
         properties.setProperty("agent", "ipc:///run/agent.sock");
-        assertThrows(IllegalArgumentException.class, () -> AgentSettings.of("a\ud800b", properties));
+        assertThrows(IllegalArgumentException.class, () ->
+                AgentSettings.of("a\ud800b", properties));
     }
 
     @Test
     void anAgentIsEnough() {
-        AgentSettings settings = AgentSettings.of("orders", properties("agent", " ipc:///run/a.sock "));
+        AgentSettings settings =
+                AgentSettings.of("orders", properties("agent", " ipc:///run/a.sock "));
         assertEquals("/run/a.sock", settings.agent().path());
         assertEquals(10_000, settings.timeoutMs());
         assertEquals(2_000, settings.connectTimeoutMs());
@@ -41,7 +43,8 @@ class AgentSettingsTest {
 
     @Test
     void everythingCanBeSaid() {
-        AgentSettings settings = AgentSettings.of("orders", properties("agent", "tcp://[::1]:7701", "timeout-ms", "1", "connect-timeout-ms",
+        AgentSettings settings = AgentSettings.of("orders",
+                properties("agent", "tcp://[::1]:7701", "timeout-ms", "1", "connect-timeout-ms",
                 "2", "restore-timeout-ms", "3", "read-through", "true", "restore-chunk", "4"));
         assertEquals("::1", settings.agent().host());
         assertEquals(7701, settings.agent().port());
@@ -50,13 +53,16 @@ class AgentSettingsTest {
     }
 
     @ParameterizedTest
-    @CsvSource({"agent,''", "agent,http://x:1", "agent,tcp://x", "agent,tcp://x:0", "agent,tcp://:5", "agent,tcp://x:70000", "agent,ipc://relative",
-        "timeout-ms,0", "timeout-ms,-1", "timeout-ms,5s", "timeout-ms,''", "connect-timeout-ms,x", "restore-timeout-ms,99999999999",
+    @CsvSource({"agent,''", "agent,http://x:1", "agent,tcp://x", "agent,tcp://x:0",
+            "agent,tcp://:5", "agent,tcp://x:70000", "agent,ipc://relative",
+        "timeout-ms,0", "timeout-ms,-1", "timeout-ms,5s", "timeout-ms,''", "connect-timeout-ms,x",
+        "restore-timeout-ms,99999999999",
         "read-through,yes", "restore-chunk,0", "time-out-ms,5", "Agent,ipc:///x"})
     void whatIsWrongIsNamedWithItsMap(String name, String value) {
         Properties properties = properties("agent", "ipc:///run/a.sock");
         properties.setProperty(name, value);
-        String message = assertThrows(IllegalArgumentException.class, () -> AgentSettings.of("orders", properties)).getMessage();
+        String message = assertThrows(IllegalArgumentException.class, () ->
+                AgentSettings.of("orders", properties)).getMessage();
         assertTrue(message.contains("\"" + name + "\"") && message.contains("\"orders\""), message);
     }
 
@@ -65,13 +71,15 @@ class AgentSettingsTest {
     void aMapNameThatIsTooLongIsRefused(String part, int most) {
         AgentSettings.of(part.repeat(most), properties("agent", "ipc:///run/a.sock"));
         String message = assertThrows(IllegalArgumentException.class,
-                () -> AgentSettings.of(part.repeat(most + 1), properties("agent", "ipc:///run/a.sock"))).getMessage();
+                () -> AgentSettings.of(part.repeat(most + 1),
+                    properties("agent", "ipc:///run/a.sock"))).getMessage();
         assertTrue(message.contains("at most 1024") && message.contains("\"" + part), message);
     }
 
     @Test
     void aMissingAgentIsNamed() {
-        String message = assertThrows(IllegalArgumentException.class, () -> AgentSettings.of("orders", properties())).getMessage();
+        String message = assertThrows(IllegalArgumentException.class, () ->
+                AgentSettings.of("orders", properties())).getMessage();
         assertTrue(message.contains("\"agent\"") && message.contains("\"orders\""), message);
     }
 }

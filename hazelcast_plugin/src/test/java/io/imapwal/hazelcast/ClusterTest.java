@@ -56,7 +56,8 @@ class ClusterTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void membersComeAndGoUnderWritesAndTheNewestInTheLogIsWhatMemorySays(boolean offloaded) throws Exception {
+    void membersComeAndGoUnderWritesAndTheNewestInTheLogIsWhatMemorySays(boolean offloaded)
+            throws Exception {
         offload = offloaded;
         HazelcastInstance a = start(0);
         IMap<Integer, Long> map = a.getMap("orders");
@@ -98,17 +99,22 @@ class ClusterTest {
         Map<Integer, Long> memory = new HashMap<>();
         map.forEach(memory::put);
         assertEquals(new HashMap<>(acknowledged), memory);
-        // No two members gave one partition version of one key; the newest by order is what memory says.
+        // No two members gave one partition version of one key; the newest by order is what memory
+        // says.
         Map<List<Object>, Long> sessions = new HashMap<>();
         for (FakeAgent.Record record : log.appended()) {
-            Long other = sessions.putIfAbsent(List.of(record.partition(), record.order().get(0), record.order().get(1)),
+            Long other = sessions.putIfAbsent(
+                    List.of(record.partition(), record.order().get(0), record.order().get(1)),
                     record.order().get(2));
-            assertTrue(other == null || other.equals(record.order().get(2)), "two owners of one version: " + record);
+            assertTrue(other == null || other.equals(record.order().get(2)),
+                    "two owners of one version: " + record);
         }
         for (Map.Entry<Integer, Long> entry : memory.entrySet()) {
-            FakeAgent.Record newest = log.newest("orders", WalPlugin.of(a).nodeEngine().toData(entry.getKey()).toByteArray());
+            FakeAgent.Record newest = log.newest("orders",
+                    WalPlugin.of(a).nodeEngine().toData(entry.getKey()).toByteArray());
             assertEquals(entry.getValue(), WalPlugin.of(a).nodeEngine()
-                    .toObject(new com.hazelcast.internal.serialization.impl.HeapData(newest.value())));
+                    .toObject(new com.hazelcast.internal.serialization.impl.HeapData(
+                        newest.value())));
         }
     }
 
@@ -142,7 +148,8 @@ class ClusterTest {
             map.set(i, i);
         }
         int key = IntStream.range(0, 100)
-                .filter(each -> a.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+                .filter(each -> a.getPartitionService().getPartition(each).getOwner().localMember())
+                .findFirst().orElseThrow();
         ClientConfig config = new ClientConfig().setClusterName("cluster");
         config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + (port + 1));
         HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
@@ -170,7 +177,8 @@ class ClusterTest {
         filler.getLifecycleService().terminate();
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
-        int loader = a.getPartitionService().getPartition("orders").getOwner().equals(a.getCluster().getLocalMember()) ? 0 : 1;
+        int loader = a.getPartitionService().getPartition("orders").getOwner()
+                .equals(a.getCluster().getLocalMember()) ? 0 : 1;
         HazelcastInstance dies = loader == 0 ? a : b;
         HazelcastInstance lives = loader == 0 ? b : a;
         agents.get(1 + loader).readDelayMs = 500;
@@ -201,11 +209,13 @@ class ClusterTest {
         }
         agents.forEach(agent -> agent.mood = FakeAgent.Mood.SILENT_AFTER);
         int mine = 0;
-        while (!a.getPartitionService().getPartition(mine).getOwner().equals(a.getCluster().getLocalMember())) {
+        while (!a.getPartitionService().getPartition(mine).getOwner()
+                .equals(a.getCluster().getLocalMember())) {
             mine++;
         }
         int key = mine;
-        OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, () -> b.getMap("orders").set(key, 1000));
+        OutcomeUnknown unknown =
+                assertThrows(OutcomeUnknown.class, () -> b.getMap("orders").set(key, 1000));
         assertTrue(unknown.getMessage().contains(agents.get(0).endpoint()), unknown.getMessage());
         agents.forEach(agent -> agent.mood = FakeAgent.Mood.ACK);
         eventually(() -> map.get(key) == 1000);

@@ -40,7 +40,10 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** CURVE against a server written out by hand, which can be wrong on purpose. Against libzmq: tests/hostile/test_member_over_tcp.py. */
+/**
+ * CURVE against a server written out by hand, which can be wrong on purpose. Against libzmq:
+ * tests/hostile/test_member_over_tcp.py.
+ */
 class CurveClientTest {
     private final KeyPair agent = CryptoBox.keyPair();
     private final KeyPair member = CryptoBox.keyPair();
@@ -69,7 +72,8 @@ class CurveClientTest {
     private String keyFile() {
         HexFormat hex = HexFormat.of();
         byte[] secret = ((XECPrivateKey) member.getPrivate()).getScalar().orElseThrow();
-        return "# a comment\nname = \"m\"\npublic-key = \"" + hex.formatHex(bytes(member.getPublic())) + "\"\nsecret-key = \""
+        return "# a comment\nname = \"m\"\npublic-key = \""
+                + hex.formatHex(bytes(member.getPublic())) + "\"\nsecret-key = \""
                 + hex.formatHex(secret) + "\"\n";
     }
 
@@ -89,7 +93,8 @@ class CurveClientTest {
                 return e;
             }
         });
-        return ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:" + listener.getLocalPort()), secrets, in(5000));
+        return ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:"
+                + listener.getLocalPort()), secrets, in(5000));
     }
 
     private static long in(long ms) {
@@ -142,22 +147,27 @@ class CurveClientTest {
             assertEquals(200, hello.length);
             PublicKey theirs = CryptoBox.publicKey(Arrays.copyOfRange(hello, 80, 112));
             Key first = CryptoBox.agree(identity.getPrivate(), theirs);
-            assertArrayEquals(new byte[64], SecretBox.fromCombined(nonce("CurveZMQHELLO---", Arrays.copyOfRange(hello, 112, 120)),
+            assertArrayEquals(new byte[64], SecretBox.fromCombined(
+                    nonce("CurveZMQHELLO---", Arrays.copyOfRange(hello, 112, 120)),
                     Arrays.copyOfRange(hello, 120, 200)).decrypt(first));
             byte[] cookie = new byte[96];
             Arrays.fill(cookie, (byte) 7);
-            byte[] content = ByteBuffer.allocate(128).put(bytes(brief.getPublic())).put(cookie).array();
+            byte[] content = ByteBuffer.allocate(128).put(bytes(brief.getPublic())).put(cookie)
+                    .array();
             byte[] salt = ascii("0123456789abcdef");
             send(4, ByteBuffer.allocate(168).put(ascii("\7WELCOME")).put(salt)
-                    .put(SecretBox.encrypt(first, nonce("WELCOME-", salt), content).getCiphertextWithTag()).array());
+                    .put(SecretBox.encrypt(first, nonce("WELCOME-", salt), content)
+                        .getCiphertextWithTag()).array());
 
             byte[] initiate = frame();
             assertArrayEquals(cookie, Arrays.copyOfRange(initiate, 9, 105));
             shared = CryptoBox.agree(brief.getPrivate(), theirs);
-            byte[] about = SecretBox.fromCombined(nonce("CurveZMQINITIATE", Arrays.copyOfRange(initiate, 105, 113)),
+            byte[] about = SecretBox.fromCombined(
+                    nonce("CurveZMQINITIATE", Arrays.copyOfRange(initiate, 105, 113)),
                     Arrays.copyOfRange(initiate, 113, initiate.length)).decrypt(shared);
             client = Arrays.copyOf(about, 32);
-            byte[] vouch = SecretBox.fromCombined(nonce("VOUCH---", Arrays.copyOfRange(about, 32, 48)), Arrays.copyOfRange(about, 48, 128))
+            byte[] vouch = SecretBox.fromCombined(nonce("VOUCH---",
+                    Arrays.copyOfRange(about, 32, 48)), Arrays.copyOfRange(about, 48, 128))
                     .decrypt(CryptoBox.agree(brief.getPrivate(), CryptoBox.publicKey(client)));
             assertArrayEquals(Arrays.copyOfRange(hello, 80, 112), Arrays.copyOf(vouch, 32));
             assertArrayEquals(bytes(agent.getPublic()), Arrays.copyOfRange(vouch, 32, 64));
@@ -168,8 +178,10 @@ class CurveClientTest {
             }
             byte[] metadata = ascii("\13Socket-Type\0\0\0\6ROUTER");
             byte[] own = number();
-            byte[] box = SecretBox.encrypt(shared, nonce("CurveZMQREADY---", own), metadata).getCiphertextWithTag();
-            send(4, ByteBuffer.allocate(14 + box.length).put(ascii("\5READY")).put(own).put(box).array());
+            byte[] box = SecretBox.encrypt(shared, nonce("CurveZMQREADY---", own), metadata)
+                    .getCiphertextWithTag();
+            send(4, ByteBuffer.allocate(14 + box.length).put(ascii("\5READY")).put(own).put(box)
+                    .array());
             return this;
         }
 
@@ -199,13 +211,16 @@ class CurveClientTest {
         byte[] sealed(int flags, byte[] body) {
             byte[] own = number();
             byte[] plain = ByteBuffer.allocate(1 + body.length).put((byte) flags).put(body).array();
-            byte[] box = SecretBox.encrypt(shared, nonce("CurveZMQMESSAGES", own), plain).getCiphertextWithTag();
-            return ByteBuffer.allocate(16 + box.length).put(ascii("\7MESSAGE")).put(own).put(box).array();
+            byte[] box = SecretBox.encrypt(shared, nonce("CurveZMQMESSAGES", own), plain)
+                    .getCiphertextWithTag();
+            return ByteBuffer.allocate(16 + box.length).put(ascii("\7MESSAGE")).put(own).put(box)
+                    .array();
         }
 
         byte[] opened() throws IOException {
             byte[] frame = frame();
-            return SecretBox.fromCombined(nonce("CurveZMQMESSAGEC", Arrays.copyOfRange(frame, 8, 16)), Arrays.copyOfRange(frame, 16, frame.length))
+            return SecretBox.fromCombined(nonce("CurveZMQMESSAGEC",
+                    Arrays.copyOfRange(frame, 8, 16)), Arrays.copyOfRange(frame, 16, frame.length))
                     .decrypt(shared);
         }
     }
@@ -230,7 +245,8 @@ class CurveClientTest {
             for (int size : sizes) {
                 byte[] payload = new byte[size + 5];
                 random.nextBytes(payload);
-                connection.send(new byte[][] {ascii("header"), payload}, new int[] {6, size}, in(5000));
+                connection.send(new byte[][] {ascii("header"), payload}, new int[] {6, size},
+                        in(5000));
                 List<byte[]> back = connection.receive(in(5000));
                 assertEquals("header", new String(back.get(0), StandardCharsets.US_ASCII));
                 assertArrayEquals(Arrays.copyOf(payload, size), back.get(1));
@@ -248,7 +264,8 @@ class CurveClientTest {
             byte[] ping = server.opened();
             server.send(0, server.sealed(2, ascii("\4PONG")));
             server.send(0, server.sealed(0, ascii("x")));
-            return new String(pong, StandardCharsets.ISO_8859_1) + new String(ping, StandardCharsets.ISO_8859_1);
+            return new String(pong, StandardCharsets.ISO_8859_1)
+                    + new String(ping, StandardCharsets.ISO_8859_1);
         })) {
             long before = connection.written();
             CompletableFuture<List<byte[]>> received = CompletableFuture.supplyAsync(() -> {
@@ -270,7 +287,8 @@ class CurveClientTest {
 
     @Test
     void aMessageThatWasChangedOrRepeatedOrIsInTheClearEndsTheConnection() throws Exception {
-        for (String attack : List.of("changed", "repeated", "older", "clear", "short", "tag", "empty")) {
+        for (String attack : List.of("changed", "repeated", "older", "clear", "short", "tag",
+                "empty")) {
             try (ZmtpConnection connection = connect(server -> {
                 server.handshake();
                 byte[] first = server.sealed(0, ascii("first"));
@@ -389,8 +407,10 @@ class CurveClientTest {
     @ParameterizedTest
     @ValueSource(strings = {"rw-r--r--", "rw----r--", "rw-----w-"})
     void aKeyThatOthersMayOpenIsRefused(String permissions) throws IOException {
-        Files.setPosixFilePermissions(Path.of(secrets.keyFile()), PosixFilePermissions.fromString(permissions));
-        assertTrue(assertThrows(IOException.class, secrets::own).getMessage().contains("other users may open it"));
+        Files.setPosixFilePermissions(Path.of(secrets.keyFile()),
+            PosixFilePermissions.fromString(permissions));
+        assertTrue(assertThrows(IOException.class, secrets::own).getMessage()
+                .contains("other users may open it"));
     }
 
     @Test
@@ -398,17 +418,19 @@ class CurveClientTest {
         String key = secrets.keyFile();
         String agentKey = HexFormat.of().formatHex(secrets.agentKey());
         String token = file("c.token", "t".repeat(64) + "\n");
-        AgentSettings settings = AgentSettings.of("orders", properties("tcp://10.0.0.5:7701", key, agentKey, token));
+        AgentSettings settings =
+                AgentSettings.of("orders", properties("tcp://10.0.0.5:7701", key, agentKey, token));
         assertEquals("t".repeat(64), settings.secrets().token());
         assertFalse(settings.toString().contains("ttt"));
         wrong("belong together", "tcp://10.0.0.5:7701", key, "", "");
         wrong("belong together", "tcp://10.0.0.5:7701", "", agentKey, "");
         wrong("64 hexadecimal digits", "tcp://10.0.0.5:7701", key, agentKey.substring(1), "");
         wrong("is for tcp:// endpoints", "ipc:///run/a.sock", key, agentKey, "");
-        wrong("whoever is between", "tcp://10.0.0.5:7701", "", "", "");
+        wrong("anyone on the network between", "tcp://10.0.0.5:7701", "", "", "");
         wrong("does not exist", "tcp://10.0.0.5:7701", key + "x", agentKey, "");
         wrong("no token", "ipc:///run/a.sock", "", "", file("short", "t".repeat(31)));
-        wrong("no public-key", "tcp://10.0.0.5:7701", file("no.key", "name = \"x\"\n"), agentKey, "");
+        wrong("no public-key", "tcp://10.0.0.5:7701", file("no.key", "name = \"x\"\n"), agentKey,
+                "");
         AgentSettings.of("orders", properties("tcp://127.0.0.1:7701", "", "", token));
     }
 
@@ -421,9 +443,11 @@ class CurveClientTest {
         return properties;
     }
 
-    private static void wrong(String said, String agent, String key, String agentKey, String token) {
+    private static void wrong(String said, String agent, String key, String agentKey,
+            String token) {
         String message = assertThrows(IllegalArgumentException.class,
-                () -> AgentSettings.of("orders", properties(agent, key, agentKey, token))).getMessage();
+                () -> AgentSettings.of("orders", properties(agent, key, agentKey, token)))
+                .getMessage();
         assertTrue(message.contains(said) && message.contains("\"orders\""), message);
     }
 }

@@ -55,7 +55,8 @@ class DeparturesTest {
         now += 2 * GRACE;
         present = 2;
         lose(1);
-        assertEquals(QUIET, departures.turnNanos(), "one of two is left, and the other one was lost before");
+        assertEquals(QUIET, departures.turnNanos(),
+                "one of two is left, and the other one was lost before");
     }
 
     @Test

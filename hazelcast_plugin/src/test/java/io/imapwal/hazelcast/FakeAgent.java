@@ -28,7 +28,10 @@ import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.LinkedBlockingQueue;
 
-/** An agent whose log is a table in memory. It can be stopped and started, and told to misbehave. Agents may share a log. */
+/**
+ * An agent whose log is a table in memory. It can be stopped, started, and made to fail.
+ * Agents may share a log.
+ */
 final class FakeAgent implements Closeable {
 
     /** What to do with appends. */
@@ -46,7 +49,9 @@ final class FakeAgent implements Closeable {
         SILENT_BEFORE,
         /** Appended, and the answer is outcome-unknown. */
         UNKNOWN_AFTER,
-        /** Appended, then the next view is claimed: in the log, and the answer is outcome-unknown. */
+        /**
+         * Appended, then the next view is claimed: in the log, and the answer is outcome-unknown.
+         */
         VIEW_AFTER,
         /** The next view is claimed first: it does not count, and the answer is outcome-unknown. */
         VIEW_BEFORE,
@@ -54,7 +59,8 @@ final class FakeAgent implements Closeable {
         FULL_ONCE
     }
 
-    record Record(byte[] key, String keyClass, byte[] value, String valueClass, boolean deleted, long expiresAtMs, int partition,
+    record Record(byte[] key, String keyClass, byte[] value, String valueClass, boolean deleted,
+            long expiresAtMs, int partition,
                   List<Long> order) {
     }
 
@@ -81,18 +87,23 @@ final class FakeAgent implements Closeable {
             viewMembers = members;
         }
 
-        /** The next incarnation, of another cluster. An agent refuses the older one from then on; here two members of one test take turns. */
+        /**
+         * The next incarnation, of another cluster. An agent refuses the older one from then on;
+         * here two members of one test take turns.
+         */
         synchronized void claimCluster(String clusterId) {
             newestCluster = clusterId;
             claimView(null);
         }
 
         synchronized boolean mayWrite(String clusterId, String member, long view) {
-            return clusterId.equals(newestCluster) && (viewMembers == null || viewMembers.contains(member) || view == newestView);
+            return clusterId.equals(newestCluster)
+                    && (viewMembers == null || viewMembers.contains(member) || view == newestView);
         }
 
         synchronized long session(String plugin) {
-            long session = sessions.computeIfAbsent(plugin + "/" + newestView, name -> sessions.size() + 1L);
+            long session = sessions.computeIfAbsent(plugin + "/" + newestView, name ->
+                    sessions.size() + 1L);
             plugins.put(session, plugin);
             views.put(session, newestView);
             return session;
@@ -102,7 +113,10 @@ final class FakeAgent implements Closeable {
             return views.get(session) != newestView;
         }
 
-        /** Sessions of the plug-in in earlier views, with the last request of each that is in the log. */
+        /**
+         * Sessions of the plug-in in earlier views, with the last request of each that is in the
+         * log.
+         */
         synchronized Map<Long, Long> former(String plugin) {
             Map<Long, Long> former = new TreeMap<>();
             plugins.forEach((session, name) -> {
@@ -115,7 +129,8 @@ final class FakeAgent implements Closeable {
 
         synchronized Record newest(String map, byte[] key) {
             Record found = maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).get(key);
-            return found == null || found.deleted || (found.expiresAtMs != 0 && found.expiresAtMs <= System.currentTimeMillis())
+            return found == null || found.deleted
+                    || (found.expiresAtMs != 0 && found.expiresAtMs <= System.currentTimeMillis())
                     ? null : found;
         }
 
@@ -126,7 +141,8 @@ final class FakeAgent implements Closeable {
 
         synchronized void put(String map, Record record) {
             appended.add(record);
-            maps.computeIfAbsent(map, name -> new TreeMap<>(Arrays::compare)).merge(record.key, record,
+            maps.computeIfAbsent(map, name -> new TreeMap<>(Arrays::compare))
+                    .merge(record.key, record,
                     (a, b) -> Arrays.compare(longs(a), longs(b)) <= 0 ? b : a);
         }
 
@@ -134,8 +150,10 @@ final class FakeAgent implements Closeable {
         synchronized void clear(String map, Record clear) {
             appended.add(clear);
             maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).replaceAll((key, known) ->
-                    known.partition == clear.partition && Arrays.compare(longs(known), longs(clear)) < 0
-                            ? new Record(key, "", null, "", true, 0, clear.partition, clear.order) : known);
+                    known.partition == clear.partition
+                            && Arrays.compare(longs(known), longs(clear)) < 0
+                            ? new Record(key, "", null, "", true, 0, clear.partition, clear.order)
+                            : known);
         }
 
         synchronized List<Record> appended() {
@@ -169,7 +187,10 @@ final class FakeAgent implements Closeable {
     volatile int breakAfterLoads = -1;
     /** So many pages of keys from now on, one is answered "listing-gone"; negative: none. */
     volatile int goneAfterPages = -1;
-    /** So many pages of keys from now on, one is left out, as if its answer was lost; negative: none. */
+    /**
+     * So many pages of keys from now on, one is left out, as if its answer was lost; negative:
+     * none.
+     */
     volatile int skipAfterPages = -1;
     /** Listings of keys that began. */
     volatile int listings;
@@ -231,7 +252,8 @@ final class FakeAgent implements Closeable {
             server = null;
         }
         for (SocketChannel channel : open) {
-            // close() alone waits for the thread that reads it, and the other side would not notice yet
+            // close() alone waits for the thread that reads it, and the other side would not notice
+            // yet
             try {
                 channel.shutdownInput();
                 channel.shutdownOutput();
@@ -268,8 +290,10 @@ final class FakeAgent implements Closeable {
 
     private void serve(SocketChannel channel) throws IOException {
         try (channel) {
-            DataInputStream in = new DataInputStream(new java.io.BufferedInputStream(Channels.newInputStream(channel), 1 << 16));
-            OutputStream out = new OutputStream() {  // the one of Channels waits for a read under way (Java 17)
+            DataInputStream in = new DataInputStream(
+                    new java.io.BufferedInputStream(Channels.newInputStream(channel), 1 << 16));
+            OutputStream out = new OutputStream() {
+                // the one of Channels waits for a read under way (Java 17)
                 @Override
                 public void write(int one) throws IOException {
                     write(new byte[] {(byte) one}, 0, 1);
@@ -277,7 +301,8 @@ final class FakeAgent implements Closeable {
 
                 @Override
                 public void write(byte[] bytes, int from, int length) throws IOException {
-                    for (ByteBuffer left = ByteBuffer.wrap(bytes, from, length); left.hasRemaining();) {
+                    for (ByteBuffer left = ByteBuffer.wrap(bytes, from,
+                            length); left.hasRemaining();) {
                         channel.write(left);
                     }
                 }
@@ -333,7 +358,8 @@ final class FakeAgent implements Closeable {
         System.arraycopy("NULL".getBytes(StandardCharsets.US_ASCII), 0, greeting, 12, 4);
         out.write(greeting);
         in.readFully(new byte[64]);
-        byte[] ready = "\5READY\13Socket-Type\0\0\0\6ROUTER\10Identity\0\0\0\0".getBytes(StandardCharsets.ISO_8859_1);
+        byte[] ready = "\5READY\13Socket-Type\0\0\0\6ROUTER\10Identity\0\0\0\0".getBytes(
+                StandardCharsets.ISO_8859_1);
         out.write(new byte[] {4, (byte) ready.length});
         out.write(ready);
         if (in.read() != 4) {
@@ -388,7 +414,8 @@ final class FakeAgent implements Closeable {
     private static byte[] joined(List<byte[]> answer) {
         byte[] header = answer.get(0);
         byte[] payload = answer.get(1);
-        return ByteBuffer.allocate(4 + header.length + payload.length).putInt(header.length).put(header).put(payload).array();
+        return ByteBuffer.allocate(4 + header.length + payload.length).putInt(header.length)
+                .put(header).put(payload).array();
     }
 
     static void send(OutputStream out, List<byte[]> frames) throws IOException {
@@ -448,7 +475,8 @@ final class FakeAgent implements Closeable {
             if (kind.equals("stat")) {
                 synchronized (log) {
                     MsgpackWriter stat = begin("stat", number, 1).map(1).string("claim").map(2);
-                    stat.string("cluster_id").string(log.newestCluster).string("incarnation").integer(log.newestView);
+                    stat.string("cluster_id").string(log.newestCluster).string("incarnation")
+                            .integer(log.newestView);
                     return List.of(stat.toByteArray(), new byte[0]);
                 }
             }
@@ -471,18 +499,22 @@ final class FakeAgent implements Closeable {
                         }
                         String refused = refusedType;
                         if (refused != null && schemas.values().stream()
-                                .anyMatch(each -> new String(each, StandardCharsets.UTF_8).contains(refused))) {
+                                .anyMatch(each -> new String(each, StandardCharsets.UTF_8)
+                                    .contains(refused))) {
                             return error(number, "schema-refused", "a schema of type " + refused);
                         }
                         log.schemas.putAll(schemas);
                     }
                     header.integer();
-                    return List.of(begin("ack", number, 2).integer(0).integer(header.integer()).toByteArray(), new byte[0]);
+                    return List.of(begin("ack", number, 2).integer(0).integer(header.integer())
+                            .toByteArray(), new byte[0]);
                 case "schemas": {
                     MsgpackWriter stream = new MsgpackWriter();
                     synchronized (log) {
-                        log.schemas.forEach((id, bytes) -> stream.array(2).integer(id).binary(bytes));
-                        return List.of(begin("schemas", number, 1).integer(log.schemas.size()).toByteArray(), stream.toByteArray());
+                        log.schemas.forEach((id, bytes) ->
+                                stream.array(2).integer(id).binary(bytes));
+                        return List.of(begin("schemas", number, 1).integer(log.schemas.size())
+                                .toByteArray(), stream.toByteArray());
                     }
                 }
                 case "keys":
@@ -514,11 +546,13 @@ final class FakeAgent implements Closeable {
             partitionCount = ((Long) said.get("partition_count")).intValue();
             synchronized (log) {
                 if (log.followed) {
-                    return error(number, "void-incarnation", "this cluster was followed by another one");
+                    return error(number, "void-incarnation",
+                            "this cluster was followed by another one");
                 } else if (!cluster.equals(log.newestCluster)) {
                     log.claimCluster(cluster);
                 } else if (!log.mayWrite(cluster, member, view)) {
-                    return error(number, "void-incarnation", "this member was left out of view " + log.newestView
+                    return error(number, "void-incarnation", "this member was left out of view "
+                            + log.newestView
                             + ": it must join the cluster again as a new member");
                 }
                 plugin = from;
@@ -528,13 +562,15 @@ final class FakeAgent implements Closeable {
                 view = log.newestView;
                 long session = log.session(plugin);
                 MsgpackWriter answer = begin("welcome", number, 1).map(8);
-                answer.string("protocol").integer(1).string("node").string("n1").string("session").integer(session);
+                answer.string("protocol").integer(1).string("node").string("n1").string("session")
+                        .integer(session);
                 answer.string("incarnation").integer(log.newestView).string("last_request")
                         .integer(log.lastRequests.getOrDefault(session, 0L));
                 Map<Long, Long> former = log.former(plugin);
                 answer.string("former").array(former.size());
                 former.forEach((earlier, last) -> answer.array(2).integer(earlier).integer(last));
-                answer.string("max_value_bytes").integer(1 << 20).string("agent_version").string("fake");
+                answer.string("max_value_bytes").integer(1 << 20).string("agent_version")
+                        .string("fake");
                 return List.of(answer.toByteArray(), new byte[0]);
             }
         }
@@ -543,26 +579,31 @@ final class FakeAgent implements Closeable {
             synchronized (log) {
                 List<?> lost = (List<?>) said.get("lost");
                 if (!log.mayWrite((String) said.get("cluster_id"), member, view)) {
-                    return error(number, "void-incarnation", "this member was left out of view " + log.newestView);
+                    return error(number, "void-incarnation", "this member was left out of view "
+                            + log.newestView);
                 }
-                if (log.viewMembers == null || !log.viewMembers.contains(member) || log.viewMembers.stream().anyMatch(lost::contains)) {
+                if (log.viewMembers == null || !log.viewMembers.contains(member)
+                        || log.viewMembers.stream().anyMatch(lost::contains)) {
                     Set<String> members = ConcurrentHashMap.newKeySet();
                     ((List<?>) said.get("members")).forEach(each -> members.add((String) each));
                     log.claimView(members);
                 }
-                MsgpackWriter answer = begin("view", number, 2).integer(log.newestView).array(log.viewMembers.size());
+                MsgpackWriter answer = begin("view", number, 2).integer(log.newestView)
+                        .array(log.viewMembers.size());
                 log.viewMembers.forEach(answer::string);
                 return List.of(answer.toByteArray(), new byte[0]);
             }
         }
 
-        private List<byte[]> append(long number, MsgpackReader header, byte[] payload) throws IOException {
+        private List<byte[]> append(long number, MsgpackReader header, byte[] payload)
+                throws IOException {
             Mood now = mood;
             appends++;
             pause(delayMs);
             if (holdsForNext) {
                 holdsForNext = false;
-                for (long end = System.nanoTime() + 10_000_000_000L; requests.isEmpty() && System.nanoTime() < end;) {
+                for (long end = System.nanoTime() + 10_000_000_000L; requests.isEmpty()
+                        && System.nanoTime() < end;) {
                     pause(1);
                 }
             }
@@ -587,7 +628,8 @@ final class FakeAgent implements Closeable {
                 return error(number, "full", "no room");
             } else if (log.isVoid(session)) {
                 refused = true;
-                return error(number, "void-incarnation", "this session's view was followed by " + log.newestView);
+                return error(number, "void-incarnation", "this session's view was followed by "
+                        + log.newestView);
             } else if (now == Mood.VIEW_BEFORE) {
                 mood = Mood.ACK;
                 refused = true;
@@ -616,13 +658,17 @@ final class FakeAgent implements Closeable {
                     long expires = stream.integer();
                     int partition = (int) stream.integer();
                     stream.array();
-                    List<Long> order = List.of(stream.integer(), stream.integer(), stream.integer(), stream.integer());
-                    if (order.get(3) != first + i || order.get(2) != session || deleted != (value == null)
+                    List<Long> order = List.of(stream.integer(), stream.integer(), stream.integer(),
+                            stream.integer());
+                    if (order.get(3) != first + i || order.get(2) != session
+                            || deleted != (value == null)
                             || Math.abs(timestamp - System.currentTimeMillis()) > 60_000) {
-                        violations.add("entry " + i + " of message " + first + ": order " + order + " session " + session);
+                        violations.add("entry " + i + " of message " + first + ": order " + order
+                                + " session " + session);
                     }
                     if (order.get(3) > last) {
-                        Record record = new Record(key, keyClass, value, valueClass, deleted, expires, partition, order);
+                        Record record = new Record(key, keyClass, value, valueClass, deleted,
+                                expires, partition, order);
                         if (key == null) {
                             log.clear(map, record);
                         } else {
@@ -653,7 +699,8 @@ final class FakeAgent implements Closeable {
                 refused = true;
                 return error(number, "outcome-unknown", "the disk said no");
             }
-            return List.of(begin("ack", number, 2).integer(first).integer(count).toByteArray(), new byte[0]);
+            return List.of(begin("ack", number, 2).integer(first).integer(count).toByteArray(),
+                    new byte[0]);
         }
 
         /** Null: all. */
@@ -669,11 +716,13 @@ final class FakeAgent implements Closeable {
         }
 
         private int partition(byte[] key) {
-            int hash = new com.hazelcast.internal.serialization.impl.HeapData(key).getPartitionHash();
+            int hash = new com.hazelcast.internal.serialization.impl.HeapData(key)
+                    .getPartitionHash();
             return com.hazelcast.internal.util.HashUtil.hashToIndex(hash, partitionCount);
         }
 
-        private List<byte[]> keys(String kind, long number, MsgpackReader header) throws IOException {
+        private List<byte[]> keys(String kind, long number, MsgpackReader header)
+                throws IOException {
             if (kind.equals("list") && breaksAtLoad()) {
                 return List.of();
             }
@@ -690,7 +739,8 @@ final class FakeAgent implements Closeable {
                 }
                 if (from < 0) {
                     listings++;
-                    cursorKeys = new ArrayList<>(log.maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).keySet());
+                    cursorKeys = new ArrayList<>(
+                            log.maps.getOrDefault(map, new TreeMap<>(Arrays::compare)).keySet());
                     cursorKeys.removeIf(key -> log.newest(map, key) == null
                             || partitions != null && !partitions.contains(partition(key)));
                     from = 0;
@@ -700,7 +750,8 @@ final class FakeAgent implements Closeable {
                 }
                 int to = Math.min(cursorKeys.size(), from + limit);
                 List<byte[]> page = cursorKeys.subList(from, to);
-                Loaded loaded = kind.equals("keys") ? new Loaded(new MsgpackWriter(), 0, 0, null) : loaded(map, page);
+                Loaded loaded = kind.equals("keys") ? new Loaded(new MsgpackWriter(), 0, 0, null)
+                        : loaded(map, page);
                 if (loaded.error != null) {
                     return error(number, "restore-failed", loaded.error);
                 }
@@ -742,7 +793,8 @@ final class FakeAgent implements Closeable {
                     Record found = log.newest(map, key);
                     if (found != null) {
                         live++;
-                        stream.array(3).binary(found.key).binary(found.value).integer(found.expiresAtMs);
+                        stream.array(3).binary(found.key).binary(found.value)
+                                .integer(found.expiresAtMs);
                     }
                 }
             }
@@ -768,7 +820,8 @@ final class FakeAgent implements Closeable {
             }
         }
 
-        private List<byte[]> load(long number, MsgpackReader header, byte[] payload) throws IOException {
+        private List<byte[]> load(long number, MsgpackReader header, byte[] payload)
+                throws IOException {
             if (breaksAtLoad()) {
                 return List.of();
             }
@@ -785,7 +838,8 @@ final class FakeAgent implements Closeable {
             if (loaded.error != null) {
                 return error(number, "restore-failed", loaded.error);
             }
-            return List.of(begin("entries", number, 2).integer(loaded.live).integer(loaded.taken).toByteArray(), loaded.stream.toByteArray());
+            return List.of(begin("entries", number, 2).integer(loaded.live).integer(loaded.taken)
+                    .toByteArray(), loaded.stream.toByteArray());
         }
 
         private boolean breaksAtLoad() throws IOException {
@@ -803,7 +857,8 @@ final class FakeAgent implements Closeable {
         }
 
         private List<byte[]> error(long number, String code, String text) {
-            return List.of(begin("error", number, 2).string(code).string(text).toByteArray(), new byte[0]);
+            return List.of(begin("error", number, 2).string(code).string(text).toByteArray(),
+                    new byte[0]);
         }
     }
 }

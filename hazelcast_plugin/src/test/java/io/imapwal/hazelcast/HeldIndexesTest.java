@@ -30,7 +30,8 @@ class HeldIndexesTest {
     void start() {
         int port = Members.port();
         Config config = Members.config("indexes", port, "ipc:///tmp/unused");
-        config.addMapConfig(new MapConfig("indexed").addIndexConfig(new IndexConfig(IndexType.SORTED, "this")));
+        config.addMapConfig(new MapConfig("indexed")
+                .addIndexConfig(new IndexConfig(IndexType.SORTED, "this")));
         member = Members.start(config);
         IMap<Integer, Integer> map = member.getMap("indexed");
         for (int i = 0; i < 100; i++) {
@@ -64,7 +65,8 @@ class HeldIndexesTest {
         held.hold(container, PARTITION);
         IndexRegistry registry = container.getGlobalIndexRegistry();
         InternalIndex added = registry.addOrGetIndex(
-                IndexUtils.validateAndNormalize("indexed", new IndexConfig(IndexType.HASH, "this")));
+                IndexUtils.validateAndNormalize("indexed",
+                    new IndexConfig(IndexType.HASH, "this")));
         held.hold(container, PARTITION);
         held.release(PARTITION);
         assertTrue(index.hasPartitionIndexed(PARTITION));

@@ -84,7 +84,8 @@ class HostileSchemaTest {
     @ValueSource(strings = {"plain", "objects", "indexed"})
     void codeInASchemaDoesNotRunAndOnlyValuesThatNeedItFail(String map) throws Exception {
         Config config = config("hostile-" + map);
-        GenericRecord order = GenericRecordBuilder.compact("order").setString("state", "paid").build();
+        GenericRecord order = GenericRecordBuilder.compact("order").setString("state", "paid")
+                .build();
         GenericRecord other = GenericRecordBuilder.compact("other").setInt32("n", 7).build();
         HazelcastInstance first = Members.start(config);
         byte[] gadget;
@@ -145,7 +146,8 @@ class HostileSchemaTest {
         try {
             agent.refusedType = "order";
             IMap<Object, Object> map = member.getMap("plain");
-            map.set("order", GenericRecordBuilder.compact("order").setString("state", "paid").build());
+            map.set("order", GenericRecordBuilder.compact("order").setString("state", "paid")
+                    .build());
             map.set("other", GenericRecordBuilder.compact("other").setInt32("n", 7).build());
             map.set("text", "text");
             assertEquals(3, log.size("plain"));
@@ -163,9 +165,11 @@ class HostileSchemaTest {
             fields.add(new FieldDescriptor("z\u00e4hler", FieldKind.INT64));
             fields.add(new FieldDescriptor("\ud83d\ude00", FieldKind.ARRAY_OF_NULLABLE_FLOAT64));
             fields.add(new FieldDescriptor("\uff5e", FieldKind.BOOLEAN));
-            for (Schema schema : List.of(new Schema("com.acme.Order", fields), new Schema("", new ArrayList<>()))) {
+            for (Schema schema : List.of(new Schema("com.acme.Order", fields),
+                    new Schema("", new ArrayList<>()))) {
                 byte[] bytes = SchemaForm.write(schema);
-                assertArrayEquals(WalPlugin.of(member).nodeEngine().toData(schema).toByteArray(), bytes);
+                assertArrayEquals(WalPlugin.of(member).nodeEngine().toData(schema).toByteArray(),
+                        bytes);
                 assertEquals(schema, SchemaForm.read(schema.getSchemaId(), bytes));
             }
         } finally {
@@ -191,29 +195,37 @@ class HostileSchemaTest {
             flipped[bit / 8] ^= (byte) (1 << (bit % 8));
             assertThrows(ProtocolException.class, () -> SchemaForm.read(id, flipped), "bit " + bit);
         }
-        assertThrows(ProtocolException.class, () -> SchemaForm.read(id, Arrays.copyOf(sound, sound.length + 1)));
+        assertThrows(ProtocolException.class, () ->
+                SchemaForm.read(id, Arrays.copyOf(sound, sound.length + 1)));
         assertThrows(ProtocolException.class, () -> SchemaForm.read(id + 1, sound));
-        assertThrows(ProtocolException.class, () -> SchemaForm.read(id, new byte[SchemaForm.BYTES_MAX + 1]));
+        assertThrows(ProtocolException.class, () ->
+                SchemaForm.read(id, new byte[SchemaForm.BYTES_MAX + 1]));
         for (int kind : new int[] {-1, 0, 5, 6, 31, 32, 47, Integer.MAX_VALUE}) {
             byte[] other = sound.clone();
             ByteBuffer.wrap(other).putInt(sound.length - 4, kind);
-            assertTrue(assertThrows(ProtocolException.class, () -> SchemaForm.read(id, other)).getMessage().contains("kind " + kind));
+            assertTrue(assertThrows(ProtocolException.class, () -> SchemaForm.read(id, other))
+                    .getMessage().contains("kind " + kind));
         }
         byte[] twice = sound.clone();
         twice[sound.length - 5] = 'a';
-        assertTrue(assertThrows(ProtocolException.class, () -> SchemaForm.read(id, twice)).getMessage().contains("order of names"));
+        assertTrue(assertThrows(ProtocolException.class, () -> SchemaForm.read(id, twice))
+                .getMessage().contains("order of names"));
         byte[] many = sound.clone();
         ByteBuffer.wrap(many).putInt(22, Integer.MAX_VALUE);
-        assertTrue(assertThrows(ProtocolException.class, () -> SchemaForm.read(id, many)).getMessage().contains("fields"));
+        assertTrue(assertThrows(ProtocolException.class, () -> SchemaForm.read(id, many))
+                .getMessage().contains("fields"));
     }
 
     @Test
     void littleEndianBytesOfAnOlderPlugInAreRead() throws Exception {
-        Schema schema = new Schema("t", new ArrayList<>(List.of(new FieldDescriptor("a", FieldKind.INT64))));
+        Schema schema = new Schema("t",
+                new ArrayList<>(List.of(new FieldDescriptor("a", FieldKind.INT64))));
         ByteBuffer bytes = ByteBuffer.wrap(SchemaForm.write(schema));
         ByteBuffer little = ByteBuffer.allocate(bytes.capacity()).order(ByteOrder.BIG_ENDIAN);
-        little.putInt(bytes.getInt()).putInt(bytes.getInt()).put(bytes.get()).order(ByteOrder.LITTLE_ENDIAN);
-        little.putInt(bytes.getInt()).putInt(bytes.getInt()).putInt(bytes.getInt()).put(bytes.get()).putInt(bytes.getInt());
+        little.putInt(bytes.getInt()).putInt(bytes.getInt()).put(bytes.get())
+                .order(ByteOrder.LITTLE_ENDIAN);
+        little.putInt(bytes.getInt()).putInt(bytes.getInt()).putInt(bytes.getInt()).put(bytes.get())
+                .putInt(bytes.getInt());
         little.putInt(bytes.getInt()).put(bytes.get()).putInt(bytes.getInt());
         assertEquals(schema, SchemaForm.read(schema.getSchemaId(), little.array()));
     }

@@ -35,7 +35,8 @@ final class Members {
         config.getNetworkConfig().getJoin().getMulticastConfig().setEnabled(false);
         int first = port / 10 * 10;
         config.getNetworkConfig().getJoin().getTcpIpConfig().setEnabled(true)
-                .addMember("127.0.0.1:" + first).addMember("127.0.0.1:" + (first + 1)).addMember("127.0.0.1:" + (first + 2));
+                .addMember("127.0.0.1:" + first).addMember("127.0.0.1:" + (first + 1))
+                .addMember("127.0.0.1:" + (first + 2));
         config.addMapConfig(map("*", agent));
         return config;
     }

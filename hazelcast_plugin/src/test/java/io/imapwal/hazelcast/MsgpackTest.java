@@ -33,7 +33,8 @@ class MsgpackTest {
         try (Stream<Path> files = Files.list(GOLDEN)) {
             List<String> names = files.map(file -> file.getFileName().toString())
                     .filter(name -> name.startsWith("wire-") && name.endsWith(".json"))
-                    .map(name -> name.substring(0, name.length() - ".json".length())).sorted().toList();
+                    .map(name -> name.substring(0, name.length() - ".json".length())).sorted()
+                    .toList();
             assertTrue(names.size() >= 10, "golden files: " + names);
             return names.stream();
         }
@@ -41,7 +42,8 @@ class MsgpackTest {
 
     private static byte[][] bytes(String name) throws IOException {
         List<String> lines = Files.readAllLines(GOLDEN.resolve(name + ".hex"));
-        return new byte[][] {HexFormat.of().parseHex(lines.get(0)), HexFormat.of().parseHex(lines.size() > 1 ? lines.get(1) : "")};
+        return new byte[][] {HexFormat.of().parseHex(lines.get(0)),
+                HexFormat.of().parseHex(lines.size() > 1 ? lines.get(1) : "")};
     }
 
     private static JsonObject content(String name) throws IOException {
@@ -80,10 +82,12 @@ class MsgpackTest {
             JsonArray entry = value.asArray();
             JsonArray order = entry.get(9).asArray();
             byte[] head = Change.head(utf8(entry.get(0)), binary(entry.get(1)), utf8(entry.get(2)),
-                    entry.get(3).isNull() ? null : binary(entry.get(3)), utf8(entry.get(4)), entry.get(6).asLong(), entry.get(7).asLong(),
+                    entry.get(3).isNull() ? null : binary(entry.get(3)), utf8(entry.get(4)),
+                    entry.get(6).asLong(), entry.get(7).asLong(),
                     entry.get(8).asInt());
             Change change = new Change(entry.get(0).asString(), null, head,
-                    new OrderGuard.Stamp(UUID.randomUUID(), UUID.randomUUID(), entry.get(8).asInt(), 1, order.get(1).asInt(), 0));
+                    new PartitionStamp(UUID.randomUUID(), UUID.randomUUID(), entry.get(8).asInt(),
+                        1, order.get(1).asInt(), 0));
             change.request = order.get(3).asLong();
             change.write(to, order.get(0).asLong(), order.get(2).asLong());
         }
@@ -106,14 +110,17 @@ class MsgpackTest {
         assertThrows(ProtocolException.class, () -> new MsgpackReader(text).binary());
         assertThrows(ProtocolException.class, () -> new MsgpackReader(text).array());
         assertThrows(ProtocolException.class, () -> new MsgpackReader(text).bool());
-        assertThrows(ProtocolException.class, () -> new MsgpackReader(new byte[] {(byte) 0xc1}).value());
+        assertThrows(ProtocolException.class, () ->
+                new MsgpackReader(new byte[] {(byte) 0xc1}).value());
         // a length that no message can have must not take the heap
-        assertThrows(ProtocolException.class, () -> new MsgpackReader(new byte[] {(byte) 0xc6, -1, -1, -1, -1}).binary());
+        assertThrows(ProtocolException.class, () ->
+                new MsgpackReader(new byte[] {(byte) 0xc6, -1, -1, -1, -1}).binary());
     }
 
     @Test
     void aCursorGoesBackAsItCame() throws IOException {
-        byte[] cursor = new MsgpackWriter().array(2).string("page").binary(new byte[] {1}).toByteArray();
+        byte[] cursor = new MsgpackWriter().array(2).string("page").binary(new byte[] {1})
+                .toByteArray();
         byte[] message = new MsgpackWriter().raw(cursor, 0, cursor.length).integer(5).toByteArray();
         MsgpackReader reader = new MsgpackReader(message);
         assertArrayEquals(cursor, reader.raw());

@@ -49,7 +49,8 @@ class NewClusterTest {
         for (int i = 0; i < KEYS; i++) {
             map.set(i, i);
         }
-        eventually(() -> members.stream().allMatch(each -> each.getPartitionService().isClusterSafe()));
+        eventually(() -> members.stream()
+                .allMatch(each -> each.getPartitionService().isClusterSafe()));
         assertEquals(KEYS, map.entrySet().size());
     }
 
@@ -58,9 +59,11 @@ class NewClusterTest {
         agents.add(agent);
         Config config = Members.config("anew", port + number, agent.endpoint());
         config.setProperty("hazelcast.invocation.max.retry.count", "250");
-        // A member that starts asks those of its list for the oldest. Hazelcast sends the question again for
-        // 1.5 s to one that is not there yet. If the sender has another UUID by then, it is taken for two members.
-        config.getNetworkConfig().getJoin().getTcpIpConfig().setMembers(List.of("127.0.0.1:" + port));
+        // A member that starts asks those of its list for the oldest. Hazelcast sends the question
+        // again for 1.5 s to one that is not there yet. If the sender has another UUID by then, it
+        // is taken for two members.
+        config.getNetworkConfig().getJoin().getTcpIpConfig()
+                .setMembers(List.of("127.0.0.1:" + port));
         return Members.start(config);
     }
 
@@ -98,9 +101,11 @@ class NewClusterTest {
     private int inMemory() {
         int size = 0;
         for (HazelcastInstance member : members) {
-            MapService service = WalPlugin.of(member).nodeEngine().getService(MapService.SERVICE_NAME);
+            MapService service = WalPlugin.of(member).nodeEngine()
+                    .getService(MapService.SERVICE_NAME);
             for (Partition partition : member.getPartitionService().getPartitions()) {
-                RecordStore<?> store = service.getMapServiceContext().getExistingRecordStore(partition.getPartitionId(), "orders");
+                RecordStore<?> store = service.getMapServiceContext()
+                        .getExistingRecordStore(partition.getPartitionId(), "orders");
                 size += store == null ? 0 : store.size();
             }
         }
@@ -142,7 +147,10 @@ class NewClusterTest {
         assertEquals(0, inMemory());
     }
 
-    /** Hazelcast repeats an operation whose target has left, also in the cluster that both join next. */
+    /**
+     * Hazelcast repeats an operation whose target has left, also in the cluster that both join
+     * next.
+     */
     @Test
     void whatWasSentInTheFormerClusterDoesNotCount() throws Exception {
         Membership former = WalPlugin.of(a).guard().membership();
@@ -151,7 +159,8 @@ class NewClusterTest {
         NodeEngineImpl engine = WalPlugin.of(a).nodeEngine();
         for (HazelcastInstance member : members.subList(1, 3)) {
             assertFalse(WalPlugin.of(member).state("orders").isLoaded());
-            assertNotEquals(StatusOperation.READY, send(engine, new StatusOperation("orders", former), member));
+            assertNotEquals(StatusOperation.READY,
+                    send(engine, new StatusOperation("orders", former), member));
         }
         IMap<Integer, Integer> map = a.getMap("orders");
         eventually(() -> map.get(1) == 1);
@@ -164,7 +173,8 @@ class NewClusterTest {
         formNewCluster();
         SettlementService service = SettlementService.of(WalPlugin.of(a).nodeEngine());
         Member present = members.get(1).getCluster().getLocalMember();
-        service.memberRemoved(new MembershipServiceEvent(new MembershipEvent(a.getCluster(), present, MembershipEvent.MEMBER_REMOVED,
+        service.memberRemoved(new MembershipServiceEvent(
+                new MembershipEvent(a.getCluster(), present, MembershipEvent.MEMBER_REMOVED,
                 a.getCluster().getMembers())));
         assertEquals(Set.of(), service.departures().members());
     }
@@ -174,7 +184,8 @@ class NewClusterTest {
     void aMapThatIsDroppedWhereOthersHaveItIsReadFromTheLogAgain() {
         // If it owned the partition of the map's name, Hazelcast would load the map again.
         HazelcastInstance b = members.stream().filter(each -> !each.getCluster().getLocalMember()
-                .equals(each.getPartitionService().getPartition("orders").getOwner())).findFirst().orElseThrow();
+                .equals(each.getPartitionService().getPartition("orders").getOwner())).findFirst()
+                .orElseThrow();
         WalPlugin.of(b).localMaps().drop("orders");
         for (int i = 0; i < KEYS; i++) {
             assertEquals(i, b.getMap("orders").get(i));
@@ -182,7 +193,9 @@ class NewClusterTest {
         assertEquals(KEYS, a.getMap("orders").size());
     }
 
-    private static Object send(NodeEngineImpl engine, Operation operation, HazelcastInstance member) {
-        return engine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, operation, cluster(member).getThisAddress()).joinInternal();
+    private static Object send(NodeEngineImpl engine, Operation operation,
+            HazelcastInstance member) {
+        return engine.getOperationService().invokeOnTarget(MapService.SERVICE_NAME, operation,
+                cluster(member).getThisAddress()).joinInternal();
     }
 }

@@ -33,7 +33,10 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
-/** A map whose log cannot be read is never a map that looks healthy and empty, and it comes back by itself. */
+/**
+ * A map whose log cannot be read never looks like an empty map, and is available again as soon as
+ * its log is.
+ */
 class NoAgentTest {
     private final List<HazelcastInstance> started = new ArrayList<>();
     private final List<FakeAgent> agents = new ArrayList<>();
@@ -89,7 +92,8 @@ class NoAgentTest {
         return operations;
     }
 
-    static final class Nothing implements com.hazelcast.map.EntryProcessor<Integer, Integer, Object> {
+    static final class Nothing implements com.hazelcast.map.EntryProcessor<Integer, Integer,
+            Object> {
         @Override
         public Object process(Map.Entry<Integer, Integer> entry) {
             return null;
@@ -126,8 +130,10 @@ class NoAgentTest {
         HazelcastInstance through = access;
         operations().forEach((operation, run) -> {
             long from = System.nanoTime();
-            Throwable failure = assertThrows(Throwable.class, () -> run.accept(through.getMap("orders")), operation);
-            assertTrue(String.valueOf(failure.getMessage()).contains(agent.endpoint()), operation + ": " + failure);
+            Throwable failure = assertThrows(Throwable.class, () ->
+                    run.accept(through.getMap("orders")), operation);
+            assertTrue(String.valueOf(failure.getMessage()).contains(agent.endpoint()), operation
+                    + ": " + failure);
             long ms = (System.nanoTime() - from) / 1_000_000;
             assertTrue(ms < 3000, operation + " took " + ms + " ms to fail");
         });
@@ -141,10 +147,13 @@ class NoAgentTest {
         fill("orders", 50);
         FakeAgent agent = agent().start();
         agent.readError = "the log of node n7 is missing";
-        HazelcastInstance member = start(Members.config("unmerged", Members.port(), agent.endpoint()));
+        HazelcastInstance member =
+                start(Members.config("unmerged", Members.port(), agent.endpoint()));
         operations().forEach((operation, run) -> {
-            Throwable failure = assertThrows(Throwable.class, () -> run.accept(member.getMap("orders")), operation);
-            assertTrue(String.valueOf(failure.getMessage()).contains("the log of node n7 is missing"), operation + ": " + failure);
+            Throwable failure = assertThrows(Throwable.class, () ->
+                    run.accept(member.getMap("orders")), operation);
+            assertTrue(String.valueOf(failure.getMessage())
+                    .contains("the log of node n7 is missing"), operation + ": " + failure);
         });
         agent.readError = null;
         eventually(() -> member.getMap("orders").size() == 50);
@@ -177,7 +186,8 @@ class NoAgentTest {
         restoredAlthough(agent -> agent.skipAfterPages = 5, "have arrived");
     }
 
-    private void restoredAlthough(java.util.function.Consumer<FakeAgent> trouble, String why) throws Exception {
+    private void restoredAlthough(java.util.function.Consumer<FakeAgent> trouble, String why)
+            throws Exception {
         fill("orders", 3000);
         FakeAgent agent = agent().start();
         Config config = Members.config("listing", Members.port(), agent.endpoint());
@@ -186,7 +196,8 @@ class NoAgentTest {
         List<String> warnings = warnings(member);
         trouble.accept(agent);
         eventually(() -> member.getMap("orders").size() == 3000);
-        assertTrue(warnings.stream().anyMatch(text -> text.contains("\"orders\"") && text.contains(why)), "warnings: " + warnings);
+        assertTrue(warnings.stream().anyMatch(text -> text.contains("\"orders\"")
+                && text.contains(why)), "warnings: " + warnings);
     }
 
     private static <T> Future<T> later(Callable<T> task) {
@@ -197,7 +208,8 @@ class NoAgentTest {
 
     private static List<String> warnings(HazelcastInstance member) {
         List<String> texts = new CopyOnWriteArrayList<>();
-        member.getLoggingService().addLogListener(Level.WARNING, event -> texts.add(event.getLogRecord().getMessage()));
+        member.getLoggingService().addLogListener(Level.WARNING, event ->
+                texts.add(event.getLogRecord().getMessage()));
         return texts;
     }
 
@@ -215,7 +227,8 @@ class NoAgentTest {
                     run.accept(member.getMap("orders"));
                     fail(operation + " on " + member.getName() + " succeeded");
                 } catch (RuntimeException e) {
-                    assertTrue(String.valueOf(e.getMessage()).contains("orders"), operation + ": " + e);
+                    assertTrue(String.valueOf(e.getMessage()).contains("orders"), operation + ": "
+                            + e);
                 }
             });
         }
@@ -269,6 +282,7 @@ class NoAgentTest {
         orders.addIndexConfig(new com.hazelcast.config.IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(orders);
         HazelcastInstance member = start(config);
-        assertEquals(100, member.getMap("orders").values(Predicates.greaterEqual("this", 100)).size());
+        assertEquals(100, member.getMap("orders").values(Predicates.greaterEqual("this", 100))
+                .size());
     }
 }

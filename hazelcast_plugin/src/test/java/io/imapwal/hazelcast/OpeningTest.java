@@ -17,29 +17,26 @@ import java.util.List;
 import java.util.stream.IntStream;
 
 import static io.imapwal.hazelcast.Members.eventually;
+import static io.imapwal.hazelcast.TestCluster.fill;
+import static io.imapwal.hazelcast.TestCluster.owned;
 import static org.junit.jupiter.api.Assertions.*;
 
 /** Maps that are opened, dropped and destroyed in unusual states of their cluster. */
 class OpeningTest {
-    private final List<HazelcastInstance> started = new ArrayList<>();
-    private final List<FakeAgent> agents = new ArrayList<>();
-    private final FakeAgent.Log log = new FakeAgent.Log();
-    private final int port = Members.port();
+    private final TestCluster cluster = new TestCluster("attack");
+    private final List<FakeAgent> agents = cluster.agents;
+    private final int port = cluster.port;
     private boolean lite;
 
     private HazelcastInstance start(int number) throws Exception {
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
-        Config config = Members.config("attack", port + number, agent.endpoint());
-        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        FakeAgent agent = cluster.startAgent();
+        Config config = cluster.config(number, agent);
         config.setLiteMember(lite);
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setProperty("restore-timeout-ms", "3000");
         map.getMapStoreConfig().setProperty("connect-timeout-ms", "1000");
         config.addMapConfig(map);
-        HazelcastInstance member = Members.start(config);
-        started.add(member);
-        return member;
+        return cluster.start(config);
     }
 
     private static MapServiceContext context(HazelcastInstance member) {
@@ -49,10 +46,7 @@ class OpeningTest {
 
     @AfterEach
     void stop() throws Exception {
-        started.forEach(member -> member.getLifecycleService().terminate());
-        for (FakeAgent agent : agents) {
-            agent.close();
-        }
+        cluster.stop();
     }
 
     /** A lite member's getMap, while the log is away. */
@@ -80,7 +74,8 @@ class OpeningTest {
             map.destroy();
         }
         Thread.sleep(3000);
-        List<String> left = context(a).getMapContainers().values().stream().map(c -> c.getName()).toList();
+        List<String> left = context(a).getMapContainers().values().stream().map(c -> c.getName())
+                .toList();
         assertEquals(List.of(), left);
     }
 
@@ -95,7 +90,7 @@ class OpeningTest {
         eventually(() -> WalPlugin.of(b).state("orders").isLoaded());
         assertNull(context(b).getExistingMapContainer("orders"), "precondition");
         AgentLink link = WalPlugin.of(b).link(WalPlugin.of(b).state("orders").settings());
-        int key = IntStream.range(0, 100).filter(each -> b.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+        int key = owned(b, 1).get(0);
         // What LeftOut.look does, once the log's newest view leaves b out.
         link.leaveOut(WalPlugin.of(b).guard().member(), "not in the view");
         WalPlugin.of(b).states().forEach(state -> WalPlugin.of(b).localMaps().drop(state.map()));
@@ -114,16 +109,15 @@ class OpeningTest {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 100; i++) {
-            map.set(i, i);
-        }
+        fill(map, 100);
         // As LeftOut and each merge into another cluster do.
         WalPlugin.of(a).localMaps().drop("orders");
         map.destroy();
         assertEquals(0, b.getMap("orders").size());
     }
 
-    private static final class Sleep implements com.hazelcast.map.EntryProcessor<Integer, Integer, Integer>, java.io.Serializable {
+    private static final class Sleep implements com.hazelcast.map.EntryProcessor<Integer, Integer,
+            Integer>, java.io.Serializable {
         private final int ms;
         private Sleep(int ms) {
             this.ms = ms;
@@ -142,36 +136,36 @@ class OpeningTest {
     /** An index is added while partitions wait. Queries must not use it before they are settled. */
     @Test
     void indexQueryWhilePartitionsWait() throws Exception {
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
-        Config config = Members.config("attack", port, agent.endpoint());
-        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        FakeAgent agent = cluster.startAgent();
+        Config config = cluster.config(0, agent);
         config.setProperty("hazelcast.operation.thread.count", "1");
         config.setProperty("hazelcast.partition.count", "31");
         config.addMapConfig(new MapConfig("plain"));
-        HazelcastInstance a = Members.start(config);
-        started.add(a);
+        HazelcastInstance a = cluster.start(config);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
+        fill(map, 200);
         IMap<Integer, Integer> plain = a.getMap("plain");
         plain.set(1, 1);
-        map.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this"));
-        assertEquals(200, map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0)).size());
+        map.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED,
+                "this"));
+        assertEquals(200, map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0))
+                .size());
         // Partition 0 was gained by loss: the log has one entry more than memory, and is slow.
         agent.readDelayMs = 8000;
-        int key = IntStream.range(1000, 2000).filter(each -> a.getPartitionService().getPartition(each).getPartitionId() == 0).findFirst().orElseThrow();
-        log.put("orders", new FakeAgent.Record(WalPlugin.of(a).nodeEngine().toData(key).toByteArray(), "",
-                WalPlugin.of(a).nodeEngine().toData(key).toByteArray(), "", false, 0, 0, List.of(1L, 1_000_000L << 32, 1L, 1L)));
+        int key = IntStream.range(1000, 2000).filter(each ->
+                a.getPartitionService().getPartition(each).getPartitionId() == 0).findFirst()
+                .orElseThrow();
+        cluster.logOnly(a, key, key, 0);
         MapState state = WalPlugin.of(a).state("orders");
-        new PartitionThreads(WalPlugin.of(a).nodeEngine()).run(List.of(0), id -> state.doubt(id, null), 5);
+        new PartitionThreads(WalPlugin.of(a).nodeEngine())
+                .run(List.of(0), id -> state.doubt(id, null), 5);
         WalPlugin.of(a).settlements().wake();
         Thread.sleep(500);
         assertFalse(state.wholeness().whole(0));
         var one = plain.submitToKey(1, new Sleep(1000));
         Thread.sleep(200);
-        Thread adds = new Thread(() -> map.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this")));
+        Thread adds = new Thread(() -> map.addIndex(new com.hazelcast.config.IndexConfig(
+                com.hazelcast.config.IndexType.SORTED, "this")));
         adds.start();
         Thread.sleep(300);
         var two = plain.submitToKey(1, new Sleep(4000));
@@ -180,9 +174,11 @@ class OpeningTest {
         int sizeSeen = -1;
         while (System.nanoTime() - from < 3_000_000_000L && sizeSeen < 0) {
             Thread.sleep(100);
-            for (var index : context(a).getMapContainer("orders").getGlobalIndexRegistry().getIndexes()) {
+            for (var index : context(a).getMapContainer("orders").getGlobalIndexRegistry()
+                    .getIndexes()) {
             }
-            var query = java.util.concurrent.CompletableFuture.supplyAsync(() -> map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0)).size());
+            var query = java.util.concurrent.CompletableFuture.supplyAsync(() ->
+                    map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0)).size());
             try {
                 sizeSeen = query.get(1500, java.util.concurrent.TimeUnit.MILLISECONDS);
             } catch (java.util.concurrent.TimeoutException e) {
@@ -191,7 +187,8 @@ class OpeningTest {
         }
         two.toCompletableFuture().join();
         adds.join();
-        assertTrue(sizeSeen == -1 || sizeSeen == 201, "a query found " + sizeSeen + " of 201 entries");
+        assertTrue(sizeSeen == -1 || sizeSeen == 201, "a query found " + sizeSeen
+                + " of 201 entries");
     }
 
     /** The oldest member has not needed the map since; a client destroys it. */
@@ -206,7 +203,7 @@ class OpeningTest {
         try {
             IMap<Integer, Integer> map = one.getMap("orders");
             IMap<Integer, Integer> again = two.getMap("orders");
-            int key = IntStream.range(0, 100).filter(each -> b.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+            int key = owned(b, 1).get(0);
             map.set(key, 1);
             map.destroy();
             assertNull(again.get(key));
@@ -226,17 +223,17 @@ class OpeningTest {
     /** A listener is in the configuration, and getMap fails a few times while the log is away. */
     @Test
     void configuredListenerHearsOnce() throws Exception {
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
+        FakeAgent agent = cluster.startAgent();
         Config config = Members.config("attack", port, agent.endpoint());
         MapConfig orders = Members.map("orders", agent.endpoint());
         orders.getMapStoreConfig().setProperty("connect-timeout-ms", "1000");
         var heard = new java.util.concurrent.atomic.AtomicInteger();
-        com.hazelcast.map.listener.EntryAddedListener<Integer, Integer> listener = event -> heard.incrementAndGet();
-        orders.addEntryListenerConfig(new com.hazelcast.config.EntryListenerConfig(listener, false, true));
+        com.hazelcast.map.listener.EntryAddedListener<Integer, Integer> listener = event ->
+                heard.incrementAndGet();
+        orders.addEntryListenerConfig(
+                new com.hazelcast.config.EntryListenerConfig(listener, false, true));
         config.addMapConfig(orders);
-        HazelcastInstance a = Members.start(config);
-        started.add(a);
+        HazelcastInstance a = cluster.start(config);
         agent.stop();
         int failed = 0;
         for (int i = 0; i < 3; i++) {
@@ -253,7 +250,8 @@ class OpeningTest {
         assertEquals(1, heard.get());
     }
 
-    private static final class Opens implements com.hazelcast.map.EntryProcessor<Integer, Integer, String>, com.hazelcast.core.HazelcastInstanceAware, java.io.Serializable {
+    private static final class Opens implements com.hazelcast.map.EntryProcessor<Integer, Integer,
+            String>, com.hazelcast.core.HazelcastInstanceAware, java.io.Serializable {
         private transient HazelcastInstance instance;
         @Override
         public String process(java.util.Map.Entry<Integer, Integer> entry) {
@@ -274,16 +272,12 @@ class OpeningTest {
     void getMapOnAPartitionThread() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 300; i++) {
-            map.set(i, i);
-        }
+        fill(map, 300);
         a.getLifecycleService().terminate();
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
+        FakeAgent agent = cluster.startAgent();
         Config config = Members.config("attack2", port + 1, agent.endpoint());
         config.addMapConfig(new MapConfig("plain"));
-        HazelcastInstance b = Members.start(config);
-        started.add(b);
+        HazelcastInstance b = cluster.start(config);
         IMap<Integer, Integer> plain = b.getMap("plain");
         long from = System.nanoTime();
         String answer = plain.submitToKey(1, new Opens()).toCompletableFuture().get();
@@ -294,16 +288,15 @@ class OpeningTest {
     /** Partitions that are settled without an operation must release their indexes. */
     @Test
     void indexesOfEmptyMapsAreUsedInTheEnd() throws Exception {
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
+        FakeAgent agent = cluster.startAgent();
         Config config = Members.config("attack", port, agent.endpoint());
         config.setProperty("hazelcast.partition.count", "271");
         config.setProperty("hazelcast.operation.thread.count", "16");
         MapConfig indexed = Members.map("indexed*", agent.endpoint());
-        indexed.addIndexConfig(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this"));
+        indexed.addIndexConfig(new com.hazelcast.config.IndexConfig(
+                com.hazelcast.config.IndexType.SORTED, "this"));
         config.addMapConfig(indexed);
-        HazelcastInstance a = Members.start(config);
-        started.add(a);
+        HazelcastInstance a = cluster.start(config);
         List<String> bad = new ArrayList<>();
         for (int i = 0; i < 150; i++) {
             String name = "indexed" + i;
@@ -314,8 +307,10 @@ class OpeningTest {
                 context(a).getMapContainer(name);
                 a.getMap(name);
             }
-            new PartitionThreads(WalPlugin.of(a).nodeEngine()).run(IntStream.range(0, 271).boxed().toList(), id -> { }, 10);
-            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry().getIndexes()) {
+            new PartitionThreads(WalPlugin.of(a).nodeEngine())
+                    .run(IntStream.range(0, 271).boxed().toList(), id -> { }, 10);
+            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry()
+                    .getIndexes()) {
                 long is = IntStream.range(0, 271).filter(index::hasPartitionIndexed).count();
                 if (is != 271) {
                     bad.add(name + ":" + is);
@@ -326,7 +321,8 @@ class OpeningTest {
         List<String> still = new ArrayList<>();
         for (String each : bad) {
             String name = each.substring(0, each.indexOf(':'));
-            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry().getIndexes()) {
+            for (var index : context(a).getMapContainer(name).getGlobalIndexRegistry()
+                    .getIndexes()) {
                 if (!index.allPartitionsIndexed(271)) {
                     still.add(each + " loaded " + WalPlugin.of(a).state(name).isLoaded());
                 }
@@ -336,19 +332,16 @@ class OpeningTest {
     }
 
     private HazelcastInstance startNear(int number, boolean near) throws Exception {
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
-        Config config = Members.config("attack", port + number, agent.endpoint());
-        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        FakeAgent agent = cluster.startAgent();
+        Config config = cluster.config(number, agent);
         config.setProperty("hazelcast.map.invalidation.batch.enabled", "false");
         MapConfig map = Members.map("orders", agent.endpoint());
         if (near) {
-            map.setNearCacheConfig(new com.hazelcast.config.NearCacheConfig().setInvalidateOnChange(true));
+            map.setNearCacheConfig(new com.hazelcast.config.NearCacheConfig()
+                    .setInvalidateOnChange(true));
         }
         config.addMapConfig(map);
-        HazelcastInstance member = Members.start(config);
-        started.add(member);
-        return member;
+        return cluster.start(config);
     }
 
     /** A drop (LeftOut, a merge) must not make the owner forget who has near caches. */
@@ -358,7 +351,7 @@ class OpeningTest {
         HazelcastInstance b = startNear(1, true);
         IMap<Integer, Integer> at = a.getMap("orders");
         IMap<Integer, Integer> near = b.getMap("orders");
-        int key = IntStream.range(0, 100).filter(each -> a.getPartitionService().getPartition(each).getOwner().localMember()).findFirst().orElseThrow();
+        int key = owned(a, 1).get(0);
         at.set(key, 1);
         assertEquals(1, near.get(key));
         assertEquals(1, near.get(key));
@@ -377,7 +370,8 @@ class OpeningTest {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> at = a.getMap("orders");
         at.addInterceptor(new Refuses());
-        at.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED, "this"));
+        at.addIndex(new com.hazelcast.config.IndexConfig(com.hazelcast.config.IndexType.SORTED,
+                "this"));
         assertThrows(RuntimeException.class, () -> at.put(1, -1));
         WalPlugin.of(a).localMaps().drop("orders");
         at.put(2, 1);
@@ -412,7 +406,8 @@ class OpeningTest {
     }
 
     @org.junit.jupiter.params.ParameterizedTest
-    @org.junit.jupiter.params.provider.EnumSource(value = com.hazelcast.cluster.ClusterState.class, names = {"FROZEN", "PASSIVE", "NO_MIGRATION"})
+    @org.junit.jupiter.params.provider.EnumSource(value = com.hazelcast.cluster.ClusterState.class,
+        names = {"FROZEN", "PASSIVE", "NO_MIGRATION"})
     void frozenClusterGetMapEnds(com.hazelcast.cluster.ClusterState state) throws Exception {
         HazelcastInstance a = start(0);
         a.getCluster().changeClusterState(state);
@@ -428,9 +423,7 @@ class OpeningTest {
     void getMapEndsWithTheMember() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 300; i++) {
-            map.set(i, i);
-        }
+        fill(map, 300);
         a.getLifecycleService().terminate();
         HazelcastInstance b = start(1);
         agents.get(1).readDelayMs = 60_000;
@@ -455,9 +448,7 @@ class OpeningTest {
         HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
         try {
             IMap<Integer, Integer> map = client.getMap("orders");
-            for (int i = 0; i < 100; i++) {
-                map.set(i, i);
-            }
+            fill(map, 100);
             WalPlugin.of(a).localMaps().drop("orders");
             map.destroy();
             assertEquals(0, client.getMap("orders").size());
@@ -477,11 +468,10 @@ class OpeningTest {
         try {
             for (int round = 0; round < 10; round++) {
                 IMap<Integer, Integer> map = client.getMap("orders" + round);
-                for (int i = 0; i < 100; i++) {
-                    map.set(i, i);
-                }
+                fill(map, 100);
                 map.destroy();
-                assertEquals(0, client.getMap("orders" + round).size(), "round " + round + ": destroyed, without an error");
+                assertEquals(0, client.getMap("orders" + round).size(), "round " + round
+                        + ": destroyed, without an error");
             }
         } finally {
             client.shutdown();

@@ -19,7 +19,10 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** A stopped agent is noticed long before an append times out. A slow storage does not count as a stopped agent. */
+/**
+ * A stopped agent is noticed long before an append times out. A slow storage does not count as a
+ * stopped agent.
+ */
 class PulseTest {
     private static final int HUNG_MS = 800;
 
@@ -51,7 +54,8 @@ class PulseTest {
     }
 
     private static void saysThatItHangs(RuntimeException e) {
-        assertTrue(e.getMessage().contains("has not answered for " + HUNG_MS + " ms"), e.getMessage());
+        assertTrue(e.getMessage().contains("has not answered for " + HUNG_MS + " ms"),
+                e.getMessage());
     }
 
     @Test
@@ -66,8 +70,9 @@ class PulseTest {
             return true;
         });
         // The agent may have read what was sent, or not: the log decides.
-        eventually(() -> WalPlugin.of(member).settler().idle());
-        boolean logged = log.newest("orders", WalPlugin.of(member).nodeEngine().toData("sent").toByteArray()) != null;
+        eventually(() -> WalPlugin.of(member).reconciler().idle());
+        boolean logged = log.newest("orders",
+                WalPlugin.of(member).nodeEngine().toData("sent").toByteArray()) != null;
         assertEquals(logged ? 2 : null, map.get("sent"));
         assertNull(map.get("not sent"));
     }

@@ -15,7 +15,10 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Attack: as another user of the machine, own or replace a file of secrets. As tests/hostile/test_own_a_secret.py. */
+/**
+ * Attack: as another user of the machine, own or replace a file of secrets. As
+ * tests/hostile/test_own_a_secret.py.
+ */
 class SecretFileTest {
     private static final int OTHER = 65534;
 
@@ -43,7 +46,8 @@ class SecretFileTest {
         assumeTrue(SecretFile.user() == 0, "only root can give a file to another user");
         for (Path part : new Path[] {secret, secret.getParent(), folder.resolve("a"), folder}) {
             Files.setAttribute(part, "unix:uid", OTHER);
-            assertTrue(refusal(secret).contains(part + " belongs to user " + OTHER + ", not to root; check it, then run: chown -h 0 " + part));
+            assertTrue(refusal(secret).contains(part + " belongs to user " + OTHER
+                    + ", not to root; check it, then run: chown -h 0 " + part));
             Files.setAttribute(part, "unix:uid", 0);
         }
         assertEquals("text", SecretFile.read(secret.toString()));
@@ -54,7 +58,8 @@ class SecretFileTest {
     void aFolderThatOthersMayWriteToIsRefused(String permissions) throws IOException {
         Path above = folder.resolve("a");
         mode(above, permissions);
-        assertTrue(refusal(secret).endsWith("other users may write to the folder " + above + "; run: chmod go-w " + above));
+        assertTrue(refusal(secret).endsWith("other users may write to the folder " + above
+                + "; run: chmod go-w " + above));
         Files.setAttribute(above, "unix:mode", 01777);
         assertEquals("text", SecretFile.read(secret.toString()));
     }
@@ -65,14 +70,16 @@ class SecretFileTest {
         mode(secret, "r--r-----");
         assertEquals("text", new SecretFile(secret.toString(), 1000).read(true));
         Files.setAttribute(secret, "unix:uid", 1000);
-        assertTrue(assertThrows(IOException.class, () -> new SecretFile(secret.toString(), 1000).read(true)).getMessage()
+        assertTrue(assertThrows(IOException.class, () ->
+                new SecretFile(secret.toString(), 1000).read(true)).getMessage()
                 .endsWith("other users may open it; run: chmod go= " + secret));
     }
 
     @Test
     void aSecretOfKubernetesIsReadThroughItsLinks() throws IOException {
         Path data = Files.createSymbolicLink(folder.resolve("..data"), Path.of("a/b"));
-        Path link = Files.createSymbolicLink(folder.resolve("token"), data.getFileName().resolve("secret"));
+        Path link = Files.createSymbolicLink(folder.resolve("token"),
+                data.getFileName().resolve("secret"));
         assertEquals("text", SecretFile.read(link.toString()));
         assertEquals("text", SecretFile.read(folder.resolve("a/../token").toString()));
     }

@@ -1,12 +1,10 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.cluster.Member;
 import com.hazelcast.config.Config;
 import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.IndexType;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
-import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
 import com.hazelcast.partition.MigrationListener;
@@ -36,6 +34,8 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
 
 import static io.imapwal.hazelcast.Members.eventually;
+import static io.imapwal.hazelcast.TestCluster.fill;
+import static io.imapwal.hazelcast.TestCluster.owned;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
@@ -44,10 +44,10 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /** After members were lost, or left with keys in doubt, memory agrees with the log. */
 class SettlementTest {
-    private final List<HazelcastInstance> started = new ArrayList<>();
-    private final List<FakeAgent> agents = new ArrayList<>();
-    private final FakeAgent.Log log = new FakeAgent.Log();
-    private final int port = Members.port();
+    private final TestCluster cluster = new TestCluster("settlement");
+    private final FakeAgent.Log log = cluster.log;
+    private final List<FakeAgent> agents = cluster.agents;
+    private final int port = cluster.port;
     private boolean offload;
     private boolean readBackups;
     private int settleTimeoutMs = 10_000;
@@ -55,10 +55,8 @@ class SettlementTest {
     private int restoreChunk = 10_000;
 
     private HazelcastInstance start(int number) throws Exception {
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
-        Config config = Members.config("settlement", port + number, agent.endpoint());
-        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        FakeAgent agent = cluster.startAgent();
+        Config config = cluster.config(number, agent);
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setOffload(offload);
         map.setReadBackupData(readBackups);
@@ -67,65 +65,35 @@ class SettlementTest {
         map.getMapStoreConfig().setProperty("restore-chunk", String.valueOf(restoreChunk));
         map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(map);
-        HazelcastInstance member = Members.start(config);
-        started.add(member);
-        return member;
+        return cluster.start(config);
     }
 
     @AfterEach
     void stop() throws Exception {
-        started.forEach(member -> member.getLifecycleService().terminate());
-        for (FakeAgent agent : agents) {
-            assertEquals(List.of(), agent.violations);
-            agent.close();
-        }
-    }
-
-    /** Puts a change into the log only: as if its owner had died before it answered, or its backup had been lost. */
-    private void logOnly(HazelcastInstance member, Object key, Object value, long expiresAtMs) {
-        Data data = WalPlugin.of(member).nodeEngine().toData(key);
-        int partition = member.getPartitionService().getPartition(key).getPartitionId();
-        log.put("orders", new FakeAgent.Record(data.toByteArray(), "",
-                value == null ? null : WalPlugin.of(member).nodeEngine().toData(value).toByteArray(), "", value == null,
-                expiresAtMs, partition, List.of(1L, 1_000_000L << 32, 1L, 1L)));
-    }
-
-    private static List<Integer> owned(HazelcastInstance member, int count) {
-        Member local = member.getCluster().getLocalMember();
-        List<Integer> keys = new ArrayList<>();
-        for (int key = 0; keys.size() < count; key++) {
-            if (local.equals(member.getPartitionService().getPartition(key).getOwner())) {
-                keys.add(key);
-            }
-        }
-        return keys;
-    }
-
-    private void safe() throws Exception {
-        eventually(() -> started.stream().filter(each -> each.getLifecycleService().isRunning())
-                .allMatch(each -> each.getPartitionService().isClusterSafe()));
+        cluster.stop();
+        agents.forEach(agent -> assertEquals(List.of(), agent.violations));
     }
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void changesThatOnlyTheLogHasAreInMemoryAfterTheirOwnerDied(boolean offloaded) throws Exception {
+    void changesThatOnlyTheLogHasAreInMemoryAfterTheirOwnerDied(boolean offloaded)
+            throws Exception {
         offload = offloaded;
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         List<Integer> keys = owned(a, 8);
-        logOnly(b, keys.get(0), 1000, 0);
-        logOnly(b, keys.get(1), null, 0);
-        logOnly(b, keys.get(2), 1002, System.currentTimeMillis() + 3_600_000);
+        cluster.logOnly(b, keys.get(0), 1000, 0);
+        cluster.logOnly(b, keys.get(1), null, 0);
+        cluster.logOnly(b, keys.get(2), 1002, System.currentTimeMillis() + 3_600_000);
         int absent = keys.get(keys.size() - 1) + 100_000;
-        while (!a.getCluster().getLocalMember().equals(a.getPartitionService().getPartition(absent).getOwner())) {
+        while (!a.getCluster().getLocalMember()
+                .equals(a.getPartitionService().getPartition(absent).getOwner())) {
             absent++;
         }
-        logOnly(b, absent, 1003, 0);
+        cluster.logOnly(b, absent, 1003, 0);
         int logged = log.appended().size();
         a.getLifecycleService().terminate();
         assertEquals(1000, map.get(keys.get(0)));
@@ -146,15 +114,13 @@ class SettlementTest {
         HazelcastInstance b = start(1);
         HazelcastInstance c = start(2);
         IMap<Integer, Integer> map = c.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         List<Integer> keys = owned(a, 20);
-        keys.forEach(key -> logOnly(c, key, 1000 + key, 0));
+        keys.forEach(key -> cluster.logOnly(c, key, 1000 + key, 0));
         a.getLifecycleService().terminate();
         keys.forEach(key -> assertEquals(1000 + key, map.get(key)));
-        safe();
+        cluster.awaitSafe();
         agents.get(2).readError = "it shall not be asked";
         b.shutdown();
         keys.forEach(key -> assertEquals(1000 + key, map.get(key)));
@@ -166,10 +132,8 @@ class SettlementTest {
         HazelcastInstance b = start(1);
         HazelcastInstance c = start(2);
         IMap<Integer, Integer> map = c.getMap("orders");
-        for (int i = 0; i < 2000; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 2000);
+        cluster.awaitSafe();
         Thread other = new Thread(() -> a.getLifecycleService().terminate());
         other.start();
         b.getLifecycleService().terminate();
@@ -191,9 +155,10 @@ class SettlementTest {
     void aMapThatIsFirstUsedAfterALossIsRestoredInAViewWithoutTheLostMember() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
-        safe();
+        cluster.awaitSafe();
         a.getLifecycleService().terminate();
-        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departures().members().isEmpty());
+        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departures().members()
+                .isEmpty());
         b.<Integer, Integer>getMap("orders").set(1, 1);
         assertEquals(Set.of(b.getCluster().getLocalMember().getUuid().toString()), log.viewMembers);
     }
@@ -204,18 +169,18 @@ class SettlementTest {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         int lost = owned(a, 1).get(0);
         int kept = owned(b, 1).get(0);
         int partition = b.getPartitionService().getPartition(lost).getPartitionId();
         agents.get(1).readError = "the disk is away";
         a.getLifecycleService().terminate();
-        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(lost)).getMessage().contains("the disk is away"));
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(lost)).getMessage()
+                .contains("the disk is away"));
         LogUnavailable failure = assertThrows(LogUnavailable.class, () -> map.get(lost));
-        for (String part : List.of("\"orders\"", "partition " + partition + " ", agents.get(1).endpoint())) {
+        for (String part : List.of("\"orders\"", "partition " + partition + " ",
+                agents.get(1).endpoint())) {
             assertTrue(failure.getMessage().contains(part), failure.getMessage());
         }
         assertThrows(LogUnavailable.class, () -> map.set(lost, 1));
@@ -232,9 +197,7 @@ class SettlementTest {
         HazelcastInstance a = start(0);
         start(1);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 20; i++) {
-            map.set(i, i);
-        }
+        fill(map, 20);
         map.set(100, 100, 1, TimeUnit.SECONDS);
         for (int i = 0; i < 8; i++) {
             assertTrue(map.evict(i));
@@ -265,8 +228,8 @@ class SettlementTest {
         assertEquals(expected, got);
         // Also by the next owner.
         map.evict(9);
-        HazelcastInstance left = started.get(0);
-        IMap<Integer, Integer> other = started.get(1).getMap("orders");
+        HazelcastInstance left = cluster.members.get(0);
+        IMap<Integer, Integer> other = cluster.members.get(1).getMap("orders");
         left.shutdown();
         assertEquals(9, other.get(9));
     }
@@ -288,10 +251,8 @@ class SettlementTest {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        for (int i = 0; i < 40; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 40);
+        cluster.awaitSafe();
         int key = owned(a, 1).get(0);
         agents.get(0).mood = FakeAgent.Mood.SILENT_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
@@ -307,10 +268,8 @@ class SettlementTest {
         settleTimeoutMs = 10_000;
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        for (int i = 0; i < 40; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 40);
+        cluster.awaitSafe();
         int key = owned(a, 1).get(0);
         agents.get(0).mood = FakeAgent.Mood.DIE_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
@@ -319,22 +278,23 @@ class SettlementTest {
         assertEquals(40, map.size());
     }
 
-    /** Its init throws, because its agent is away. Hazelcast marks the backup as synchronised all the same (PartitionReplicaSyncResponse). */
+    /**
+     * Its init throws, because its agent is away. Hazelcast marks the backup as synchronised all
+     * the same (PartitionReplicaSyncResponse).
+     */
     @Test
     void aBackupThatCouldNotBeMadeLosesNothing() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
+        fill(map, 200);
         FakeAgent away = new FakeAgent(log);
         agents.add(away);
         Config config = Members.config("settlement", port + 1, away.endpoint());
         config.addMapConfig(Members.map("orders", away.endpoint()));
-        HazelcastInstance b = Members.start(config);
-        started.add(b);
+        HazelcastInstance b = cluster.start(config);
         // Until a replica was tried.
-        eventually(() -> WalPlugin.of(b).states().stream().anyMatch(state -> state.map().equals("orders")));
+        eventually(() -> WalPlugin.of(b).states().stream()
+                .anyMatch(state -> state.map().equals("orders")));
         away.start();
         a.getLifecycleService().terminate();
         for (int i = 0; i < 200; i++) {
@@ -380,14 +340,15 @@ class SettlementTest {
         List<CompletionStage<Void>> changes = new ArrayList<>();
         keys.forEach(key -> changes.add(map.setAsync(key, 1000 + key)));
         AgentLink link = WalPlugin.of(a).linkOf("orders");
-        eventually(() -> keys.stream().allMatch(key -> link.pending(a.getPartitionService().getPartition(key).getPartitionId()) > 0));
+        eventually(() -> keys.stream().allMatch(key ->
+                link.pending(a.getPartitionService().getPartition(key).getPartitionId()) > 0));
         HazelcastInstance b = start(1);
         eventually(() -> failed.get() > 0 || count(b) > 0);
         assertEquals(0, count(b));
         agents.get(0).hold.countDown();
         changes.forEach(change -> change.toCompletableFuture().join());
         eventually(() -> count(b) > 0);
-        safe();
+        cluster.awaitSafe();
         for (int key : keys) {
             assertEquals(1000 + key, b.getMap("orders").get(key));
         }
@@ -459,14 +420,16 @@ class SettlementTest {
         agents.get(0).readError = "it cannot be read here";
         WalPlugin plugin = WalPlugin.of(a);
         for (int key : keys) {
-            logOnly(a, key, 1000 + key, 0);
-            plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(key), null);
+            cluster.logOnly(a, key, 1000 + key, 0);
+            plugin.reconciler().add(plugin.linkOf("orders"), "orders",
+                    plugin.nodeEngine().toData(key), null);
         }
         HazelcastInstance b = start(1);
         eventually(() -> count(b) > 0);
-        safe();
+        cluster.awaitSafe();
         for (int key : keys) {
-            if (b.getCluster().getLocalMember().equals(b.getPartitionService().getPartition(key).getOwner())) {
+            if (b.getCluster().getLocalMember()
+                    .equals(b.getPartitionService().getPartition(key).getOwner())) {
                 eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == 1000 + key);
             }
         }
@@ -478,23 +441,22 @@ class SettlementTest {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         int own = owned(a, 1).get(0);
         int other = owned(b, 1).get(0);
-        log.claimView(Set.of(a.getCluster().getLocalMember().getUuid().toString(), b.getCluster().getLocalMember().getUuid().toString()));
+        log.claimView(Set.of(a.getCluster().getLocalMember().getUuid().toString(),
+                b.getCluster().getLocalMember().getUuid().toString()));
         map.set(own, 1000);
-        assertEquals(2, WalPlugin.of(a).linkOf("orders").welcome().incarnation());
-        assertEquals(1, WalPlugin.of(b).linkOf("orders").welcome().incarnation());
+        assertEquals(2, WalPlugin.of(a).linkOf("orders").session().incarnation());
+        assertEquals(1, WalPlugin.of(b).linkOf("orders").session().incarnation());
         TransactionContext transaction = a.newTransactionContext();
         transaction.beginTransaction();
         TransactionalMap<Integer, Integer> changes = transaction.getMap("orders");
         changes.set(own, 1001);
         changes.set(other, 1002);
         transaction.commitTransaction();
-        assertEquals(2, WalPlugin.of(b).linkOf("orders").welcome().incarnation());
+        assertEquals(2, WalPlugin.of(b).linkOf("orders").session().incarnation());
         assertEquals(1001, map.get(own));
         assertEquals(1002, map.get(other));
     }
@@ -506,28 +468,35 @@ class SettlementTest {
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);
         WalPlugin plugin = WalPlugin.of(a);
-        logOnly(a, keys.get(0), 1000, 0);
+        cluster.logOnly(a, keys.get(0), 1000, 0);
         agents.get(0).stop();
-        plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
+        plugin.reconciler().add(plugin.linkOf("orders"), "orders",
+                plugin.nodeEngine().toData(keys.get(0)), null);
         assertThrows(OutcomeUnknown.class, () -> map.set(keys.get(0), 1000));
-        RuntimeException refused = assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
-        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended, refused.toString());
+        RuntimeException refused =
+                assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
+        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended,
+                refused.toString());
     }
 
     /** The same, and the first attempt was settled before the change was repeated. */
     @Test
-    void aRepeatedChangeThatIsRefusedAfterItsFirstAttemptWasSettledHasAnUnknownOutcome() throws Exception {
+    void aRepeatedChangeThatIsRefusedAfterItsFirstAttemptWasSettledHasAnUnknownOutcome()
+            throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);
         WalPlugin plugin = WalPlugin.of(a);
-        logOnly(a, keys.get(0), 1000, 0);
-        plugin.settler().add(plugin.linkOf("orders"), "orders", plugin.nodeEngine().toData(keys.get(0)), null);
-        eventually(() -> plugin.settler().idle() && map.get(keys.get(0)) == 1000);
+        cluster.logOnly(a, keys.get(0), 1000, 0);
+        plugin.reconciler().add(plugin.linkOf("orders"), "orders",
+                plugin.nodeEngine().toData(keys.get(0)), null);
+        eventually(() -> plugin.reconciler().idle() && map.get(keys.get(0)) == 1000);
         agents.get(0).stop();
         assertThrows(OutcomeUnknown.class, () -> map.set(keys.get(0), 1000));
-        RuntimeException refused = assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
-        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended, refused.toString());
+        RuntimeException refused =
+                assertThrows(RuntimeException.class, () -> map.set(keys.get(1), 1000));
+        assertTrue(refused instanceof LogUnavailable || refused instanceof NotAppended,
+                refused.toString());
     }
 
     @Test
@@ -536,21 +505,21 @@ class SettlementTest {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         int key = owned(a, 1).get(0);
-        logOnly(b, key, 1000, 0);
+        cluster.logOnly(b, key, 1000, 0);
         agents.get(1).readError = "the disk is away";
         a.getLifecycleService().terminate();
-        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage().contains("the disk is away"));
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage()
+                .contains("the disk is away"));
         assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
-        assertThrows(LogUnavailable.class, () -> map.entrySet(Predicates.greaterEqual("this", 150)));
+        assertThrows(LogUnavailable.class, () ->
+                map.entrySet(Predicates.greaterEqual("this", 150)));
         agents.get(1).readError = null;
         eventually(() -> map.get(key) == 1000);
         assertEquals(List.of(1000), List.copyOf(map.values(Predicates.equal("this", 1000))));
-        safe();
+        cluster.awaitSafe();
         long hits = indexHits(map);
         assertEquals(1, map.values(Predicates.equal("this", 1000)).size());
         assertTrue(indexHits(map) > hits, "the index is used again");
@@ -558,23 +527,27 @@ class SettlementTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void allEntriesAreProcessedAndIteratedOnlyWhereMemoryIsWhole(boolean offloaded) throws Exception {
+    void allEntriesAreProcessedAndIteratedOnlyWhereMemoryIsWhole(boolean offloaded)
+            throws Exception {
         offload = offloaded;
         settleTimeoutMs = 1500;
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         HazelcastInstance c = start(2);
         IMap<Integer, Integer> map = b.getMap("orders");
-        safe();
+        cluster.awaitSafe();
         // The survivor has neither them nor their backups.
-        List<Integer> keys = IntStream.range(0, 1000).filter(key -> !hasReplica(b, key)).limit(20).boxed().toList();
+        List<Integer> keys = IntStream.range(0, 1000).filter(key -> !hasReplica(b, key)).limit(20)
+                .boxed().toList();
         keys.forEach(key -> map.set(key, key));
         agents.get(1).readError = "the disk is away";
         a.getLifecycleService().terminate();
         c.getLifecycleService().terminate();
-        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(keys.get(0))).getMessage().contains("the disk is away"));
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(keys.get(0))).getMessage()
+                .contains("the disk is away"));
         assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf()));
-        assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf(), Predicates.greaterEqual("this", 0)));
+        assertThrows(LogUnavailable.class, () ->
+                map.executeOnEntries(new ValueOf(), Predicates.greaterEqual("this", 0)));
         assertThrows(LogUnavailable.class, () -> map.iterator().forEachRemaining(each -> { }));
         assertThrows(LogUnavailable.class, () -> map.keySet(Predicates.pagingPredicate(10)));
         assertThrows(LogUnavailable.class, map::clear);
@@ -587,8 +560,10 @@ class SettlementTest {
 
     private static boolean hasReplica(HazelcastInstance member, int key) {
         var engine = WalPlugin.of(member).nodeEngine();
-        var partition = engine.getPartitionService().getPartition(engine.getPartitionService().getPartitionId(key));
-        return List.of(partition.getReplicaAddress(0), partition.getReplicaAddress(1)).contains(engine.getThisAddress());
+        var partition = engine.getPartitionService()
+                .getPartition(engine.getPartitionService().getPartitionId(key));
+        return List.of(partition.getReplicaAddress(0), partition.getReplicaAddress(1))
+                .contains(engine.getThisAddress());
     }
 
     /** Reads. */
@@ -613,16 +588,15 @@ class SettlementTest {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         int key = owned(b, 1).get(0);
         int generation = WalPlugin.of(b).state("orders").generation();
         agents.get(0).frozen = true;
         CompletableFuture<Void> destroyed = CompletableFuture.runAsync(map::destroy);
         eventually(() -> WalPlugin.of(b).state("orders").generation() > generation);
-        CompletableFuture<Object> used = CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
+        CompletableFuture<Object> used =
+                CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
         assertThrows(CompletionException.class, destroyed::join);
         agents.get(0).frozen = false;
         used.handle((value, failure) -> value).join();
@@ -674,8 +648,10 @@ class SettlementTest {
     @Test
     void aQueryByAnIndexWaitsForPartitionsThatWereNeverLoaded() throws Exception {
         IMap<Integer, Integer> map = notLoaded();
-        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("__key", 0)), "by a scan");
-        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("this", 0)), "by the index");
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("__key", 0)),
+                "by a scan");
+        assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("this", 0)),
+                "by the index");
     }
 
     @Test
@@ -685,25 +661,27 @@ class SettlementTest {
         assertThrows(LogUnavailable.class, () -> map.getEntryView(7));
     }
 
-    /** Hazelcast marks the partition as indexed after the plug-in was told of the promotion. The worker is busy meanwhile. */
+    /**
+     * Hazelcast marks the partition as indexed after it has informed the plug-in of the promotion.
+     * The worker is busy meanwhile.
+     */
     @Test
     void aQueryByAnIndexWaitsForAPromotedPartitionWhileTheWorkerIsBusy() throws Exception {
         settleTimeoutMs = 1500;
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         int key = owned(a, 1).get(0);
-        logOnly(b, key, 1000, 0);
+        cluster.logOnly(b, key, 1000, 0);
         MapState state = WalPlugin.of(b).state("orders");
         state.settling().lock();
         try {
             a.getLifecycleService().terminate();
-            eventually(() -> owned(b, 1).size() == 1 && count(b) == 31 && state.wholeness().isAnyUnsettled());
-            safe();
+            eventually(() -> owned(b, 1).size() == 1 && count(b) == 31
+                    && state.wholeness().isAnyUnsettled());
+            cluster.awaitSafe();
             eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)) != null);
             assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
         } finally {
@@ -711,13 +689,16 @@ class SettlementTest {
         }
     }
 
-    /** As when a destruction is told while a partition moves: MapState.destroyed is not on the partition's thread. */
+    /**
+     * As if a member is informed of a destruction while a partition moves: MapState.destroyed is
+     * not on the partition's thread.
+     */
     @Test
     void aDoubtOfAPartitionThatHasMovedEnds() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         a.getMap("orders").set(1, 1);
-        safe();
+        cluster.awaitSafe();
         int partition = a.getPartitionService().getPartition(owned(b, 1).get(0)).getPartitionId();
         MapState state = WalPlugin.of(a).state("orders");
         state.doubt(partition, null);
@@ -741,7 +722,8 @@ class SettlementTest {
         WalPlugin.of(a).settlements().load(state, generation);
         assertFalse(state.isLoaded(), "of the opening before");
         WalPlugin.of(a).settlements().load(state, state.generation());
-        assertFalse(state.isLoaded(), "loaded though closed; any partition whole: " + state.wholeness().whole(0));
+        assertFalse(state.isLoaded(), "loaded though closed; any partition whole: "
+                + state.wholeness().whole(0));
     }
 
     @Test
@@ -751,12 +733,10 @@ class SettlementTest {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            map.set(i, i);
-        }
-        safe();
+        fill(map, 200);
+        cluster.awaitSafe();
         int key = owned(a, 1).get(0);
-        logOnly(b, key, null, 0);
+        cluster.logOnly(b, key, null, 0);
         MapState state = WalPlugin.of(b).state("orders");
         state.settling().lock();
         try {
@@ -772,33 +752,32 @@ class SettlementTest {
     private IMap<Integer, Integer> notLoaded() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> before = a.getMap("orders");
-        for (int i = 0; i < 200; i++) {
-            before.set(i, i);
-        }
+        fill(before, 200);
         a.getLifecycleService().terminate();
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
+        FakeAgent agent = cluster.startAgent();
         Config config = Members.config("settlement", port, agent.endpoint());
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setProperty("restore-timeout-ms", "1500");
         map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(map);
-        HazelcastInstance b = Members.start(config);
-        started.add(b);
+        HazelcastInstance b = cluster.start(config);
         IMap<Integer, Integer> loaded = b.getMap("orders");
         agent.unreadable = log.maps.get("orders").firstKey();
         WalPlugin.of(b).localMaps().drop("orders");
-        eventually(() -> assertThrows(RuntimeException.class, () -> loaded.get(7)) instanceof LogUnavailable);
+        eventually(() -> assertThrows(RuntimeException.class, () -> loaded.get(7))
+                instanceof LogUnavailable);
         return loaded;
     }
 
     private static long indexHits(IMap<?, ?> map) {
-        return map.getLocalMapStats().getIndexStats().values().stream().mapToLong(LocalIndexStats::getHitCount).sum();
+        return map.getLocalMapStats().getIndexStats().values().stream()
+                .mapToLong(LocalIndexStats::getHitCount).sum();
     }
 
     private static long count(HazelcastInstance member) {
         return member.getPartitionService().getPartitions().stream()
-                .filter(partition -> member.getCluster().getLocalMember().equals(partition.getOwner())).count();
+                .filter(partition -> member.getCluster().getLocalMember()
+                    .equals(partition.getOwner())).count();
     }
 
     private static List<Integer> oneOfEachPartition(HazelcastInstance member) {

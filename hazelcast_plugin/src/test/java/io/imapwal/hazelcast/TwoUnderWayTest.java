@@ -28,7 +28,10 @@ import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** A second message is sent before the first is answered: what callers hear, and what is in the log, when the first goes wrong. */
+/**
+ * A second message is sent before the first is answered: what callers get, and what is in the log,
+ * when the first fails.
+ */
 class TwoUnderWayTest {
     private static FakeAgent.Log log;
     private static FakeAgent agent;
@@ -41,7 +44,8 @@ class TwoUnderWayTest {
         log = new FakeAgent.Log();
         agent = new FakeAgent(log).start();
         Config config = Members.config("two", Members.port(), agent.endpoint());
-        config.addMapConfig(Members.map("elsewhere", agent.endpoint().replace("/agent.sock", "/./agent.sock")));
+        config.addMapConfig(Members.map("elsewhere",
+                agent.endpoint().replace("/agent.sock", "/./agent.sock")));
         member = Members.start(config);
         callers = Executors.newCachedThreadPool();
     }
@@ -66,7 +70,10 @@ class TwoUnderWayTest {
         map.remove("probe");
     }
 
-    /** Sets "first", and "second" while the agent is at work on the first; both in different partitions. */
+    /**
+     * Sets "first", and "second" while the agent is at work on the first; both in different
+     * partitions.
+     */
     private List<CompletableFuture<Void>> twoUnderWay(FakeAgent.Mood mood) throws Exception {
         agent.holdsForNext = true;
         agent.mood = mood;
@@ -81,7 +88,8 @@ class TwoUnderWayTest {
         Thread.sleep(110);
         calls.add(CompletableFuture.runAsync(() -> map.set("second", 2), callers));
         eventually(() -> agent.sentAhead > ahead || calls.get(1).isDone());
-        assertTrue(agent.sentAhead > ahead, () -> "the second message waited for the first: " + calls);
+        assertTrue(agent.sentAhead > ahead, () -> "the second message waited for the first: "
+                + calls);
         return calls;
     }
 
@@ -91,7 +99,8 @@ class TwoUnderWayTest {
 
     private long appended(String key) {
         byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
-        return log.appended().stream().filter(record -> java.util.Arrays.equals(record.key(), bytes) && !record.deleted()).count();
+        return log.appended().stream().filter(record -> java.util.Arrays.equals(record.key(), bytes)
+                && !record.deleted()).count();
     }
 
     @Test
@@ -105,7 +114,7 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void whenTheFirstIsRefusedItsCallerAloneHearsIt() throws Exception {
+    void whenTheFirstIsRefusedOnlyItsCallerGetsTheError() throws Exception {
         int behind = agent.refusedBehind;
         long first = appended("first");
         long second = appended("second");
@@ -172,11 +181,14 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void membersThatComeAndAskForMapsUnderLoadStopNobody() throws Exception {
-        // Greetings are taken from the queue by whoever sends next: nobody may be told to lead who has gone by then.
+    void callersThatWaitOnlyForAConnectionStopNoOtherUnderLoad() throws Exception {
+        // The thread that sends next takes callers without changes from the queue: a caller that
+        // has left by then must not become the leader.
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         long until = System.nanoTime() + 3_000_000_000L;
-        AgentLink link = WalPlugin.of(member).link(AgentSettings.of(map.getName(), member.getConfig().findMapConfig(map.getName()).getMapStoreConfig().getProperties()));
+        AgentLink link = WalPlugin.of(member).link(AgentSettings.of(map.getName(),
+                member.getConfig().findMapConfig(map.getName()).getMapStoreConfig()
+                .getProperties()));
         for (int thread = 0; thread < 24; thread++) {
             String name = "g" + thread + ".";
             boolean greets = thread % 3 == 0;
@@ -223,14 +235,17 @@ class TwoUnderWayTest {
                 }
             }, callers));
         }
-        CompletableFuture<Void> all = CompletableFuture.allOf(calls.toArray(CompletableFuture[]::new));
-        FakeAgent.Mood[] moods = {FakeAgent.Mood.FULL_ONCE, FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE};
+        CompletableFuture<Void> all =
+                CompletableFuture.allOf(calls.toArray(CompletableFuture[]::new));
+        FakeAgent.Mood[] moods =
+                {FakeAgent.Mood.FULL_ONCE, FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE};
         while (!all.isDone()) {
             Thread.sleep(chance.nextInt(20));
             agent.mood = moods[chance.nextInt(moods.length)];
         }
         all.get(60, TimeUnit.SECONDS);
-        assertTrue(acknowledged.get() > each && refused.get() > 0, acknowledged + " acknowledged, " + refused + " refused");
+        assertTrue(acknowledged.get() > each && refused.get() > 0, acknowledged + " acknowledged, "
+                + refused + " refused");
         assertTrue(agent.sentAhead > ahead, "no message was ever sent ahead");
         assertEquals(List.of(), agent.violations);
     }

@@ -22,7 +22,10 @@ import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** The log's views: a member of the newest view continues without errors; any other member acknowledges nothing. */
+/**
+ * The log's views: a member of the newest view continues without errors; any other member
+ * acknowledges nothing.
+ */
 class ViewTest {
     private final FakeAgent.Log log = new FakeAgent.Log();
     private FakeAgent agent;
@@ -53,7 +56,8 @@ class ViewTest {
 
     private List<FakeAgent.Record> appended(String key) {
         byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
-        return log.appended().stream().filter(record -> java.util.Arrays.equals(record.key(), bytes)).toList();
+        return log.appended().stream()
+                .filter(record -> java.util.Arrays.equals(record.key(), bytes)).toList();
     }
 
     @Test
@@ -72,7 +76,7 @@ class ViewTest {
         log.claimView(Set.of(uuid()));
         map.set("after", 2);
         assertEquals(2, appended("after").get(0).order().get(0));
-        assertEquals(2, link.welcome().incarnation());
+        assertEquals(2, link.session().incarnation());
     }
 
     @ParameterizedTest
@@ -83,12 +87,13 @@ class ViewTest {
         assertEquals(2, map.get("meanwhile"));
         assertEquals(List.of(mood == FakeAgent.Mood.VIEW_BEFORE ? 2L : 1L),
                 appended("meanwhile").stream().map(record -> record.order().get(0)).toList());
-        assertTrue(WalPlugin.of(member).settler().idle(), "a view change is no doubt");
+        assertTrue(WalPlugin.of(member).reconciler().idle(), "a view change is no doubt");
     }
 
     @ParameterizedTest
     @EnumSource(value = FakeAgent.Mood.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
-    void twoMessagesUnderWayWhenAViewWasClaimedAreAppendedOnce(FakeAgent.Mood mood) throws Exception {
+    void twoMessagesUnderWayWhenAViewWasClaimedAreAppendedOnce(FakeAgent.Mood mood)
+            throws Exception {
         agent.delayMs = 200;
         agent.mood = mood;
         int before = agent.appends;
@@ -105,29 +110,37 @@ class ViewTest {
     /** The places of a transaction count in one view only. What is sent with it has no gap then. */
     @Test
     void whatIsSentWithATransactionIsAppendedInTheNextViewWithoutIt() {
-        Welcome welcome = link.connect();
+        SessionInfo session = link.connect();
         Change first = change("first", null);
-        Change placed = change("placed", welcome);
+        Change placed = change("placed", session);
         Change second = change("second", null);
         agent.mood = FakeAgent.Mood.VIEW_BEFORE;
-        assertThrows(OutcomeUnknown.class, () -> link.append(List.of(first, placed, second)), "a part is in the log");
-        // The settler sets memory to what the log has, which appends it once more: perhaps it was quicker than this thread.
+        assertThrows(OutcomeUnknown.class, () -> link.append(List.of(first, placed, second)),
+                "a part is in the log");
+        // The reconciler sets memory to what the log has, which appends it once more: perhaps it
+        // was quicker than this thread.
         assertEquals(2, appended("first").get(0).order().get(0));
         assertEquals(2, appended("second").get(0).order().get(0));
-        assertEquals(1, appended("second").get(0).order().get(3) - appended("first").get(0).order().get(3), "numbers without a gap");
+        assertEquals(1, appended("second").get(0).order().get(3) - appended("first").get(0).order()
+                .get(3), "numbers without a gap");
         assertEquals(List.of(), appended("placed"));
     }
 
-    /** @param placed the view in which the owner of its partition gave its place; null: this member is the owner */
-    private Change change(String key, Welcome placed) {
+    /**
+     * @param placed the view in which the owner of its partition gave its place; null: this member
+     *         is the owner
+     */
+    private Change change(String key, SessionInfo placed) {
         WalPlugin plugin = WalPlugin.of(member);
         Data data = plugin.nodeEngine().toData(key);
         int partition = plugin.nodeEngine().getPartitionService().getPartitionId(data);
         byte[] value = plugin.nodeEngine().toData(1).toByteArray();
-        byte[] head = Change.head("orders".getBytes(StandardCharsets.UTF_8), data.toByteArray(), WalMapStore.NO_NAME, value,
+        byte[] head = Change.head("orders".getBytes(StandardCharsets.UTF_8), data.toByteArray(),
+                WalMapStore.NO_NAME, value,
                 WalMapStore.NO_NAME, System.currentTimeMillis(), 0, partition);
-        OrderGuard.Stamp own = plugin.guard().take(partition);
-        OrderGuard.Stamp stamp = placed == null ? own : new OrderGuard.Stamp(placed.clusterId(), placed.member(), partition, 0,
+        PartitionStamp own = plugin.guard().take(partition);
+        PartitionStamp stamp = placed == null ? own
+                : new PartitionStamp(placed.clusterId(), placed.member(), partition, 0,
                 plugin.guard().place(partition).order(), placed.incarnation());
         return new Change("orders", data, head, stamp, placed == null ? null : UUID.randomUUID());
     }
@@ -138,7 +151,8 @@ class ViewTest {
         NotAppended refused = assertThrows(NotAppended.class, () -> map.set("after", 2));
         assertTrue(refused.getMessage().contains("left out of view 2"), refused.getMessage());
         assertEquals(List.of(), appended("after"));
-        LogUnavailable left = assertThrows(LogUnavailable.class, () -> link.view(Set.of(UUID.randomUUID())));
+        LogUnavailable left = assertThrows(LogUnavailable.class, () ->
+                link.view(Set.of(UUID.randomUUID())));
         assertTrue(left.getMessage().contains("left out of view 2"), left.getMessage());
         assertEquals(2, log.newestView);
     }
@@ -151,14 +165,16 @@ class ViewTest {
             try {
                 return map.get("before") == null;
             } catch (LogUnavailable e) {
-                return e.getMessage().contains("orders") && e.getMessage().contains("left out of view 2");
+                return e.getMessage().contains("orders")
+                        && e.getMessage().contains("left out of view 2");
             }
         });
         // Its maps are dropped. It comes back as a new member, with what the log has.
         log.viewMembers = Set.of(uuid());
         assertThrows(LogUnavailable.class, () -> map.get("before"));
         String former = uuid();
-        ClusterServiceImpl cluster = WalPlugin.of(member).nodeEngine().getNode().getClusterService();
+        ClusterServiceImpl cluster = WalPlugin.of(member).nodeEngine().getNode()
+                .getClusterService();
         cluster.merge(cluster.getThisAddress());
         eventually(() -> map.get("before") == 1);
         assertNotEquals(former, uuid());
@@ -167,7 +183,8 @@ class ViewTest {
     }
 
     @Test
-    void aClusterThatAnotherOneFollowedKeepsItsMemoryAndIsNotStartedAnewByItself() throws Exception {
+    void aClusterThatAnotherOneFollowedKeepsItsMemoryAndIsNotStartedAnewByItself()
+            throws Exception {
         UUID before = member.getCluster().getLocalMember().getUuid();
         log.followed = true;
         log.claimCluster(UUID.randomUUID().toString());
@@ -184,7 +201,8 @@ class ViewTest {
         map.set("after", 2);
         FakeAgent second = new FakeAgent(log).start();
         int port = member.getCluster().getLocalMember().getAddress().getPort();
-        HazelcastInstance joining = Members.start(Members.config("view", port % 10 == 9 ? port - 1 : port + 1, second.endpoint()));
+        HazelcastInstance joining = Members.start(
+                Members.config("view", port % 10 == 9 ? port - 1 : port + 1, second.endpoint()));
         try {
             eventually(() -> joining.<String, Integer>getMap("orders").get("after") == 2);
             eventually(() -> {

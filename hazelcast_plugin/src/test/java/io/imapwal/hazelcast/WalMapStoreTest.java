@@ -42,7 +42,10 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** One real member, one fake agent: what is in the log, what callers hear, what memory says after faults. */
+/**
+ * One real member, one fake agent: what is in the log, what callers hear, what memory says after
+ * faults.
+ */
 class WalMapStoreTest {
     private static FakeAgent.Log log;
     private static FakeAgent agent;
@@ -58,7 +61,8 @@ class WalMapStoreTest {
         offloaded.getMapStoreConfig().setOffload(true);
         config.addMapConfig(offloaded);
         MapConfig evicting = Members.map("evicting-*", agent.endpoint());
-        evicting.getEvictionConfig().setEvictionPolicy(EvictionPolicy.LRU).setMaxSizePolicy(MaxSizePolicy.PER_NODE).setSize(1000);
+        evicting.getEvictionConfig().setEvictionPolicy(EvictionPolicy.LRU)
+                .setMaxSizePolicy(MaxSizePolicy.PER_NODE).setSize(1000);
         config.addMapConfig(evicting);
         MapConfig objects = Members.map("objects-*", agent.endpoint());
         config.addMapConfig(objects.setInMemoryFormat(InMemoryFormat.OBJECT));
@@ -76,7 +80,8 @@ class WalMapStoreTest {
         misspelt.getMapStoreConfig().setProperty("timeout", "5");
         config.addMapConfig(misspelt);
         // Some tests wait for an answer that does not come.
-        config.getMapConfigs().values().forEach(map -> map.getMapStoreConfig().setProperty("timeout-ms", "2000"));
+        config.getMapConfigs().values()
+                .forEach(map -> map.getMapStoreConfig().setProperty("timeout-ms", "2000"));
         member = Members.start(config);
     }
 
@@ -114,7 +119,8 @@ class WalMapStoreTest {
     private Object logged(String map, Object key) {
         FakeAgent.Record found = log.newest(map, bytes(key));
         return found == null ? null : WalPlugin.of(member).nodeEngine()
-                .toObject((Data) new com.hazelcast.internal.serialization.impl.HeapData(found.value()));
+                .toObject((Data) new com.hazelcast.internal.serialization.impl.HeapData(
+                    found.value()));
     }
 
     @ParameterizedTest
@@ -144,8 +150,10 @@ class WalMapStoreTest {
         FakeAgent.Record first = log.newest(name, bytes("a"));
         assertEquals("java.lang.String", first.keyClass());
         assertEquals("java.lang.Long", first.valueClass());
-        assertEquals(member.getPartitionService().getPartition("a").getPartitionId(), first.partition());
-        assertTrue(first.expiresAtMs() >= before + 90_000 && first.expiresAtMs() <= System.currentTimeMillis() + 91_000);
+        assertEquals(member.getPartitionService().getPartition("a").getPartitionId(),
+                first.partition());
+        assertTrue(first.expiresAtMs() >= before + 90_000
+                && first.expiresAtMs() <= System.currentTimeMillis() + 91_000);
         map.set("a", 2L);
         FakeAgent.Record second = log.newest(name, bytes("a"));
         assertEquals(0, second.expiresAtMs());
@@ -208,7 +216,8 @@ class WalMapStoreTest {
         }
         threads.forEach(Thread::start);
         Random random = new Random(seed);
-        FakeAgent.Mood[] moods = {FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE, FakeAgent.Mood.FULL, FakeAgent.Mood.UNKNOWN_AFTER};
+        FakeAgent.Mood[] moods = {FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE,
+                FakeAgent.Mood.FULL, FakeAgent.Mood.UNKNOWN_AFTER};
         while (working.get() > 0) {
             agent.mood = moods[random.nextInt(moods.length)];
             Thread.sleep(random.nextInt(4));
@@ -224,16 +233,20 @@ class WalMapStoreTest {
             known.put(ByteBuffer.wrap(bytes(value)), new int[] {value});
         }
         for (FakeAgent.Record record : log.appended().subList(from, log.appended().size())) {
-            logged.computeIfAbsent(known.get(ByteBuffer.wrap(record.key()))[0], k -> new ArrayList<>())
+            logged.computeIfAbsent(known.get(ByteBuffer.wrap(record.key()))[0], k ->
+                    new ArrayList<>())
                     .add(known.get(ByteBuffer.wrap(record.value()))[0]);
         }
         for (int t = 0; t < callers; t++) {
             int key = t;
             List<Integer> values = logged.get(key);
             // A key in doubt was perhaps settled: the same value once more.
-            assertEquals(values.stream().sorted().toList(), values, "no change after a later one; seed " + seed);
-            assertTrue(values.contains(acknowledged[key]), "an acknowledged change is not in the log; seed " + seed);
-            assertTrue(values.stream().noneMatch(refused.get(key)::contains), "NotAppended, yet in the log; seed " + seed);
+            assertEquals(values.stream().sorted().toList(), values,
+                    "no change after a later one; seed " + seed);
+            assertTrue(values.contains(acknowledged[key]),
+                    "an acknowledged change is not in the log; seed " + seed);
+            assertTrue(values.stream().noneMatch(refused.get(key)::contains),
+                    "NotAppended, yet in the log; seed " + seed);
             eventually(() -> map.get(key).equals(values.get(values.size() - 1)));
         }
     }
@@ -250,7 +263,8 @@ class WalMapStoreTest {
         assertEquals(partitions(), log.appended().size() - before);
         assertEquals(0, log.size(map.getName()));
         map.clear();
-        assertEquals(partitions(), log.appended().size() - before, "nothing to clear, nothing to log");
+        assertEquals(partitions(), log.appended().size() - before,
+                "nothing to clear, nothing to log");
     }
 
     @ParameterizedTest
@@ -276,9 +290,11 @@ class WalMapStoreTest {
         }
         map.lock(7);
         map.clear();
-        assertEquals(Map.of(7, 7), map.getAll(IntStream.range(0, 200).boxed().collect(Collectors.toSet())));
+        assertEquals(Map.of(7, 7),
+                map.getAll(IntStream.range(0, 200).boxed().collect(Collectors.toSet())));
         assertEquals(1, log.size(map.getName()));
-        int same = IntStream.range(200, 10_000).filter(i -> partition(i) == partition(7)).findFirst().orElseThrow();
+        int same = IntStream.range(200, 10_000).filter(i -> partition(i) == partition(7))
+                .findFirst().orElseThrow();
         map.set(same, 1);
         map.evict(same);
         NotAppended refused = assertThrows(NotAppended.class, map::clear);
@@ -304,7 +320,7 @@ class WalMapStoreTest {
             assertTrue(e.getMessage().contains("may be in the log"), e.getMessage());
         }
         agent.mood = FakeAgent.Mood.ACK;
-        eventually(() -> WalPlugin.of(member).settler().idle()
+        eventually(() -> WalPlugin.of(member).reconciler().idle()
                 && !WalPlugin.of(member).state(name).wholeness().isAnyUnsettled());
         assertEquals(inLog ? null : 1, map.get(7));
         assertEquals(inLog ? 0 : 1, log.size(name));
@@ -364,7 +380,8 @@ class WalMapStoreTest {
         map.set("a", 1);
         agent.stop();
         NotAppended refused = assertThrows(NotAppended.class, () -> map.set("a", 2));
-        assertTrue(refused.getMessage().contains(agent.endpoint()) && refused.getMessage().contains(map.getName())
+        assertTrue(refused.getMessage().contains(agent.endpoint())
+                && refused.getMessage().contains(map.getName())
                 && refused.getMessage().contains("127.0.0.1"), refused.getMessage());
         assertThrows(NotAppended.class, () -> map.remove("a"));
         assertThrows(NotAppended.class, map::clear);
@@ -429,7 +446,8 @@ class WalMapStoreTest {
         map.set("expiring", 1);
         agent.mood = FakeAgent.Mood.SILENT_AFTER;
         OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, () -> map.set("set", 2));
-        assertTrue(unknown.getMessage().contains(agent.endpoint()) && unknown.getMessage().contains("may be in the log"),
+        assertTrue(unknown.getMessage().contains(agent.endpoint())
+                && unknown.getMessage().contains("may be in the log"),
                 unknown.getMessage());
         assertThrows(OutcomeUnknown.class, () -> map.remove("removed"));
         long before = System.currentTimeMillis();
@@ -437,7 +455,8 @@ class WalMapStoreTest {
         long after = System.currentTimeMillis();
         assertThrows(OutcomeUnknown.class, () -> map.set("new", 2));
         agent.mood = FakeAgent.Mood.ACK;
-        eventually(() -> map.get("set") == 2 && !map.containsKey("removed") && map.get("expiring") == 2 && map.containsKey("new"));
+        eventually(() -> map.get("set") == 2 && !map.containsKey("removed")
+                && map.get("expiring") == 2 && map.containsKey("new"));
         long lives = map.getEntryView("expiring").getExpirationTime() - before;
         assertTrue(lives >= 599_000 && lives <= 601_000 + after - before, "lives: " + lives);
         assertEquals(2, logged(map.getName(), "set"));
@@ -462,15 +481,15 @@ class WalMapStoreTest {
         agent.unreadable = bytes("stuck");
         doubt(map, List.of("stuck", "a", "b", "c"));
         eventually(() -> others.stream().allMatch(key -> map.get(key) == 2));
-        // Also one that comes into doubt while the settler is busy with the other.
+        // Also one that comes into doubt while the reconciler is busy with the other.
         doubt(map, List.of("late"));
         eventually(() -> map.containsKey("late"));
         int tries = agent.unreadableLoads;
         eventually(() -> agent.unreadableLoads > tries + 1);
         assertEquals(1, map.get("stuck"));
-        assertEquals(1, WalPlugin.of(member).settler().size());
+        assertEquals(1, WalPlugin.of(member).reconciler().size());
         agent.unreadable = null;
-        eventually(() -> map.get("stuck") == 2 && WalPlugin.of(member).settler().size() == 0);
+        eventually(() -> map.get("stuck") == 2 && WalPlugin.of(member).reconciler().size() == 0);
     }
 
     @Test
@@ -490,7 +509,7 @@ class WalMapStoreTest {
         } finally {
             map.unlock("locked");
         }
-        eventually(() -> map.get("locked") == 2 && WalPlugin.of(member).settler().size() == 0);
+        eventually(() -> map.get("locked") == 2 && WalPlugin.of(member).reconciler().size() == 0);
     }
 
     @Test
@@ -506,7 +525,10 @@ class WalMapStoreTest {
         assertEquals(1, map.size());
     }
 
-    /** Hazelcast acknowledges the removal of a key that it does not find without a change to log; the settler would then bring the key back. */
+    /**
+     * Hazelcast acknowledges the removal of a key that it does not find without a change to log;
+     * the reconciler would then bring the key back.
+     */
     @ParameterizedTest
     @ValueSource(strings = {"plain-", "offloaded-", "objects-", "evicting-"})
     void aKeyThatOnlyTheLogMayHoldIsNotTakenForAbsent(String prefix) throws Exception {
@@ -515,7 +537,8 @@ class WalMapStoreTest {
         agent.mood = FakeAgent.Mood.DIE_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set("a", 1));
         LogUnavailable unknown = assertThrows(LogUnavailable.class, () -> map.remove("a"));
-        assertTrue(unknown.getMessage().contains(agent.endpoint()) && unknown.getMessage().contains(map.getName()), unknown.getMessage());
+        assertTrue(unknown.getMessage().contains(agent.endpoint())
+                && unknown.getMessage().contains(map.getName()), unknown.getMessage());
         assertThrows(LogUnavailable.class, () -> map.remove("a", 1));
         assertThrows(LogUnavailable.class, () -> map.get("a"));
         assertThrows(LogUnavailable.class, () -> map.containsKey("a"));
@@ -526,7 +549,7 @@ class WalMapStoreTest {
             map.remove("a");
             return true;
         });
-        eventually(() -> WalPlugin.of(member).settler().size() == 0);
+        eventually(() -> WalPlugin.of(member).reconciler().size() == 0);
         assertNull(map.get("a"));
         assertNull(logged(map.getName(), "a"));
         assertEquals(Set.of("other"), map.keySet());
@@ -539,12 +562,14 @@ class WalMapStoreTest {
         map.evict("a");
         WalPlugin plugin = WalPlugin.of(member);
         AgentSettings settings = AgentSettings.of(map.getName(),
-                member.getConfig().findMapConfig(map.getName()).getMapStoreConfig().getProperties());
+                member.getConfig().findMapConfig(map.getName()).getMapStoreConfig()
+                .getProperties());
         int before = agent.loads;
         agent.readDelayMs = 6000;
         Thread slow = new Thread(() -> {
             try {
-                plugin.reader(settings).load(map.getName(), List.of(plugin.nodeEngine().<Data>toData("a")), settings.restoreTimeoutMs());
+                plugin.reader(settings).load(map.getName(), List.of(
+                        plugin.nodeEngine().<Data>toData("a")), settings.restoreTimeoutMs());
             } catch (java.io.IOException e) {
                 // not what is asked here
             }
@@ -675,18 +700,21 @@ class WalMapStoreTest {
         assertTrue(message("behind").contains("write-delay-seconds is 1"), message("behind"));
         assertTrue(message("idle").contains("max-idle-seconds is 5"), message("idle"));
         assertTrue(message("lazy").contains("initial-mode is LAZY"), message("lazy"));
-        assertTrue(message("misspelt").contains("\"timeout\" of map \"misspelt\" is unknown"), message("misspelt"));
+        assertTrue(message("misspelt").contains("\"timeout\" of map \"misspelt\" is unknown"),
+                message("misspelt"));
     }
 
     private static String message(String map) {
-        return assertThrows(RuntimeException.class, () -> member.getMap(map).set("a", 1)).getMessage();
+        return assertThrows(RuntimeException.class, () -> member.getMap(map).set("a", 1))
+                .getMessage();
     }
 
     @Test
     void everyKindOfValueComesBackAfterAMemberRestart() throws Exception {
         Config config = Members.config("restart", Members.port(), agent.endpoint());
         GenericRecord inner = GenericRecordBuilder.compact("inner").setInt32("n", 7).build();
-        GenericRecord record = GenericRecordBuilder.compact("order").setString("state", "paid").setGenericRecord("inner", inner).build();
+        GenericRecord record = GenericRecordBuilder.compact("order").setString("state", "paid")
+                .setGenericRecord("inner", inner).build();
         HazelcastInstance first = Members.start(config);
         long expiry;
         try {
@@ -701,8 +729,10 @@ class WalMapStoreTest {
             map.set("gone", 1);
             map.delete("gone");
             map.set("passed", 1, 1, TimeUnit.SECONDS);
-            expiry = log.newest(name, WalPlugin.of(first).nodeEngine().toData("ttl").toByteArray()).expiresAtMs();
-            assertEquals("order", log.newest(name, WalPlugin.of(first).nodeEngine().toData("compact").toByteArray()).valueClass());
+            expiry = log.newest(name, WalPlugin.of(first).nodeEngine().toData("ttl").toByteArray())
+                    .expiresAtMs();
+            assertEquals("order", log.newest(name,
+                    WalPlugin.of(first).nodeEngine().toData("compact").toByteArray()).valueClass());
         } finally {
             first.getLifecycleService().terminate();
         }
@@ -712,8 +742,10 @@ class WalMapStoreTest {
             IMap<Object, Object> map = second.getMap(name);
             assertEquals(7, map.size());
             assertEquals("paid", ((GenericRecord) map.get("compact")).getString("state"));
-            assertEquals(7, ((GenericRecord) map.get("compact")).getGenericRecord("inner").getInt32("n"));
-            assertEquals("compact key", map.get(GenericRecordBuilder.compact("key").setInt64("id", 5).build()));
+            assertEquals(7, ((GenericRecord) map.get("compact")).getGenericRecord("inner")
+                    .getInt32("n"));
+            assertEquals("compact key",
+                    map.get(GenericRecordBuilder.compact("key").setInt64("id", 5).build()));
             assertEquals(new HazelcastJsonValue("{\"a\": 1}"), map.get("json"));
             assertEquals(List.of(1, "two"), map.get("list"));
             assertArrayEquals(new byte[] {1, 2, 3}, (byte[]) map.get("bytes"));

@@ -37,12 +37,14 @@ class ZmtpConnectionTest {
         server = new ServerSocket(0, 1, InetAddress.getLoopbackAddress());
         outcome = CompletableFuture.supplyAsync(() -> {
             try (Socket socket = server.accept()) {
-                return other.talk(new DataInputStream(socket.getInputStream()), socket.getOutputStream());
+                return other.talk(new DataInputStream(socket.getInputStream()),
+                        socket.getOutputStream());
             } catch (Exception e) {
                 return e;
             }
         });
-        return ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:" + server.getLocalPort()), AgentSecrets.NONE, in(2000));
+        return ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:" + server.getLocalPort()),
+                AgentSecrets.NONE, in(2000));
     }
 
     private static long in(long ms) {
@@ -112,7 +114,8 @@ class ZmtpConnectionTest {
             return in.read() + in.read();
         })) {
             assertTimeoutPreemptively(Duration.ofSeconds(60),
-                    () -> assertThrows(SocketTimeoutException.class, () -> connection.receive(in(150))));
+                    () -> assertThrows(SocketTimeoutException.class, () ->
+                        connection.receive(in(150))));
         }
     }
 
@@ -130,7 +133,9 @@ class ZmtpConnectionTest {
     @Test
     void whatIsNoRouterIsRefused() {
         assertThrows(ProtocolException.class, () -> connect((in, out) -> {
-            out.write("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n and so on".getBytes(StandardCharsets.US_ASCII));
+            String answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n"
+                    + "Connection: close\r\n\r\n and so on";
+            out.write(answer.getBytes(StandardCharsets.US_ASCII));
             return in.read();
         }));
     }
@@ -151,13 +156,16 @@ class ZmtpConnectionTest {
     @Test
     void aListenerThatSaysNothingIsGivenUp() {
         CountDownLatch givenUp = new CountDownLatch(1);
-        assertThrows(SocketTimeoutException.class, () -> connect((in, out) -> givenUp.await(60, TimeUnit.SECONDS)));
+        assertThrows(SocketTimeoutException.class, () ->
+                connect((in, out) -> givenUp.await(60, TimeUnit.SECONDS)));
         givenUp.countDown();
     }
 
     @Test
     void noListenerIsAnError() {
-        assertThrows(IOException.class, () -> ZmtpConnection.open(AgentEndpoint.parse("tcp://127.0.0.1:1"), AgentSecrets.NONE, in(1000)));
-        assertThrows(IOException.class, () -> ZmtpConnection.open(AgentEndpoint.parse("ipc:///nowhere/agent.sock"), AgentSecrets.NONE, in(1000)));
+        assertThrows(IOException.class, () -> ZmtpConnection.open(
+                AgentEndpoint.parse("tcp://127.0.0.1:1"), AgentSecrets.NONE, in(1000)));
+        assertThrows(IOException.class, () -> ZmtpConnection.open(
+                AgentEndpoint.parse("ipc:///nowhere/agent.sock"), AgentSecrets.NONE, in(1000)));
     }
 }

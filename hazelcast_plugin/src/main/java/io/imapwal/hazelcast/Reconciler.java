@@ -20,22 +20,29 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Makes memory say what the log says, for keys whose last change had an unknown outcome.
+ * Makes memory equal to the log, for keys whose last change had an unknown outcome.
  *
- * <p>First a new welcome: from then on the agent appends nothing more of the old connection, and a
- * request above its last one is certainly not in the log, so memory is right already. For the rest
- * a {@link SettleProcessor} runs at the owner of the key. After a clear, the partition is compared
- * with the log as a whole. It is tried until it works. The thread lives only while there is
- * something to settle.
+ * <p>First it needs a new welcome: from then on the agent appends nothing more of the old
+ * connection, and a request above its last one is certainly not in the log, so memory is already
+ * correct. For the rest a {@link SettleProcessor} runs at the owner of the key. After a clear, the
+ * partition is compared with the log as a whole. It is retried until it succeeds. The thread runs
+ * only while there is something to settle.
  *
- * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of an absent key without a change to log:
- * whoever finds a key absent asks {@link #inDoubt} first.
+ * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of
+ * an absent key without a change to log: code that finds a key absent must ask {@link #inDoubt}
+ * first.
  */
-final class Settler {
-    /** Each caller adds a key at most and then waits for an agent that answers, so many are a sign of something else. */
+final class Reconciler {
+    /**
+     * Each caller adds a key at most and then waits for an agent that answers, so more are a sign
+     * of another problem.
+     */
     private static final int MAX_KEYS = 100_000;
     private static final long MAX_PAUSE_MS = 1000;
-    /** Hardly a key needs longer, but one that somebody holds locked: the others go on, and the next round looks at it again. */
+    /**
+     * A key needs longer only if it is locked: the other keys are settled meanwhile, and the next
+     * round tries this one again.
+     */
     private static final long TURN_MS = 200;
 
     /** Hazelcast repeats an operation for so long: 250 times, with pauses of half a second. */
@@ -43,8 +50,8 @@ final class Settler {
 
     private final WalPlugin plugin;
     /**
-     * When a key was settled for which the log was newer than memory. Hazelcast may still repeat the
-     * operation whose first attempt is in the log.
+     * When a key was settled for which the log was newer than memory. Hazelcast may still repeat
+     * the operation whose first attempt is in the log.
      */
     private final Map<Area, Long> settledNanos = new HashMap<>();
     private final Map<Key, Doubt> doubts = new LinkedHashMap<>();
@@ -60,19 +67,19 @@ final class Settler {
     }
 
     /**
-     * @param welcomes    how many welcomes the link had heard then; -1: the log is known to hold it
+     * @param welcomes    how many welcomes the link had then; -1: the change is in the log
      * @param transaction that the change is a part of; or null
      * @param lost        a lost member was to log it
      */
-    private record Doubt(AgentLink link, long welcomes, long session, long request, UUID transaction,
-                         boolean lost) {
+    private record Doubt(AgentLink link, long welcomes, long session, long request,
+            UUID transaction, boolean lost) {
     }
 
     /** A processor that was sent to a key for a doubt. */
     private record Turn(Doubt doubt, CompletableFuture<?> done) {
     }
 
-    Settler(WalPlugin plugin) {
+    Reconciler(WalPlugin plugin) {
         this.plugin = plugin;
     }
 
@@ -87,7 +94,7 @@ final class Settler {
     }
 
     /**
-     * The log may be newer than memory, and changes no more by itself.
+     * The log may be newer than memory, and no change is under way.
      *
      * @param transaction that changed the key; or null
      */
@@ -101,22 +108,26 @@ final class Settler {
         }
         if (doubts.size() >= MAX_KEYS && !doubts.containsKey(key)) {
             plugin.logger().severe("imap-wal: map \"" + key.map + "\": more than " + MAX_KEYS
-                    + " keys with an unknown outcome; memory and log may differ for further ones until the cluster is restarted");
+                    + " keys with an unknown outcome; memory and log may differ for further ones"
+                    + " until the cluster is restarted");
             return;
         }
         Doubt former = doubts.get(key);
-        // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at or below the last one.
-        doubts.put(key, former == null ? doubt : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
-                doubt.transaction == null ? former.transaction : doubt.transaction, doubt.lost || former.lost));
+        // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at
+        // or below the last one.
+        doubts.put(key, former == null ? doubt
+                : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
+                doubt.transaction == null ? former.transaction : doubt.transaction, doubt.lost
+                || former.lost));
         if (thread == null) {
-            Thread started = new Thread(this::run, "imap-wal-settler");
+            Thread started = new Thread(this::run, "imap-wal-reconciler");
             started.setDaemon(true);
             started.start();
             thread = started;
         }
     }
 
-    /** A map that was destroyed has no memory to settle; asking for it would bring it back. */
+    /** A map that was destroyed has no memory to settle; asking for it would create it again. */
     synchronized void forget(String map) {
         doubts.keySet().removeIf(key -> key.map.equals(map));
         settledNanos.keySet().removeIf(area -> area.map.equals(map));
@@ -126,13 +137,17 @@ final class Settler {
         return doubts.containsKey(key);
     }
 
-    /** Whether no key at all is in doubt: cheap, since it is asked for each key that is not found in memory. */
+    /**
+     * Whether no key at all is in doubt: cheap, since it is asked for each key that is not found in
+     * memory.
+     */
     boolean idle() {
         return thread == null;
     }
 
     /**
-     * Whether the outcome of this key's last change is still unknown. If so, nothing of it comes into the log after this has returned: the log may be asked.
+     * Whether the outcome of this key's last change is still unknown. If so, nothing of it comes
+     * into the log after this has returned: the log may be asked.
      *
      * @throws LogUnavailable no agent answers, so the log cannot be asked
      */
@@ -150,13 +165,18 @@ final class Settler {
         try {
             shutOut(doubt);
         } catch (LogUnavailable e) {
-            throw new LogUnavailable("map \"" + map + "\": whether the key is there is not known, its last change may be in the log: "
-                    + AgentLink.reason(e), e.getCause());
+            throw new LogUnavailable("map \"" + map
+                    + "\": whether the key is there is not known, its last change may be in the"
+                    + " log: "
+                    + Outcomes.reason(e), e.getCause());
         }
         return true;
     }
 
-    /** Waits for a welcome after the doubt: from then on the agent takes nothing of the connection that the change was sent on. */
+    /**
+     * Waits for a welcome after the doubt: from then on the agent takes nothing of the connection
+     * that the change was sent on.
+     */
     private static void shutOut(Doubt doubt) {
         if (doubt.link.welcomes() <= doubt.welcomes) {
             doubt.link.connect();
@@ -169,9 +189,10 @@ final class Settler {
     }
 
     /**
-     * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may be
-     * the first attempt of a change that Hazelcast has repeated, because the partition moved. If the
-     * repeated attempt is refused, the caller must not be told that nothing was changed.
+     * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may
+     * be the first attempt of a change that Hazelcast has repeated, because the partition moved. If
+     * the repeated attempt is refused, the caller must not get an error that says that nothing was
+     * changed.
      */
     synchronized boolean isAhead(String map, Data key) {
         Doubt doubt = doubts.get(new Key(map, key, partition(key)));
@@ -225,8 +246,9 @@ final class Settler {
     }
 
     /**
-     * Waits until no key is in doubt, at most as long as an operation on an unsettled partition waits.
-     * If a member leaves with keys in doubt, the next owners of their partitions settle them.
+     * Waits until no key is in doubt, at most as long as an operation on an unsettled partition
+     * waits. If a member leaves with keys in doubt, the next owners of their partitions settle
+     * them.
      */
     void drain() {
         long waitMs = 0;
@@ -238,15 +260,19 @@ final class Settler {
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(waitMs);
         synchronized (this) {
             try {
-                for (long left; !doubts.isEmpty() && !closed && (left = until - System.nanoTime()) > 0;) {
+                for (long left; !doubts.isEmpty() && !closed
+                        && (left = until - System.nanoTime()) > 0;) {
                     TimeUnit.NANOSECONDS.timedWait(this, left);
                 }
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
             }
             if (!doubts.isEmpty()) {
-                plugin.logger().warning("imap-wal: this member leaves while the outcome of changes of " + doubts.size()
-                        + " key(s) is not known; the next owners of their partitions compare these with the log");
+                plugin.logger().warning(
+                        "imap-wal: this member leaves while the outcome of changes of "
+                        + doubts.size()
+                        + " key(s) is not known; the next owners of their partitions compare these"
+                        + " with the log");
             }
         }
     }
@@ -304,20 +330,22 @@ final class Settler {
                 } catch (TimeoutException e) {
                     why = "map \"" + key.map + "\": a key is locked, or its owner does not answer";
                 } catch (Exception e) {
-                    // One key that cannot be settled does not keep the others waiting.
+                    // The others do not wait for one key that cannot be settled.
                     turns.remove(key);
-                    why = AgentLink.reason(e);
+                    why = Outcomes.reason(e);
                 }
             }
             if (settled > 0) {
-                plugin.logger().info("imap-wal: " + settled + " key(s) with an unknown outcome settled from the log");
+                plugin.logger().info("imap-wal: " + settled
+                        + " key(s) with an unknown outcome settled from the log");
             }
             if (why.isEmpty()) {
                 pauseMs = 20;
                 continue;
             }
             if (!why.equals(said)) {
-                plugin.logger().warning("imap-wal: " + size() + " key(s) with an unknown outcome wait to be settled: " + why);
+                plugin.logger().warning("imap-wal: " + size()
+                        + " key(s) with an unknown outcome wait to be settled: " + why);
                 said = why;
             }
             try {
@@ -329,24 +357,30 @@ final class Settler {
         }
     }
 
-    /** Begins it; what it returns is done when memory says what the log says. */
-    private CompletableFuture<?> settle(Key key, Doubt doubt) throws IOException, InterruptedException {
+    /** Begins to settle a key. The future is done when memory is equal to the log. */
+    private CompletableFuture<?> settle(Key key, Doubt doubt)
+            throws IOException, InterruptedException {
         shutOut(doubt);
         if (doubt.lost) {
-            // From then on nothing comes into the log that the lost member has sent.
+            // From then on the log gets nothing that the lost member has sent.
             doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
         }
-        Welcome welcome = doubt.link.welcome();
-        if (doubt.transaction == null && doubt.welcomes >= 0 && welcome.session() == doubt.session && doubt.request > welcome.lastRequest()) {
+        SessionInfo session = doubt.link.session();
+        if (doubt.transaction == null && doubt.welcomes >= 0 && session.session() == doubt.session
+                && doubt.request > session.lastRequest()) {
             return CompletableFuture.completedFuture(null);
         }
         if (key.key == null) {
-            return plugin.nodeEngine().getOperationService().invokeOnPartition(MapService.SERVICE_NAME, new DoubtOperation(key.map), key.partition);
+            return plugin.nodeEngine().getOperationService()
+                    .invokeOnPartition(MapService.SERVICE_NAME, new DoubtOperation(key.map),
+                        key.partition);
         }
-        // The agent may have to merge logs first: here, where nobody waits, not on the partition's thread.
+        // The agent may have to merge logs first: here, where no operation waits, not on the
+        // partition's thread.
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
-        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key, doubt.transaction)).toCompletableFuture();
+        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key, doubt.transaction))
+                .toCompletableFuture();
     }
 }

@@ -3,32 +3,40 @@ package io.imapwal.hazelcast;
 import java.util.List;
 import java.util.concurrent.locks.LockSupport;
 
-/** One caller of {@link AgentLink} and what it waits for. Without changes it waits for a greeted connection only. */
-final class Ticket {
+/**
+ * One caller of {@link AgentLink} and the outcome that it waits for. A caller without changes waits
+ * only for a greeted connection.
+ */
+final class PendingAppend {
     final List<Change> changes;
-    /** All of its changes go into one message, or none does. */
+    /** Either one append takes all of its changes, or none does. */
     final boolean whole;
     final Thread caller = Thread.currentThread();
-    /** How many of the changes were taken from the queue already; with the link's lock held. */
+    /**
+     * How many of the changes an append has taken; read and written with the window's lock held.
+     */
     int taken;
-    /** Changes without an outcome yet. Whoever has their message under way: all of a ticket's changes that are under way at one time are in one message
-     * (a second one is never sent behind one of {@link AgentLink#MAX_MESSAGE_ENTRIES}). */
+    /**
+     * How many changes have no outcome yet. The thread that has their append changes it: all
+     * changes of a caller that are under way at one time are in one append, because a second append
+     * is never sent after one of {@link AppendQueue#MAX_APPEND_CHANGES}.
+     */
     private int open;
     private int appended;
     private RuntimeException failure;
     private volatile boolean leads;
     private volatile boolean done;
 
-    Ticket(List<Change> changes, boolean whole) {
+    PendingAppend(List<Change> changes, boolean whole) {
         this.changes = changes;
         this.whole = whole;
         this.open = changes.size();
         for (Change change : changes) {
-            change.ticket = this;
+            change.pending = this;
         }
     }
 
-    /** Bytes of the changes that no message has taken. */
+    /** Bytes of the changes that no append has taken. */
     long queuedBytes() {
         long bytes = 0;
         for (int i = taken; i < changes.size(); i++) {
@@ -45,7 +53,7 @@ final class Ticket {
         return leads;
     }
 
-    /** How many of the changes were acknowledged, also when others failed. */
+    /** How many of the changes were acknowledged, also if others failed. */
     int appended() {
         return appended;
     }
@@ -62,7 +70,10 @@ final class Ticket {
         close(change);
     }
 
-    /** OutcomeUnknown outweighs NotAppended: of a batch that failed both ways the caller must not hear that nothing happened. */
+    /**
+     * If some changes of a batch fail with OutcomeUnknown and others with NotAppended, the caller
+     * gets OutcomeUnknown: NotAppended would say that nothing happened.
+     */
     void fail(Change change, RuntimeException cause) {
         if (change.over) {
             return;
@@ -73,7 +84,7 @@ final class Ticket {
         close(change);
     }
 
-    /** For a ticket without changes. */
+    /** Ends the wait of a caller without changes. @param cause null: it has its connection */
     void finish(RuntimeException cause) {
         failure = cause;
         done = true;
@@ -86,7 +97,10 @@ final class Ticket {
         }
     }
 
-    /** Makes the waiting caller the leader; with the link's lock held, so that nobody can see it done before. It is to be unparked then. */
+    /**
+     * Makes the waiting caller the leader; the caller of this method then unparks it. The window's
+     * lock is held, so that no other thread finds it done first.
+     */
     void lead() {
         leads = true;
     }

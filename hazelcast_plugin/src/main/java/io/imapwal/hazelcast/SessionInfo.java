@@ -8,25 +8,30 @@ import java.util.UUID;
 /**
  * What the agent said to a hello.
  *
- * @param clusterId     the cluster id the hello carried; changes made under another one need another hello
+ * @param clusterId     the cluster id the hello carried; changes made under another one need
+ *                      another hello
  * @param member        the member UUID that it carried; likewise
  * @param node          the agent's node name
- * @param session       from the node's manifest; the same for every hello of one plug-in start in one view
+ * @param session       from the node's manifest; the same for every hello of one plug-in start in
+ *                      one view
  * @param incarnation   of this cluster id: the view
  * @param lastRequest   highest request of this session that is durable
  * @param former        of sessions in earlier views: the last request that counts
  * @param maxValueBytes largest value the agent takes; 0: it did not say
- * @param maxMessageBytes largest message; it disconnects who sends a larger one. 0: it did not say
+ * @param maxMessageBytes largest message; it disconnects a member that sends a larger one. 0: it
+ *                        did not say
  */
-record Welcome(UUID clusterId, UUID member, String node, long session, long incarnation, long lastRequest, Map<Long, Long> former,
-               long maxValueBytes, long maxMessageBytes) {
+record SessionInfo(UUID clusterId, UUID member, String node, long session, long incarnation,
+        long lastRequest, Map<Long, Long> former, long maxValueBytes, long maxMessageBytes) {
 
-    static Welcome of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
+    static SessionInfo of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
         if (protocol != AgentConnection.PROTOCOL) {
-            throw new ProtocolException("the agent speaks protocol " + protocol + ", this plug-in " + AgentConnection.PROTOCOL);
+            throw new ProtocolException("the agent speaks protocol " + protocol + ", this plug-in "
+                    + AgentConnection.PROTOCOL);
         }
-        return new Welcome(clusterId, member, String.valueOf(answer.get("node")), number(answer, "session"), number(answer, "incarnation"),
+        return new SessionInfo(clusterId, member, String.valueOf(answer.get("node")),
+                number(answer, "session"), number(answer, "incarnation"),
                 number(answer, "last_request"), former(answer.get("former")),
                 limit(answer, "max_value_bytes"), limit(answer, "max_message_bytes"));
     }
@@ -35,8 +40,10 @@ record Welcome(UUID clusterId, UUID member, String node, long session, long inca
         return answer.get(name) instanceof Long value ? value : 0;
     }
 
-    /** The highest request of that session that is in the log and counts; -1: the agent did not say. */
-    long counted(Welcome earlier) {
+    /**
+     * The highest request of that session that is in the log and counts; -1: the agent did not say.
+     */
+    long counted(SessionInfo earlier) {
         if (!node.equals(earlier.node) || !clusterId.equals(earlier.clusterId)) {
             return -1;
         }
@@ -47,7 +54,8 @@ record Welcome(UUID clusterId, UUID member, String node, long session, long inca
         Map<Long, Long> former = new HashMap<>();
         if (list instanceof List<?> pairs) {
             for (Object pair : pairs) {
-                if (!(pair instanceof List<?> two && two.size() == 2 && two.get(0) instanceof Long session
+                if (!(pair instanceof List<?> two && two.size() == 2
+                        && two.get(0) instanceof Long session
                         && two.get(1) instanceof Long request)) {
                     throw new ProtocolException("a former session is [session, last_request]");
                 }

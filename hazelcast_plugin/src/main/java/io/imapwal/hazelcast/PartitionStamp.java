@@ -1,0 +1,18 @@
+package io.imapwal.hazelcast;
+
+import java.util.UUID;
+
+/**
+ * Where and when a change was made. {@link OrderGuard} makes stamps.
+ *
+ * @param clusterId   cluster of the member that sends the change
+ * @param member      UUID of that member when it made the change: a merge gives it another one
+ * @param partition   partition of the key
+ * @param version     version of the partition, as Hazelcast counts it
+ * @param order       second number of the change's order: version and turn
+ * @param incarnation the only view in which the change may be sent, if another member gave the
+ *                    place; 0: any view
+ */
+record PartitionStamp(UUID clusterId, UUID member, int partition, int version, long order,
+                      long incarnation) {
+}

@@ -1,0 +1,263 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.internal.serialization.impl.compact.Schema;
+import com.hazelcast.logging.ILogger;
+
+import java.io.IOException;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
+
+/**
+ * The connection of one member to its agent that changes use. It is opened when it is needed, and
+ * greeted in the newest known view; the agent has the schemas of what is sent.
+ */
+final class WriteConnection implements AgentWriter.Channel {
+    private static final int BUFFER_BYTES = 64 * 1024;
+    private static final int KEPT_BUFFER_BYTES = 1 << 20;
+    private static final long MIN_PAUSE_MS = 50;
+    private static final long MAX_PAUSE_MS = 1000;
+    private static final long GOODBYE_MS = 500;
+
+    private final AgentSettings settings;
+    private final AgentConnection.Identity identity;
+    private final SchemaLog.Logged logged;
+    private final Supplier<String> agent;
+    private final Runnable refused;
+    private final ILogger logger;
+
+    private AgentConnection connection;
+    private MsgpackWriter payload = new MsgpackWriter(BUFFER_BYTES);
+    private long pauseMs = MIN_PAUSE_MS;
+    private long pausedUntilNanos = System.nanoTime();
+    private IOException lastFailure;
+
+    private volatile SessionInfo newest;
+    private volatile long welcomes;
+    private volatile boolean learned;
+    private volatile boolean recheck;
+    private volatile boolean closing;
+
+    /**
+     * @param agent   name of the agent, for messages
+     * @param refused is called when the agent says that this member may not write
+     */
+    WriteConnection(AgentSettings settings, AgentConnection.Identity identity,
+                    SchemaLog.Logged logged, Supplier<String> agent, Runnable refused,
+                    ILogger logger) {
+        this.settings = settings;
+        this.identity = identity;
+        this.logged = logged;
+        this.agent = agent;
+        this.refused = refused;
+        this.logger = logger;
+    }
+
+    /** The session of the newest welcome, also of a closed connection; null: none yet. */
+    SessionInfo newest() {
+        return newest;
+    }
+
+    @Override
+    public long welcomes() {
+        return welcomes;
+    }
+
+    /** There is a newer view: what the agent said to an older one does not count. */
+    void learned() {
+        learned = true;
+    }
+
+    /** The next use says hello again, because a view may have left this member out. */
+    void recheck() {
+        recheck = true;
+    }
+
+    /** From now on no new connection is made. */
+    void stop() {
+        closing = true;
+    }
+
+    @Override
+    public SessionInfo session() {
+        return connection == null ? null : connection.session();
+    }
+
+    @Override
+    public boolean isReady() {
+        return connection != null && connection.current(identity) && logged.missing().isEmpty();
+    }
+
+    @Override
+    public long written() {
+        return connection == null ? Long.MAX_VALUE : connection.written();
+    }
+
+    @Override
+    public void failed(IOException cause) {
+        lastFailure = cause;
+    }
+
+    /** @throws IOException there is no agent, it refuses, or the last attempt was a moment ago */
+    @Override
+    public SessionInfo greet() throws IOException {
+        if (closing) {
+            throw new IOException("the member is shutting down");
+        }
+        boolean checked = !recheck;
+        recheck = false;
+        if (checked && !isLeftOut() && connection != null && connection.current(identity)) {
+            return connection.session();
+        }
+        disconnect();
+        boolean newView = learned;
+        learned = false;
+        if (!newView && lastFailure != null && System.nanoTime() - pausedUntilNanos < 0) {
+            throw lastFailure;
+        }
+        long from = System.nanoTime();
+        try {
+            connection = AgentConnection.open(settings, identity, "write");
+            if (!connection.current(identity)) {
+                long view = connection.session().incarnation();
+                disconnect();
+                throw new IOException("it is in view " + view
+                        + ", and there is a newer one; it may not see that yet");
+            }
+        } catch (IOException e) {
+            pause(e, System.nanoTime() - from);
+            throw e;
+        }
+        return greeted(connection.session());
+    }
+
+    private boolean isLeftOut() {
+        return identity.view().barred(identity.cluster().member()) != null;
+    }
+
+    private void pause(IOException cause, long spentNanos) {
+        if (Outcomes.isVoid(cause)) {
+            refused.run();
+        }
+        pauseMs = Math.min(MAX_PAUSE_MS, pauseMs * 2);
+        // A connect that hangs holds up callers for at most half of their time.
+        long pauseNanos = Math.max(TimeUnit.MILLISECONDS.toNanos(pauseMs), spentNanos);
+        pausedUntilNanos = System.nanoTime() + pauseNanos;
+        if (lastFailure == null
+                || !String.valueOf(lastFailure.getMessage()).equals(cause.getMessage())) {
+            logger.warning("imap-wal: no connection to " + agent.get()
+                    + "; changes are refused until there is one: " + Outcomes.reason(cause));
+        }
+        lastFailure = cause;
+    }
+
+    private SessionInfo greeted(SessionInfo now) {
+        SessionInfo former = newest;
+        if (former == null || former.session() != now.session()
+                || !former.node().equals(now.node())) {
+            logged.clear();
+        }
+        lastFailure = null;
+        pauseMs = MIN_PAUSE_MS;
+        newest = now;
+        welcomes++;
+        logger.info("imap-wal: connected to " + agent.get() + ": session " + now.session()
+                + ", incarnation " + now.incarnation());
+        return now;
+    }
+
+    @Override
+    public long send(SessionInfo session, List<Change> changes, long deadlineNanos)
+            throws IOException {
+        payload.clear();
+        for (Change change : changes) {
+            change.write(payload, session.incarnation(), session.session());
+        }
+        connection.start("append", 3).integer(session.session())
+                .integer(changes.get(0).request).integer(changes.size());
+        long number = connection.number();
+        try {
+            connection.send(payload, deadlineNanos);
+        } finally {
+            if (payload.array().length > KEPT_BUFFER_BYTES) {
+                payload = new MsgpackWriter(BUFFER_BYTES);
+            }
+        }
+        return number;
+    }
+
+    @Override
+    public void awaitAck(long number, long deadlineNanos) throws IOException {
+        connection.answer("ack", number, deadlineNanos);
+    }
+
+    @Override
+    public void logSchemas(long deadlineNanos) throws IOException {
+        List<Schema> missing = logged.missing();
+        if (missing.isEmpty()) {
+            return;
+        }
+        int refusals = 0;
+        try {
+            logSchemas(missing, deadlineNanos);
+        } catch (AgentError e) {
+            if (!e.code().equals(AgentError.SCHEMA_REFUSED)) {
+                throw e;
+            }
+            // The agent refuses all of them because of one. Sent one by one, the others are logged.
+            for (Schema schema : missing) {
+                refusals += logSchema(schema, deadlineNanos) ? 0 : 1;
+            }
+        }
+        logger.info("imap-wal: " + (missing.size() - refusals) + " Compact schema(s) logged by "
+                + agent.get());
+    }
+
+    private boolean logSchema(Schema schema, long deadlineNanos) throws IOException {
+        try {
+            logSchemas(List.of(schema), deadlineNanos);
+            return true;
+        } catch (AgentError e) {
+            if (!e.code().equals(AgentError.SCHEMA_REFUSED)) {
+                throw e;
+            }
+            logged.refuse(schema);
+            logger.severe("imap-wal: Compact schema " + schema.getSchemaId() + " of type \""
+                    + schema.getTypeName() + "\" is not in the log: " + e.getMessage()
+                    + "; values that need it cannot be read after a restart of the cluster");
+            return false;
+        }
+    }
+
+    private void logSchemas(List<Schema> some, long deadlineNanos) throws IOException {
+        payload.clear();
+        some.forEach(schema -> SchemaLog.write(payload, schema));
+        connection.start("metadata", 2).integer(connection.session().session())
+                .integer(some.size());
+        connection.ask("ack", payload, deadlineNanos);
+        logged.add(some);
+    }
+
+    /** No request is unanswered. */
+    @Override
+    public void sayGoodbye() {
+        if (connection == null) {
+            return;
+        }
+        long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(GOODBYE_MS);
+        try {
+            connection.start("bye", 0);
+            connection.ask("bye", payload.clear(), until);
+        } catch (IOException | RuntimeException e) {
+            logger.fine("imap-wal: no goodbye to " + agent.get(), e);
+        }
+    }
+
+    @Override
+    public void disconnect() {
+        if (connection != null) {
+            connection.close();
+            connection = null;
+        }
+    }
+}

@@ -1,0 +1,164 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.spi.exception.RetryableHazelcastException;
+import org.junit.jupiter.api.Test;
+
+import java.io.IOException;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+class OutcomesTest {
+    private static final IOException BROKEN = new IOException("broken");
+    private final Appends.Doubts doubts = new Appends.Doubts();
+    private final Set<Integer> moved = new HashSet<>();
+    private final Outcomes outcomes =
+            new Outcomes(doubts, stamp -> !moved.contains(stamp.partition()), () -> "agent a:1");
+    private final SessionInfo session = Appends.session(1, 0);
+    private final Change first = Appends.change(0);
+    private final Change second = Appends.change(1);
+
+    /** An append of both changes, which left on a connection that is closed. */
+    private InFlightAppend inDoubt() {
+        InFlightAppend append = Appends.numbered(session, first, second);
+        append.give(session, 0);
+        append.closing(1);
+        return append;
+    }
+
+    @Test
+    void anAppendThatIsNotInTheLogFailsWithNotAppended() {
+        PendingAppend pending = Appends.pending(first, second);
+        outcomes.fail(Appends.numbered(session, first, second), false, 1, BROKEN);
+        assertInstanceOf(NotAppended.class, pending.failure());
+        assertTrue(pending.failure().getMessage().startsWith(
+                "map \"orders\": not appended by agent a:1: broken. Nothing was changed"));
+        assertEquals(List.of(), doubts.added);
+    }
+
+    @Test
+    void anAppendThatMayBeInTheLogFailsWithOutcomeUnknownAndItsKeysAreSettled() {
+        PendingAppend pending = Appends.pending(first, second);
+        outcomes.fail(inDoubt(), true, 1, BROKEN);
+        assertInstanceOf(OutcomeUnknown.class, pending.failure());
+        assertEquals(List.of(first, second), doubts.added);
+    }
+
+    @Test
+    void aWelcomeAcknowledgesWhatIsInTheLogAndLeavesTheRest() {
+        PendingAppend one = Appends.pending(first);
+        PendingAppend two = Appends.pending(second);
+        InFlightAppend append = inDoubt();
+        outcomes.decide(append, Appends.session(1, 1), 1, BROKEN);
+        assertTrue(one.done());
+        assertNull(one.failure());
+        assertTrue(!two.done());
+        assertEquals(List.of(second), append.numbered());
+        assertEquals(InFlightAppend.State.UNSENT, append.state());
+    }
+
+    @Test
+    void theWelcomeOfANewerViewSaysWhatCountsOfTheOlder() {
+        PendingAppend one = Appends.pending(first);
+        PendingAppend two = Appends.pending(second);
+        moved.add(1);
+        outcomes.decide(inDoubt(), Appends.session(2, 0, Map.of(1L, 1L)), 1, BROKEN);
+        assertNull(one.failure());
+        assertInstanceOf(RetryableHazelcastException.class, two.failure());
+    }
+
+    @Test
+    void aWelcomeOfAnAgentThatDoesNotKnowTheSessionDecidesNothing() {
+        PendingAppend pending = Appends.pending(first, second);
+        outcomes.decide(inDoubt(), Appends.session(2, 7), 1, BROKEN);
+        assertInstanceOf(OutcomeUnknown.class, pending.failure());
+    }
+
+    @Test
+    void anOutcomeThatTheAgentDoesNotKnowStaysUnknownInTheSameSession() {
+        for (long number : new long[] {1, 2}) {
+            Change change = Appends.change(0);
+            PendingAppend pending = Appends.pending(change);
+            InFlightAppend append = Appends.numbered(session, change);
+            append.give(session, 0);
+            append.answered(InFlightAppend.Event.OUTCOME_UNKNOWN);
+            append.closing(1);
+            outcomes.decide(append, Appends.session(number, 1, Map.of(1L, 1L)), 1, BROKEN);
+            assertTrue(append.over());
+            assertEquals(number == 1, pending.failure() instanceof OutcomeUnknown);
+        }
+    }
+
+    @Test
+    void aChangeOfAnotherClusterIsNotSentAgain() {
+        PendingAppend pending = Appends.pending(first, second);
+        SessionInfo other = new SessionInfo(new java.util.UUID(9, 9), Appends.MEMBER, "node", 1, 1,
+                0, Map.of(), 0, 0);
+        InFlightAppend append = Appends.numbered(session, first, second);
+        outcomes.decide(append, other, 1, BROKEN);
+        assertInstanceOf(NotAppended.class, pending.failure());
+        assertTrue(!outcomes.maySend(List.of(first), other));
+        assertTrue(outcomes.maySend(List.of(first), session));
+    }
+
+    @Test
+    void aCallerReturnsWhenAllOfItsChangesAreInTheLog() {
+        PendingAppend pending = acknowledged();
+        assertDoesNotThrow(() -> outcomes.conclude(pending, stamp -> false));
+        assertEquals(List.of(), doubts.added);
+    }
+
+    @Test
+    void aChangeWhosePartitionMovedIsRepeatedByHazelcastAndSettled() {
+        PendingAppend pending = acknowledged();
+        moved.add(1);
+        assertThrows(RetryableHazelcastException.class,
+                () -> outcomes.conclude(pending, stamp -> false));
+        assertEquals(List.of(first, second), doubts.added);
+    }
+
+    @Test
+    void aMemberThatLeavesDoesNotRepeatAChange() {
+        PendingAppend pending = acknowledged();
+        moved.add(1);
+        assertThrows(OutcomeUnknown.class, () -> outcomes.conclude(pending, stamp -> true));
+    }
+
+    @Test
+    void aBatchOfWhichAPartIsInTheLogHasAnUnknownOutcome() {
+        PendingAppend pending = Appends.pending(first, second);
+        pending.succeed(first);
+        pending.fail(second, outcomes.notAppended(second, BROKEN));
+        String text = assertThrows(OutcomeUnknown.class,
+                () -> outcomes.conclude(pending, stamp -> false)).getMessage();
+        assertTrue(text.contains("1 of 2 changes are in the log"), text);
+        assertEquals(List.of(first, second), doubts.added);
+    }
+
+    @Test
+    void aRefusalAfterAnAttemptThatIsInTheLogIsAnUnknownOutcome() {
+        PendingAppend pending = Appends.pending(first);
+        NotAppended refusal = outcomes.notAppended(first, BROKEN);
+        pending.fail(first, refusal);
+        assertSame(refusal, assertThrows(NotAppended.class,
+                () -> outcomes.conclude(pending, stamp -> false)));
+        doubts.ahead = true;
+        assertThrows(OutcomeUnknown.class, () -> outcomes.conclude(pending, stamp -> false));
+    }
+
+    private PendingAppend acknowledged() {
+        PendingAppend pending = Appends.pending(first, second);
+        pending.succeed(first);
+        pending.succeed(second);
+        return pending;
+    }
+}
