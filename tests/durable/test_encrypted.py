@@ -257,6 +257,7 @@ def test_an_archive_of_another_log_does_not_open_under_the_same_path(tmp_path: P
     with imap_wal.open(place, encryption_keys=source) as store:
         store.map("orders")["k"] = "v"
         store.archive()
+        store.map("orders")["later"] = "v"  # so there is a segment
     disk = keyed(open_store(place), "a")
     (path,) = (file.path for file in disk.list("") if file.path.endswith(".parquet"))
     (directory,) = {SegmentReader(disk, file).header.directory for file in segments(disk)}
