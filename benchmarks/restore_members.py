@@ -22,7 +22,8 @@ SHARE = 0.5
 
 def run(entries: int) -> list[dict[str, Any]]:
     def maps(endpoint: str) -> Mapping[str, Any]:
-        return {"default": logged_map(endpoint)}
+        # With half a processor, a JVM and a merge leave an agent without an answer for seconds.
+        return {"default": logged_map(endpoint, {"agent-timeout-ms": "30000"})}
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
