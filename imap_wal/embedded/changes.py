@@ -163,9 +163,10 @@ class WriteBatch:
         """As DataEntries, numbered from `request` on: a msgpack stream in pieces."""
         name, label = self.state.name, self.state.serializer.name
         if self.plain:
+            values = cast("list[bytes]", self.values)  # plain: no tombstone is among them
             return pack_upserts(
-                name, label, self.keys, self.values, timestamp_ms, incarnation, session, request
-            )  # type: ignore[arg-type]  # no None
+                name, label, self.keys, values, timestamp_ms, incarnation, session, request
+            )
         order = incarnation, 0, session
         rows = enumerate(zip(self.keys, self.values, strict=True))
         return [

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from imap_wal.errors import InvalidSetting
 
@@ -76,9 +76,8 @@ class RingBuffer(Generic[T]):
     def waiting(self) -> list[T]:
         """What was published and is not consumed, in order."""
         with self._mutex:
-            return [
-                self._slots[sequence & self._mask] for sequence in range(self._free, self._next)
-            ]  # type: ignore[misc]  # a published slot holds an item
+            slots = [self._slots[each & self._mask] for each in range(self._free, self._next)]
+            return cast("list[T]", slots)  # a published slot has an item
 
     @property
     def statistics(self) -> RingStatistics:
