@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Container, Iterable, Sequence
+from typing import cast
 
 from imap_wal.embedded.serializer import Serializer
 from imap_wal.entry import clear_of, pack, pack_upserts
